@@ -1,0 +1,2 @@
+"""Ridgeline."""
+__version__ = "0.1.0"

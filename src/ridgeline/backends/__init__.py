@@ -1,0 +1,1 @@
+"""Backends: each is a Runner (``core.step.Runner``). Nothing outside imports their insides."""

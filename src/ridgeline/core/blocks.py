@@ -1,0 +1,91 @@
+"""BlockPool: who holds which block, which blocks are free, and which hold known content.
+
+Mechanism only: it knows block ids, reference counts and keys, and no sequences. The free list is
+the eviction order: a free block keeps its content, and can be shared again, until it is taken.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+ROOT = -1  # the parent of a first block
+
+
+class Content(NamedTuple):
+    """What a published block holds: these tokens, after the content of the parent block."""
+
+    key: bytes
+    parent: int
+    tokens: tuple[int, ...]
+
+
+class BlockPool:
+    """Reference counts, a free list in eviction order, and an index of full blocks by key."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Start with all of ``num_blocks`` free and unknown."""
+        self.refs = [0] * num_blocks
+        self.content: list[Content | None] = [None] * num_blocks
+        self.index: dict[bytes, int] = {}
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.num_evictions = 0
+
+    def take(self) -> int:
+        """Return a block to write in, evicting what was freed longest ago.
+
+        Raises KeyError if none is free: ask ``len(free)`` first.
+        """
+        block, _ = self.free.popitem(last=False)
+        evicted = self.content[block]
+        if evicted is not None:
+            del self.index[evicted.key]
+            self.content[block] = None
+            self.num_evictions += 1
+        self.refs[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a holder."""
+        if self.refs[block] == 0:
+            del self.free[block]
+        self.refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """Drop a holder. What nobody can find again is reused first, known content last.
+
+        Holders release their tail first. Whoever holds a block also holds its parent, so a child
+        is always freed, and therefore evicted, before its parent.
+        """
+        self.refs[block] -= 1
+        if self.refs[block] == 0:
+            self.free[block] = None
+            if self.content[block] is None:
+                self.free.move_to_end(block, last=False)
+
+    def find(self, content: Content) -> int | None:
+        """Return the block that holds just this content; equal keys alone are not believed."""
+        block = self.index.get(content.key)
+        return block if block is not None and self.content[block] == content else None
+
+    def publish(self, block: int, content: Content) -> bool:
+        """Enter a full block into the index; False if its key is taken."""
+        if content.key in self.index:
+            return False
+        self.index[content.key] = block
+        self.content[block] = content
+        return True
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything that must hold between steps holds."""
+        assert all(refs >= 0 for refs in self.refs), "a block was released too often"
+        unheld = [block for block, refs in enumerate(self.refs) if refs == 0]
+        assert sorted(self.free) == unheld, "free list and reference counts disagree"
+        known = [block for block, content in enumerate(self.content) if content is not None]
+        assert sorted(self.index.values()) == known, "index and contents disagree"
+        for key, block in self.index.items():
+            content = self.content[block]
+            assert content is not None, f"block {block} is indexed without content"
+            assert content.key == key, f"block {block} is indexed under another key"
+            parent_known = content.parent == ROOT or self.content[content.parent] is not None
+            assert parent_known, f"block {block} outlived its parent {content.parent}"

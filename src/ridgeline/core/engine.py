@@ -1,0 +1,228 @@
+"""The engine: schedule, execute, commit, and say what happened.
+
+The runner and the clock are parameters, so that serving, simulating and testing differ in nothing
+else. It knows no text format, no thread and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Request, Text
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step import Event, Runner, Step, StepOutput
+from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
+
+_SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
+
+
+@dataclass(slots=True)
+class _Times:
+    """When what happened to a request, in seconds of the engine's clock."""
+
+    arrival_s: float
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+
+
+class Engine:
+    """Requests in, events and records out, one step at a time."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float],
+        *,
+        max_model_len: int,
+        eos_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        on_record: Callable[[Record], None] | None = None,
+    ) -> None:
+        """Drive ``scheduler`` and ``runner``; ``clock`` returns seconds and never goes back."""
+        self.scheduler = scheduler
+        self.requests: dict[int, Request] = {}  # those alive
+        self.max_model_len = max_model_len
+        self.eos_ids = eos_ids
+        self.seed = seed
+        self._runner = runner
+        self._clock = clock
+        self._on_record = on_record
+        self._times: dict[int, _Times] = {}
+        self._next_id = self._num_steps = 0
+        self._arrived: list[int] = []
+        self._aborted: list[int] = []
+        if on_record:
+            on_record(self._describe())
+
+    def add(
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        new_text: Callable[[], Text] | None = None,
+    ) -> int:
+        """Queue a request; return its id.
+
+        Raises ValueError if it can never run, and then nothing has changed.
+        """
+        request_id = self._next_id
+        request = Request(
+            request_id,
+            prompt,
+            params,
+            eos_ids=self.eos_ids,
+            max_model_len=self.max_model_len,
+            default_seed=self.seed + (request_id + 1) * _SEED_STRIDE,
+            new_text=new_text,
+        )
+        self.scheduler.add(request)
+        self._next_id += 1
+        self.requests[request_id] = request
+        self._times[request_id] = _Times(self._clock())
+        self._arrived.append(request_id)
+        return request_id
+
+    def abort(self, request_id: int) -> list[Event]:
+        """End a request now; unknown and finished ids are nothing to do."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return []
+        self._aborted.append(request_id)
+        events = self.scheduler.abort(request)
+        self._close(request_id, self._clock())
+        return events
+
+    def has_work(self) -> bool:
+        """Whether any request is alive."""
+        return self.scheduler.has_work()
+
+    def step(self) -> list[Event]:
+        """Run one step; return the news of every sequence in it.
+
+        An exception of the runner passes through: nothing is committed, and the step can be
+        tried again or its requests aborted.
+        """
+        start_s = self._clock()
+        step = self.scheduler.schedule()
+        if not step.work:
+            assert not self.has_work(), f"nothing can run: {step.waits}"
+            return []
+        scheduled_s = self._clock()
+        self._note_admissions(step, scheduled_s)
+        output = self._runner.execute(step)
+        executed_s = self._clock()
+        load = self._load()
+        events = self.scheduler.commit(step, output)
+        if self._on_record:
+            times_s = (start_s, scheduled_s, executed_s, self._clock())
+            self._on_record(self._record_step(step, output, load, times_s))
+        self._num_steps += 1
+        self._arrived.clear()
+        self._aborted.clear()
+        self._note_events(events, executed_s)
+        return events
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything that must hold between steps holds."""
+        self.scheduler.check()
+
+    # --- keeping records -----------------------------------------------------------------------
+
+    def _note_admissions(self, step: Step, now_s: float) -> None:
+        for (request_id, index), num_cached in step.admitted:
+            times = self._times[request_id]
+            if times.scheduled_s is None and index == 0:
+                times.scheduled_s = now_s
+                self.requests[request_id].num_cached_tokens = num_cached
+
+    def _note_events(self, events: list[Event], now_s: float) -> None:
+        ended: dict[int, str | None] = {}
+        for event in events:
+            request_id = event.seq_id[0]
+            times = self._times[request_id]
+            if times.first_token_s is None and event.token is not None:
+                times.first_token_s = now_s
+            if event.finish_reason:
+                ended[request_id] = event.error or ended.get(request_id)
+        for request_id, error in ended.items():
+            if self.requests[request_id].is_finished:
+                self._close(request_id, now_s, error)
+
+    def _close(self, request_id: int, now_s: float, error: str | None = None) -> None:
+        request, times = self.requests.pop(request_id), self._times.pop(request_id)
+        if not self._on_record:
+            return
+        self._on_record(
+            RequestRecord(
+                request_id=request_id,
+                prompt_token_ids=request.prompt,
+                params=_changed(request.params),
+                arrival_s=times.arrival_s,
+                scheduled_s=times.scheduled_s,
+                first_token_s=times.first_token_s,
+                finish_s=now_s,
+                num_cached_tokens=request.num_cached_tokens,
+                num_preemptions=sum(seq.num_preemptions for seq in request.sequences),
+                num_generated=tuple(seq.num_generated for seq in request.sequences),
+                finish_reasons=tuple(str(seq.finish_reason) for seq in request.sequences),
+                error=error,
+            )
+        )
+
+    def _load(self) -> tuple[int, int, int, int]:
+        pool = self.scheduler.kv.pool
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        return len(running), len(waiting), len(pool.refs) - len(pool.free), len(pool.index)
+
+    def _record_step(
+        self,
+        step: Step,
+        output: StepOutput,
+        load: tuple[int, int, int, int],
+        times_s: tuple[float, float, float, float],
+    ) -> StepRecord:
+        start_s, scheduled_s, executed_s, committed_s = times_s
+        num_running, num_waiting, blocks_used, blocks_indexed = load
+        return StepRecord(
+            number=self._num_steps,
+            start_s=start_s,
+            schedule_s=scheduled_s - start_s,
+            execute_s=executed_s - scheduled_s,
+            commit_s=committed_s - executed_s,
+            arrived=tuple(self._arrived),
+            aborted=tuple(self._aborted),
+            work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
+            sampled=output.tokens,
+            admitted=step.admitted,
+            preempted=step.preempted,
+            waits=tuple((seq_id, wait.value) for seq_id, wait in step.waits),
+            num_copies=len(step.copies),
+            num_running=num_running,
+            num_waiting=num_waiting,
+            blocks_used=blocks_used,
+            blocks_indexed=blocks_indexed,
+        )
+
+    def _describe(self) -> EngineRecord:
+        scheduler = self.scheduler
+        return EngineRecord(
+            policy=type(scheduler.policy).__name__.lower(),
+            block_size=scheduler.kv.block_size,
+            num_blocks=len(scheduler.kv.pool.refs),
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_model_len=self.max_model_len,
+            enable_prefix_caching=scheduler.kv.enable_prefix_caching,
+            seed=self.seed,
+            eos_ids=self.eos_ids,
+        )
+
+
+def _changed(params: SamplingParams) -> dict[str, object]:
+    default = SamplingParams()
+    names = (field.name for field in fields(params))
+    values = {name: getattr(params, name) for name in names}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}

@@ -1,0 +1,191 @@
+"""Block tables: which blocks hold a sequence's K/V, shared where the content is the same.
+
+Every method either succeeds whole or changes nothing. This module moves no bytes: it says which
+blocks to copy, and a backend copies them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+from ridgeline.core.blocks import ROOT, BlockPool, Content
+from ridgeline.core.request import Sequence
+
+_NEVER = 1 << 62
+
+
+def hash_block(parent_key: bytes, tokens: tuple[int, ...]) -> bytes:
+    """Key of a block: a hash of its tokens chained to its parent's key (BLAKE2b, 16 bytes)."""
+    return blake2b(array("q", tokens).tobytes(), key=parent_key, digest_size=16).digest()
+
+
+class KVCache:
+    """The paged cache's book-keeping over a ``BlockPool``."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
+    ) -> None:
+        """Manage ``num_blocks`` blocks of ``block_size`` tokens."""
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.copies: list[tuple[int, int]] = []  # (from, to) for the next step
+        self._hash_block = hash_block
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def admit(self, seq: Sequence, upto: int) -> bool:
+        """Adopt the longest cached prefix and make room for ``upto`` tokens; False if none is.
+
+        At least one token is left to compute, because its logits are wanted.
+        """
+        prefix = self._cached_prefix(seq)
+        need = self.blocks_for(upto) - len(prefix)
+        refs = self.pool.refs
+        if need > len(self.pool.free) - sum(refs[block] == 0 for block in prefix):
+            return False
+        for block in prefix:
+            self.pool.share(block)
+        seq.table = (*prefix, *(self.pool.take() for _ in range(need)))
+        seq.num_computed = len(prefix) * self.block_size
+        seq.num_pending = len(seq.tokens) - seq.num_computed
+        seq.num_published = len(prefix)
+        seq.publish_at = self._next_boundary(seq)
+        seq.capacity = len(seq.table) * self.block_size
+        return True
+
+    def reserve(self, seq: Sequence, upto: int) -> bool:
+        """Make tokens ``num_computed .. upto`` writable; False if too few blocks are free.
+
+        A partly filled block that others also hold is replaced by a copy.
+        """
+        written = seq.num_computed // self.block_size
+        shared = written < len(seq.table) and self.pool.refs[seq.table[written]] > 1
+        grow = max(0, self.blocks_for(upto) - len(seq.table))
+        if grow + shared > len(self.pool.free):
+            return False
+        table = list(seq.table)
+        if shared:
+            old, table[written] = table[written], self.pool.take()
+            self.copies.append((old, table[written]))
+            self.pool.release(old)
+        table.extend(self.pool.take() for _ in range(grow))
+        seq.table = tuple(table)
+        seq.capacity = len(table) * self.block_size
+        return True
+
+    def publish(self, seq: Sequence) -> None:
+        """Offer the blocks that became full to later prompts.
+
+        Where equal content is there already, the sequence moves over to it and its own block is
+        freed, so equal prefixes computed side by side end up shared.
+        """
+        for i in range(seq.num_published, seq.num_computed // self.block_size):
+            block, content = seq.table[i], self._content(seq, i, seq.table)
+            if not self.pool.publish(block, content):
+                twin = self.pool.find(content)
+                if twin is None:
+                    break  # another content has this key: stay private
+                self.pool.share(twin)
+                self.pool.release(block)
+                seq.table = (*seq.table[:i], twin, *seq.table[i + 1 :])
+            seq.num_published = i + 1
+        seq.publish_at = self._next_boundary(seq)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let ``child`` continue from what ``parent`` has computed, sharing every block.
+
+        Needs no free block: whoever first writes into the shared last one takes a copy then.
+        """
+        child.table = parent.table[: self.blocks_for(parent.num_computed)]
+        for block in child.table:
+            self.pool.share(block)
+        child.keys = parent.keys.copy()
+        child.num_computed = parent.num_computed
+        child.num_pending = len(child.tokens) - child.num_computed
+        child.num_published, child.publish_at = parent.num_published, parent.publish_at
+        full = parent.num_computed // self.block_size * self.block_size
+        child.capacity = parent.capacity = full  # so the next write asks, and finds it shared
+
+    def roll_back(self, seq: Sequence, num_computed: int) -> None:
+        """Forget the K/V of all tokens from ``num_computed`` on, and give back their blocks.
+
+        Raises ValueError for tokens that are not computed, or already published as final.
+        """
+        if not seq.num_published * self.block_size <= num_computed <= seq.num_computed:
+            raise ValueError(
+                f"cannot roll sequence {seq.id} back to {num_computed}: {seq.num_computed} tokens "
+                f"are computed and {seq.num_published * self.block_size} are published"
+            )
+        keep = self.blocks_for(num_computed)
+        for block in reversed(seq.table[keep:]):
+            self.pool.release(block)
+        seq.table = seq.table[:keep]
+        seq.num_pending += seq.num_computed - num_computed
+        seq.num_computed = num_computed
+        seq.publish_at = self._next_boundary(seq)
+        seq.capacity = num_computed // self.block_size * self.block_size  # the rest must ask
+
+    def release(self, seq: Sequence) -> None:
+        """Give back all blocks, the tail first, so that leaves are evicted before roots."""
+        for block in reversed(seq.table):
+            self.pool.release(block)
+        seq.table = ()
+        seq.num_computed = seq.num_published = seq.capacity = 0
+        seq.num_pending = len(seq.tokens)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless tables, counts and published content agree.
+
+        ``sequences`` are all that may hold blocks.
+        """
+        self.pool.check()
+        held = [0] * len(self.pool.refs)
+        for seq in sequences:
+            for i, block in enumerate(seq.table):
+                held[block] += 1
+                if i < seq.num_published:
+                    known = self.pool.content[block] == self._content(seq, i, seq.table)
+                    assert known, f"block {i} of {seq.id} is not what the index says"
+            blocks = len(seq.table)
+            assert seq.num_computed <= blocks * self.block_size, f"{seq.id} has too few blocks"
+            assert seq.capacity <= blocks * self.block_size, f"{seq.id} may write past its blocks"
+            assert seq.num_published * self.block_size <= seq.num_computed, f"{seq.id} ran ahead"
+            assert seq.num_pending == len(seq.tokens) - seq.num_computed, f"{seq.id} miscounts"
+            for block in seq.table[
+                seq.num_computed // self.block_size : seq.capacity // self.block_size
+            ]:
+                assert self.pool.refs[block] == 1, f"{seq.id} may write into shared block {block}"
+        assert held == self.pool.refs, "reference counts and tables disagree"
+
+    def _cached_prefix(self, seq: Sequence) -> list[int]:
+        # prompt_logprobs need every prompt token's logits, so nothing may be skipped.
+        prefix: list[int] = []
+        if not self.enable_prefix_caching or seq.request.params.prompt_logprobs is not None:
+            return prefix
+        for i in range((len(seq.tokens) - 1) // self.block_size):
+            block = self.pool.find(self._content(seq, i, prefix))
+            if block is None:
+                break
+            prefix.append(block)
+        return prefix
+
+    def _content(self, seq: Sequence, i: int, table: list[int] | tuple[int, ...]) -> Content:
+        tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
+        if i == len(seq.keys):  # keys are made once, in order; tokens never change under them
+            seq.keys.append(self._hash_block(seq.keys[i - 1] if i else b"", tokens))
+        return Content(seq.keys[i], table[i - 1] if i else ROOT, tokens)
+
+    def _next_boundary(self, seq: Sequence) -> int:
+        if not self.enable_prefix_caching:
+            return _NEVER
+        return (seq.num_computed // self.block_size + 1) * self.block_size

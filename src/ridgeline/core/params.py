@@ -1,0 +1,147 @@
+"""SamplingParams: how one request wants its tokens chosen, and when to stop.
+
+Values are checked here, whole, before any work begins. This module knows no vocabulary: ids are
+checked against the model's by ``validate_ids``, which the edge calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+MAX_LOGPROBS = 100
+MAX_SEQUENCES = 1024
+_SEED_RANGE = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling and stopping rules of one request. Names and defaults are those of vLLM.
+
+    Filters apply in this order: penalties, logit bias, temperature, top-k, top-p (on what top-k
+    left), min-p. At least one token always survives.
+
+    Attributes:
+        n: how many answers; they share the prompt's computation.
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 or -1 keeps all.
+        top_p: keep the likeliest tokens until their probability reaches this; 0 keeps one.
+        min_p: drop tokens less likely than this share of the likeliest.
+        repetition_penalty: divides positive (multiplies negative) logits of tokens seen in the
+            prompt or the answer (Keskar et al., 2019).
+        presence_penalty: subtracted once from logits of tokens seen in the answer.
+        frequency_penalty: subtracted for each time a token was seen in the answer.
+        logit_bias: token id to a number added to its logit, -100 to 100.
+        seed: makes sampling depend on nothing but this, the prompt and these parameters; unset,
+            the engine's own seed and the request's number take its place.
+        stop: strings that end the answer; the text is cut before them.
+        stop_token_ids: token ids that end the answer, besides the model's own.
+        max_tokens: most tokens to generate; None goes on to the model's context length.
+        min_tokens: no stop id can be chosen, and no stop string counts, before this many tokens.
+        ignore_eos: do not stop at the model's own end-of-sequence ids.
+        logprobs: how many likeliest tokens to report per generated token (0: the chosen one
+            only). They are of the model's own distribution, before any filter.
+        prompt_logprobs: the same for each prompt token but the first.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, MAX_SEQUENCES)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, -1, 1 << 31)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(1 << 63), _SEED_RANGE - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 1 << 31)
+        _integer("min_tokens", self.min_tokens, 0, 1 << 31)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens is {self.min_tokens}: more than max_tokens ({self.max_tokens})"
+            )
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+        # Frozen for good: what the caller passed may change under us.
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    @property
+    def penalises(self) -> bool:
+        """Whether sampling needs to know the tokens before."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    def validate_ids(self, vocab_size: int) -> None:
+        """Raise ValueError if a token id named here is not in a vocabulary of ``vocab_size``."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token in ids or ():
+                if token >= vocab_size:
+                    raise ValueError(
+                        f"{name} names token {token}, but this model's ids end at {vocab_size - 1}"
+                    )
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value!r}: it must be from {low:g} to {high:g}")
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}: it must be from {low} to {high}")
+
+
+def _stop_strings(stop: Sequence[str] | str) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop must be one or more non-empty strings, not {text!r}")
+    return strings
+
+
+def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:
+    for token in ids or ():
+        _integer("stop_token_ids", token, 0, 1 << 31)
+    return tuple(ids or ())
+
+
+def _biases(biases: Mapping[int, float]) -> dict[int, float]:
+    for token, bias in biases.items():
+        _integer("logit_bias token id", token, 0, 1 << 31)
+        _number(f"logit_bias of token {token}", bias, -100.0, 100.0)
+    return dict(biases)

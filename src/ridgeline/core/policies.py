@@ -1,0 +1,81 @@
+"""Policies: which sequences should run next, and how many tokens of each.
+
+A policy is a generator of wishes in priority order over read-only sequences. It touches no block,
+knows no budget and cannot break an invariant: the scheduler grants what fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.core.request import Sequence
+
+Wish = tuple[Sequence, int, int]  # sequence, tokens wanted, fewest that are of use
+
+
+class Policy(Protocol):
+    """What the scheduler asks of a policy."""
+
+    @property
+    def reserve_full(self) -> bool:
+        """Whether blocks for the longest possible answer are taken at admission."""
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether all pending tokens of a sequence must run in one step."""
+
+    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+        """Yield wishes, the dearest first. Both lists are in order of arrival."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """Form a batch, run it until its last member is done, then form the next."""
+
+    reserve_full: bool = True
+    whole_prompts: bool = True
+
+    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+        """Yield the batch, or a new one when the last is done."""
+        for seq in running or waiting:
+            yield seq, seq.num_pending, seq.num_pending
+
+
+@dataclass(frozen=True)
+class Orca:
+    """Sequences join and leave at every step, prompts whole (Yu et al., Orca, OSDI 2022)."""
+
+    reserve_full: bool = True
+    whole_prompts: bool = True
+
+    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+        """Yield everything, the running first."""
+        for group in (running, waiting):
+            for seq in group:
+                yield seq, seq.num_pending, seq.num_pending
+
+
+@dataclass(frozen=True)
+class SplitFuse:
+    """One token for everyone who decodes, then prompts in pieces until the budget is full.
+
+    Dynamic SplitFuse (Holmes et al., DeepSpeed-FastGen, 2024), stall-free batching (Agrawal et
+    al., Sarathi-Serve, OSDI 2024): a long prompt never holds up the answers of others.
+    """
+
+    reserve_full: bool = False
+    whole_prompts: bool = False
+
+    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+        """Yield single tokens first, then what is longer, then who waits."""
+        for seq in running:
+            if seq.num_pending == 1:
+                yield seq, 1, 1
+        for seq in running:
+            if seq.num_pending > 1:
+                yield seq, seq.num_pending, 1
+        for seq in waiting:
+            yield seq, seq.num_pending, 1

@@ -1,0 +1,147 @@
+"""Requests and their sequences: all state that outlives a step.
+
+A request is a prompt with parameters; a sequence is one of its answers in the making. This module
+decides nothing: the scheduler and the cache change these objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import FinishReason, Sampling, SeqId, TokenLogprobs
+
+_SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: keeps the seeds of n answers apart
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()  # waits again, its blocks gone; what it generated is kept
+    FINISHED = auto()
+
+
+class Text(Protocol):
+    """Turns a sequence's tokens into text and watches for stop strings (``decoding.text``)."""
+
+    def feed(self, token: int, may_stop: bool) -> str | None:
+        """Take one more token; return the stop string that it completed."""
+
+    def take(self) -> str:
+        """Return the text that became final since the last call."""
+
+    def finish(self) -> None:
+        """No token will follow: what was held back is final."""
+
+
+class Request:
+    """A prompt, how to continue it, and the sequences that do."""
+
+    __slots__ = (
+        "id",
+        "max_len",
+        "new_text",
+        "num_cached_tokens",
+        "params",
+        "prompt",
+        "prompt_logprobs",
+        "sampling",
+        "sequences",
+        "stop_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        eos_ids: tuple[int, ...] = (),
+        max_model_len: int,
+        default_seed: int = 0,
+        new_text: Callable[[], Text] | None = None,
+    ) -> None:
+        """Prepare the first sequence; the others fork from it when the prompt is computed.
+
+        Raises ValueError if the prompt is empty or leaves no room for an answer.
+        """
+        if not prompt:
+            raise ValueError("the prompt is empty: give at least one token")
+        if len(prompt) >= max_model_len:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens, but prompt and answer together may have "
+                f"{max_model_len} (--max-model-len)"
+            )
+        longest = max_model_len - len(prompt)
+        max_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
+        eos = () if params.ignore_eos else eos_ids
+        seed = (default_seed if params.seed is None else params.seed) % (1 << 64)
+        self.id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.max_len = len(prompt) + max_tokens
+        self.stop_ids = frozenset((*eos, *params.stop_token_ids))
+        suppressed = tuple(sorted(self.stop_ids)) if params.min_tokens else ()
+        self.sampling = Sampling(params, len(prompt), suppressed)
+        self.new_text = new_text
+        self.num_cached_tokens = 0  # prompt tokens that the first admission found computed
+        self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
+        seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(params.n))
+        self.sequences = [Sequence(self, 0, list(prompt), seeds)]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sequence has ended."""
+        return all(seq.status is Status.FINISHED for seq in self.sequences)
+
+
+class Sequence:
+    """One answer: its tokens, and where their K/V are.
+
+    ``tokens[:num_computed]`` have their K/V in the blocks of ``table``; ``num_pending`` tokens are
+    to be computed. ``capacity`` tokens may be written without asking the cache. The first
+    ``num_published`` blocks are in the prefix index; ``publish_at`` is when to offer the next.
+    """
+
+    __slots__ = (
+        "capacity",
+        "finish_reason",
+        "id",
+        "keys",
+        "num_computed",
+        "num_pending",
+        "num_preemptions",
+        "num_published",
+        "publish_at",
+        "request",
+        "seeds",
+        "status",
+        "table",
+        "text",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: Request, index: int, tokens: list[int], seeds: tuple[int, ...]
+    ) -> None:
+        self.id: SeqId = (request.id, index)
+        self.request = request
+        self.tokens = tokens
+        self.seeds = seeds
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.text = request.new_text() if request.new_text else None
+        self.table: tuple[int, ...] = ()
+        self.keys: list[bytes] = []
+        self.num_pending = len(tokens)
+        self.num_preemptions = 0
+        self.num_computed = self.capacity = self.num_published = self.publish_at = 0
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - len(self.request.prompt)

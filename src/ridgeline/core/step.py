@@ -1,0 +1,110 @@
+"""The vocabulary between the core, which decides, and a backend, which computes.
+
+All values here are plain and frozen: they can be logged, pickled, broadcast and replayed. A token
+id is an int, a block id an index into the backend's paged cache, a sequence id the pair (request,
+index among the request's answers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from ridgeline.core.params import SamplingParams
+
+SeqId = tuple[int, int]
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Wait(StrEnum):
+    """Why a live sequence is not in a step."""
+
+    TOKEN_BUDGET = "token budget"
+    BLOCKS = "blocks"
+    MAX_NUM_SEQS = "max_num_seqs"
+    POLICY = "policy"
+
+
+class Sampling(NamedTuple):
+    """What the sampler must know about a sequence; one object for the sequence's whole life."""
+
+    params: SamplingParams
+    prompt_len: int
+    suppressed: tuple[int, ...]  # ids that cannot be chosen before min_tokens are there
+
+
+class Work(NamedTuple):
+    """Compute these tokens of this sequence; if it has seeds, sample what comes after them."""
+
+    seq_id: SeqId
+    start: int  # position of the first token; K/V of all before it are in the cache
+    tokens: tuple[int, ...]
+    table: tuple[int, ...]  # block ids; position p lives in table[p // block_size]
+    seeds: tuple[int, ...]  # one token is sampled for each seed; none in the middle of a prompt
+    sampling: Sampling
+    history: tuple[int, ...]  # all tokens so far, if penalties need them
+
+
+class Step(NamedTuple):
+    """One turn of the engine.
+
+    ``copies`` are (from, to) block pairs to be copied before anything is computed: all sources are
+    read before any target is written. ``waits`` names every live sequence that is not in ``work``.
+    """
+
+    work: tuple[Work, ...]
+    copies: tuple[tuple[int, int], ...]
+    admitted: tuple[tuple[SeqId, int], ...]  # with the length of the cached prefix it adopted
+    preempted: tuple[SeqId, ...]
+    waits: tuple[tuple[SeqId, Wait], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute."""
+        return sum(len(work.tokens) for work in self.work)
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probability of one token, and of the likeliest ones in its place (natural log)."""
+
+    token: int
+    logprob: float
+    rank: int  # 1 is the likeliest
+    top: tuple[tuple[int, float], ...]
+
+
+class StepOutput(NamedTuple):
+    """What a backend found. Mappings are keyed by index into ``Step.work`` and mostly empty."""
+
+    tokens: tuple[tuple[int, ...], ...]  # per work item, one for each seed
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # one for each sampled token
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # of tokens start+1 .. end
+    errors: Mapping[int, str] = {}  # this item failed, alone; its tokens mean nothing
+
+
+class Event(NamedTuple):
+    """News of one sequence after a step."""
+
+    seq_id: SeqId
+    token: int | None  # None when it ended without one (abort, error)
+    text: str  # what became final with this token
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None  # the stop string or stop token id that ended it
+    error: str | None
+
+
+class Runner(Protocol):
+    """A backend: keeps weights and K/V blocks, and nothing about requests."""
+
+    def execute(self, step: Step) -> StepOutput:
+        """Copy, compute, sample. May be called again with the same step."""

@@ -1,0 +1,1 @@
+"""Pure text and token logic above the core: what a result means. Standard library only."""

@@ -1,0 +1,83 @@
+"""The text of an answer as it grows: final characters only, cut exactly at a stop string.
+
+It decodes nothing itself: a callable turns each token into the characters that became complete.
+It knows nothing about requests, steps or the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Decoder(Protocol):
+    """Turns tokens into characters, never half of one (``models.tokenizer``)."""
+
+    def __call__(self, token: int) -> str:
+        """Return the characters that this token completes."""
+
+    def flush(self) -> str:
+        """Return what an incomplete character at the very end becomes."""
+
+
+class TextStream:
+    """Text of one sequence, with the shortest possible hold-back for stop strings.
+
+    The result does not depend on how the text is split into tokens: the stop string that is
+    complete first, reading character by character, ends it (the longest of those that end there).
+    """
+
+    def __init__(self, decoder: Decoder, stop: tuple[str, ...] = ()) -> None:
+        """Decode with ``decoder`` and stop before any string of ``stop``."""
+        self._decoder = decoder
+        self._stop = stop
+        self._ready = ""  # final, not yet taken
+        self._held = ""  # may be the beginning of a stop string
+        self._ended = False
+
+    def feed(self, token: int, may_stop: bool) -> str | None:
+        """Take one more token; return the stop string that it completed.
+
+        With ``may_stop`` false nothing stops, and what could have is text.
+        """
+        return self._push(self._decoder(token), may_stop)
+
+    def take(self) -> str:
+        """Return the text that became final since the last call."""
+        text, self._ready = self._ready, ""
+        return text
+
+    def finish(self) -> None:
+        """No token will follow: what was held back is final."""
+        if not self._ended:
+            self._ended = True
+            self._ready += self._held + self._decoder.flush()
+            self._held = ""
+
+    def _push(self, piece: str, may_stop: bool) -> str | None:
+        if not self._stop or not may_stop:
+            self._ready += self._held + piece
+            self._held = ""
+            return None
+        text = self._held + piece
+        found = [
+            (text.find(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text
+        ]
+        if found:
+            end, negative_length, stop = min(found)
+            self._ready += text[: end + negative_length]
+            self._held, self._ended = "", True
+            return stop
+        held = self._longest_beginning(text)
+        cut = len(text) - held
+        self._ready += text[:cut]
+        self._held = text[cut:]
+        return None
+
+    def _longest_beginning(self, text: str) -> int:
+        """Return how many of the last characters may be the beginning of a stop string."""
+        longest = min(len(text), max(map(len, self._stop)) - 1)
+        for length in range(longest, 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return length
+        return 0

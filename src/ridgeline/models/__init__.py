@@ -1,0 +1,1 @@
+"""Files in, arrays and text out: checkpoints, tokenizers, chat templates, downloads."""

@@ -1,0 +1,111 @@
+"""What happened, in numbers: one record per engine, per request and per step.
+
+Metrics, ``--trace``, explanations and simulations all read these. Together they are enough to
+replay every decision: feed the arrivals of each step to a fresh scheduler, answer its steps with
+the recorded tokens, and it decides the same again. Times are seconds of the engine's clock.
+Standard library only; records hold numbers and ids, never objects of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SeqId = tuple[int, int]  # request, index among its answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecord:
+    """How the engine was set up."""
+
+    policy: str
+    block_size: int
+    num_blocks: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    enable_prefix_caching: bool
+    seed: int
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request, written when its last sequence ended.
+
+    Attributes:
+        params: sampling parameters that differ from their defaults.
+        arrival_s: when it was added.
+        scheduled_s: when its first token was computed; None if it never ran.
+        first_token_s: when its first answer token was there; None if there was none.
+        finish_s: when its last sequence ended.
+        num_cached_tokens: prompt tokens that the first admission found in the prefix cache.
+        num_preemptions: over all its sequences.
+        num_generated: tokens per answer.
+        finish_reasons: per answer.
+        error: what went wrong, if something did.
+    """
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    params: Mapping[str, Any]
+    arrival_s: float
+    scheduled_s: float | None
+    first_token_s: float | None
+    finish_s: float
+    num_cached_tokens: int
+    num_preemptions: int
+    num_generated: tuple[int, ...]
+    finish_reasons: tuple[str, ...]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step.
+
+    Attributes:
+        number: counts from 0.
+        start_s: when it was begun.
+        schedule_s, execute_s, commit_s: durations of its three parts.
+        arrived: requests added since the step before.
+        aborted: requests aborted since the step before.
+        work: (sequence, first position, number of tokens) of each item.
+        sampled: tokens sampled for each item.
+        admitted: sequences that began to run, with the length of their cached prefix.
+        preempted: sequences whose blocks were taken.
+        waits: live sequences that did not run, and why.
+        num_copies: blocks copied on write.
+        num_running: sequences that hold blocks, after scheduling.
+        num_waiting: sequences that do not.
+        blocks_used: blocks with a holder, after scheduling.
+        blocks_indexed: blocks, held or free, whose content a new prompt can share.
+    """
+
+    number: int
+    start_s: float
+    schedule_s: float
+    execute_s: float
+    commit_s: float
+    arrived: tuple[int, ...]
+    aborted: tuple[int, ...]
+    work: tuple[tuple[SeqId, int, int], ...]
+    sampled: tuple[tuple[int, ...], ...]
+    admitted: tuple[tuple[SeqId, int], ...]
+    preempted: tuple[SeqId, ...]
+    waits: tuple[tuple[SeqId, str], ...]
+    num_copies: int
+    num_running: int
+    num_waiting: int
+    blocks_used: int
+    blocks_indexed: int
+
+
+Record = EngineRecord | RequestRecord | StepRecord
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """Return a record as plain JSON values, with its kind under ``type``."""
+    kinds = {EngineRecord: "engine", RequestRecord: "request", StepRecord: "step"}
+    return {"type": kinds[type(record)], **asdict(record)}

@@ -1,0 +1,95 @@
+"""The ledger: a runner without a model that proves the cache right.
+
+Its K/V slots hold a hash of the whole prefix that was written there, and it verifies every slot
+that a real backend would read. The next token is a function of that prefix alone, so a sequence's
+text is known in advance however it is batched, chunked, shared, preempted or forked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import reduce
+
+from ridgeline.core.step import Step, StepOutput, Work
+
+
+def extend(prefix: int, token: int) -> int:
+    """Hash of a prefix with one more token."""
+    return hash((prefix, token))
+
+
+def next_token(prefix: int, seed: int, vocab_size: int) -> int:
+    """The token that the ledger's "model" samples after a prefix."""
+    return hash((prefix, seed, 17)) % vocab_size
+
+
+def expected_tokens(
+    prompt: tuple[int, ...],
+    seed: int,
+    num_tokens: int,
+    vocab_size: int,
+    stop_ids: frozenset[int] = frozenset(),
+) -> list[int]:
+    """What the ledger generates when it serves one sequence alone."""
+    prefix = reduce(extend, prompt, 0)
+    out: list[int] = []
+    while len(out) < num_tokens and not (out and out[-1] in stop_ids):
+        token = next_token(prefix, seed, vocab_size)
+        out.append(token)
+        prefix = extend(prefix, token)
+    return out
+
+
+@dataclass
+class Ledger:
+    """A ``Runner`` whose cache slots are checked at each read.
+
+    A slot holds the hash of the prefix before its token, and with it: so a context is right only
+    if its slots form one chain.
+    """
+
+    num_blocks: int
+    block_size: int
+    vocab_size: int = 4
+    fail: dict[int, str] = field(default_factory=dict)  # request id -> error of its items
+    slots: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    num_steps: int = 0
+
+    def execute(self, step: Step) -> StepOutput:
+        """Copy blocks, write every item's slots, then read every context and sample."""
+        self.num_steps += 1
+        self._copy(step.copies)
+        written: dict[tuple[int, int], tuple[int, int]] = {}
+        for work in step.work:
+            assert work.tokens, f"{work.seq_id} has nothing to do"
+            prefix = self.slots[self._slot(work, work.start - 1)][1] if work.start else 0
+            for position, token in enumerate(work.tokens, start=work.start):
+                slot = self._slot(work, position)
+                assert slot not in written, f"two sequences write slot {slot}"
+                before, prefix = prefix, extend(prefix, token)
+                written[slot] = (before, prefix)
+        self.slots |= written
+        tokens = tuple(self._sample(work) for work in step.work)
+        failed = {i: self.fail.get(work.seq_id[0]) for i, work in enumerate(step.work)}
+        return StepOutput(tokens, errors={i: error for i, error in failed.items() if error})
+
+    def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
+        offsets = range(self.block_size)
+        read = [(new, i, self.slots.get((old, i))) for old, new in copies for i in offsets]
+        for new, i, value in read:
+            self.slots.pop((new, i), None)
+            if value is not None:
+                self.slots[new, i] = value
+
+    def _slot(self, work: Work, position: int) -> tuple[int, int]:
+        block = work.table[position // self.block_size]
+        assert 0 <= block < self.num_blocks
+        return block, position % self.block_size
+
+    def _sample(self, work: Work) -> tuple[int, ...]:
+        prefix = 0
+        for position in range(work.start + len(work.tokens)):
+            before, after = self.slots[self._slot(work, position)]
+            assert before == prefix, f"{work.seq_id} reads foreign content at {position}"
+            prefix = after
+        return tuple(next_token(prefix, seed, self.vocab_size) for seed in work.seeds)
