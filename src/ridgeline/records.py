@@ -72,7 +72,7 @@ class StepRecord:
         arrived: requests added since the step before.
         aborted: requests aborted since the step before.
         work: (sequence, first position, number of tokens) of each item.
-        sampled: tokens sampled for each item.
+        sampled: tokens sampled for each item; empty if the backend failed and all starts again.
         admitted: sequences that began to run, with the length of their cached prefix.
         preempted: sequences whose blocks were taken.
         waits: live sequences that did not run, and why.

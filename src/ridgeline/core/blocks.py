@@ -81,11 +81,9 @@ class BlockPool:
         assert all(refs >= 0 for refs in self.refs), "a block was released too often"
         unheld = [block for block, refs in enumerate(self.refs) if refs == 0]
         assert sorted(self.free) == unheld, "free list and reference counts disagree"
-        known = [block for block, content in enumerate(self.content) if content is not None]
-        assert sorted(self.index.values()) == known, "index and contents disagree"
-        for key, block in self.index.items():
-            content = self.content[block]
-            assert content is not None, f"block {block} is indexed without content"
-            assert content.key == key, f"block {block} is indexed under another key"
-            parent_known = content.parent == ROOT or self.content[content.parent] is not None
+        known = {block: content for block, content in enumerate(self.content) if content}
+        assert len(self.index) == len(known), "index and contents disagree"
+        for block, content in known.items():
+            assert self.index.get(content.key) == block, f"block {block} is not in the index"
+            parent_known = content.parent == ROOT or content.parent in known
             assert parent_known, f"block {block} outlived its parent {content.parent}"

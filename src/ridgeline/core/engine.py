@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Text
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import Event, Runner, Step, StepOutput
+from ridgeline.core.step import Event, Runner, Step
 from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
 
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
@@ -25,6 +25,7 @@ class _Times:
     arrival_s: float
     scheduled_s: float | None = None
     first_token_s: float | None = None
+    error: str | None = None  # the first
 
 
 class Engine:
@@ -49,7 +50,7 @@ class Engine:
         self.seed = seed
         self._runner = runner
         self._clock = clock
-        self._on_record = on_record
+        self.on_record = on_record
         self._times: dict[int, _Times] = {}
         self._next_id = self._num_steps = 0
         self._arrived: list[int] = []
@@ -102,8 +103,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step; return the news of every sequence in it.
 
-        An exception of the runner passes through: nothing is committed, and the step can be
-        tried again or its requests aborted.
+        An exception of the runner passes through: nothing is committed, every request starts again
+        at the next call, and the answers stay the same.
         """
         start_s = self._clock()
         step = self.scheduler.schedule()
@@ -112,16 +113,16 @@ class Engine:
             return []
         scheduled_s = self._clock()
         self._note_admissions(step, scheduled_s)
-        output = self._runner.execute(step)
-        executed_s = self._clock()
         load = self._load()
+        try:
+            output = self._runner.execute(step)
+        except BaseException:
+            self.scheduler.retract()
+            self._note_step(step, (), load, (start_s, scheduled_s, self._clock()))
+            raise
+        executed_s = self._clock()
         events = self.scheduler.commit(step, output)
-        if self._on_record:
-            times_s = (start_s, scheduled_s, executed_s, self._clock())
-            self._on_record(self._record_step(step, output, load, times_s))
-        self._num_steps += 1
-        self._arrived.clear()
-        self._aborted.clear()
+        self._note_step(step, output.tokens, load, (start_s, scheduled_s, executed_s))
         self._note_events(events, executed_s)
         return events
 
@@ -132,30 +133,28 @@ class Engine:
     # --- keeping records -----------------------------------------------------------------------
 
     def _note_admissions(self, step: Step, now_s: float) -> None:
-        for (request_id, index), num_cached in step.admitted:
+        for (request_id, _), num_cached in step.admitted:
             times = self._times[request_id]
-            if times.scheduled_s is None and index == 0:
+            if times.scheduled_s is None:
                 times.scheduled_s = now_s
                 self.requests[request_id].num_cached_tokens = num_cached
 
     def _note_events(self, events: list[Event], now_s: float) -> None:
-        ended: dict[int, str | None] = {}
         for event in events:
             request_id = event.seq_id[0]
             times = self._times[request_id]
             if times.first_token_s is None and event.token is not None:
                 times.first_token_s = now_s
-            if event.finish_reason:
-                ended[request_id] = event.error or ended.get(request_id)
-        for request_id, error in ended.items():
+            times.error = times.error or event.error
+        for request_id in {event.seq_id[0]: None for event in events if event.finish_reason}:
             if self.requests[request_id].is_finished:
-                self._close(request_id, now_s, error)
+                self._close(request_id, now_s)
 
-    def _close(self, request_id: int, now_s: float, error: str | None = None) -> None:
+    def _close(self, request_id: int, now_s: float) -> None:
         request, times = self.requests.pop(request_id), self._times.pop(request_id)
-        if not self._on_record:
+        if not self.on_record:
             return
-        self._on_record(
+        self.on_record(
             RequestRecord(
                 request_id=request_id,
                 prompt_token_ids=request.prompt,
@@ -168,43 +167,47 @@ class Engine:
                 num_preemptions=sum(seq.num_preemptions for seq in request.sequences),
                 num_generated=tuple(seq.num_generated for seq in request.sequences),
                 finish_reasons=tuple(str(seq.finish_reason) for seq in request.sequences),
-                error=error,
+                error=times.error,
             )
         )
 
-    def _load(self) -> tuple[int, int, int, int]:
+    def _load(self) -> dict[str, int]:
         pool = self.scheduler.kv.pool
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        return len(running), len(waiting), len(pool.refs) - len(pool.free), len(pool.index)
+        return {
+            "num_running": len(self.scheduler.running),
+            "num_waiting": len(self.scheduler.waiting),
+            "blocks_used": len(pool.refs) - len(pool.free),
+            "blocks_indexed": len(pool.index),
+        }
 
-    def _record_step(
+    def _note_step(
         self,
         step: Step,
-        output: StepOutput,
-        load: tuple[int, int, int, int],
-        times_s: tuple[float, float, float, float],
-    ) -> StepRecord:
-        start_s, scheduled_s, executed_s, committed_s = times_s
-        num_running, num_waiting, blocks_used, blocks_indexed = load
-        return StepRecord(
-            number=self._num_steps,
-            start_s=start_s,
-            schedule_s=scheduled_s - start_s,
-            execute_s=executed_s - scheduled_s,
-            commit_s=committed_s - executed_s,
-            arrived=tuple(self._arrived),
-            aborted=tuple(self._aborted),
-            work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
-            sampled=output.tokens,
-            admitted=step.admitted,
-            preempted=step.preempted,
-            waits=tuple((seq_id, wait.value) for seq_id, wait in step.waits),
-            num_copies=len(step.copies),
-            num_running=num_running,
-            num_waiting=num_waiting,
-            blocks_used=blocks_used,
-            blocks_indexed=blocks_indexed,
-        )
+        sampled: tuple[tuple[int, ...], ...],
+        load: dict[str, int],
+        times_s: tuple[float, float, float],
+    ) -> None:
+        start_s, scheduled_s, executed_s = times_s
+        if self.on_record:
+            record = StepRecord(
+                number=self._num_steps,
+                start_s=start_s,
+                schedule_s=scheduled_s - start_s,
+                execute_s=executed_s - scheduled_s,
+                commit_s=self._clock() - executed_s,
+                arrived=tuple(self._arrived),
+                aborted=tuple(self._aborted),
+                work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
+                sampled=sampled,
+                admitted=step.admitted,
+                preempted=step.preempted,
+                waits=tuple((seq_id, wait.value) for seq_id, wait in step.waits),
+                num_copies=len(step.copies),
+                **load,
+            )
+            self.on_record(record)
+        self._num_steps += 1
+        self._arrived, self._aborted = [], []
 
     def _describe(self) -> EngineRecord:
         scheduler = self.scheduler

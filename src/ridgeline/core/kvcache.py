@@ -139,6 +139,8 @@ class KVCache:
         """Give back all blocks, the tail first, so that leaves are evicted before roots."""
         for block in reversed(seq.table):
             self.pool.release(block)
+        if self.copies:  # into blocks that are free now, nothing need be copied
+            self.copies = [pair for pair in self.copies if self.pool.refs[pair[1]]]
         seq.table = ()
         seq.num_computed = seq.num_published = seq.capacity = 0
         seq.num_pending = len(seq.tokens)
@@ -156,14 +158,12 @@ class KVCache:
                 if i < seq.num_published:
                     known = self.pool.content[block] == self._content(seq, i, seq.table)
                     assert known, f"block {i} of {seq.id} is not what the index says"
-            blocks = len(seq.table)
-            assert seq.num_computed <= blocks * self.block_size, f"{seq.id} has too few blocks"
-            assert seq.capacity <= blocks * self.block_size, f"{seq.id} may write past its blocks"
+            room = len(seq.table) * self.block_size
+            assert max(seq.num_computed, seq.capacity) <= room, f"{seq.id} has too few blocks"
             assert seq.num_published * self.block_size <= seq.num_computed, f"{seq.id} ran ahead"
             assert seq.num_pending == len(seq.tokens) - seq.num_computed, f"{seq.id} miscounts"
-            for block in seq.table[
-                seq.num_computed // self.block_size : seq.capacity // self.block_size
-            ]:
+            written, writable = seq.num_computed // self.block_size, seq.capacity // self.block_size
+            for block in seq.table[written:writable]:
                 assert self.pool.refs[block] == 1, f"{seq.id} may write into shared block {block}"
         assert held == self.pool.refs, "reference counts and tables disagree"
 

@@ -6,13 +6,12 @@ checked against the model's by ``validate_ids``, which the edge calls.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MAX_LOGPROBS = 100
 MAX_SEQUENCES = 1024
-_SEED_RANGE = 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +71,8 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(1 << 63), _SEED_RANGE - 1)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 1 << 31)
+        _optional("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        _optional("max_tokens", self.max_tokens, 1, 1 << 31)
         _integer("min_tokens", self.min_tokens, 0, 1 << 31)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
@@ -83,10 +80,8 @@ class SamplingParams:
             )
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _integer(name, value, 0, MAX_LOGPROBS)
+        _optional("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _optional("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         # Frozen for good: what the caller passed may change under us.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
@@ -96,11 +91,8 @@ class SamplingParams:
     @property
     def penalises(self) -> bool:
         """Whether sampling needs to know the tokens before."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0)
 
     def validate_ids(self, vocab_size: int) -> None:
         """Raise ValueError if a token id named here is not in a vocabulary of ``vocab_size``."""
@@ -113,9 +105,9 @@ class SamplingParams:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
-    if not low <= value <= high:
+    if not low <= value <= high:  # nor is NaN within
         raise ValueError(f"{name} is {value!r}: it must be from {low:g} to {high:g}")
 
 
@@ -126,8 +118,13 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise ValueError(f"{name} is {value}: it must be from {low} to {high}")
 
 
+def _optional(name: str, value: object, low: int, high: int) -> None:
+    if value is not None:
+        _integer(name, value, low, high)
+
+
 def _stop_strings(stop: Sequence[str] | str) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    strings = (stop,) if isinstance(stop, str) else _listed("stop", stop)
     for text in strings:
         if not isinstance(text, str) or not text:
             raise ValueError(f"stop must be one or more non-empty strings, not {text!r}")
@@ -135,12 +132,21 @@ def _stop_strings(stop: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:
-    for token in ids or ():
+    tokens = _listed("stop_token_ids", ids)
+    for token in tokens:
         _integer("stop_token_ids", token, 0, 1 << 31)
-    return tuple(ids or ())
+    return tokens
+
+
+def _listed(name: str, values: object) -> tuple[Any, ...]:
+    if values is not None and not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list, not {values!r}")
+    return tuple(values or ())
 
 
 def _biases(biases: Mapping[int, float]) -> dict[int, float]:
+    if not isinstance(biases, Mapping):
+        raise ValueError(f"logit_bias must map token ids to numbers, not {biases!r}")
     for token, bias in biases.items():
         _integer("logit_bias token id", token, 0, 1 << 31)
         _number(f"logit_bias of token {token}", bias, -100.0, 100.0)

@@ -7,6 +7,7 @@ decides nothing: the scheduler and the cache change these objects.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -41,19 +42,6 @@ class Text(Protocol):
 class Request:
     """A prompt, how to continue it, and the sequences that do."""
 
-    __slots__ = (
-        "id",
-        "max_len",
-        "new_text",
-        "num_cached_tokens",
-        "params",
-        "prompt",
-        "prompt_logprobs",
-        "sampling",
-        "sequences",
-        "stop_ids",
-    )
-
     def __init__(
         self,
         request_id: int,
@@ -87,6 +75,7 @@ class Request:
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
         suppressed = tuple(sorted(self.stop_ids)) if params.min_tokens else ()
         self.sampling = Sampling(params, len(prompt), suppressed)
+        self.needs_context = params.penalises or params.prompt_logprobs is not None
         self.new_text = new_text
         self.num_cached_tokens = 0  # prompt tokens that the first admission found computed
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
@@ -99,6 +88,7 @@ class Request:
         return all(seq.status is Status.FINISHED for seq in self.sequences)
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One answer: its tokens, and where their K/V are.
 
@@ -107,39 +97,27 @@ class Sequence:
     ``num_published`` blocks are in the prefix index; ``publish_at`` is when to offer the next.
     """
 
-    __slots__ = (
-        "capacity",
-        "finish_reason",
-        "id",
-        "keys",
-        "num_computed",
-        "num_pending",
-        "num_preemptions",
-        "num_published",
-        "publish_at",
-        "request",
-        "seeds",
-        "status",
-        "table",
-        "text",
-        "tokens",
-    )
+    request: Request
+    index: InitVar[int]
+    tokens: list[int]
+    seeds: tuple[int, ...]  # its own, and before the fork those of the other answers
+    id: SeqId = field(init=False)
+    text: Text | None = field(init=False)
+    num_pending: int = field(init=False)
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    table: tuple[int, ...] = ()
+    keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as was asked
+    num_computed: int = 0
+    capacity: int = 0
+    num_published: int = 0
+    publish_at: int = 0
+    num_preemptions: int = 0
 
-    def __init__(
-        self, request: Request, index: int, tokens: list[int], seeds: tuple[int, ...]
-    ) -> None:
-        self.id: SeqId = (request.id, index)
-        self.request = request
-        self.tokens = tokens
-        self.seeds = seeds
-        self.status = Status.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.text = request.new_text() if request.new_text else None
-        self.table: tuple[int, ...] = ()
-        self.keys: list[bytes] = []
-        self.num_pending = len(tokens)
-        self.num_preemptions = 0
-        self.num_computed = self.capacity = self.num_published = self.publish_at = 0
+    def __post_init__(self, index: int) -> None:
+        self.id = (self.request.id, index)
+        self.text = self.request.new_text() if self.request.new_text else None
+        self.num_pending = len(self.tokens)
 
     @property
     def num_generated(self) -> int:

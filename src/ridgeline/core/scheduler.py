@@ -5,7 +5,7 @@ beyond a sequence's stop watcher, and no backend.
 
 Why it cannot livelock: wishes may come in any order, but blocks are taken from the youngest for
 the oldest, never the other way round, and the budget has a token for every running sequence. So
-in every step the oldest live sequence advances, whenever the pool can hold one request at all.
+in every step the oldest running sequence advances, whenever the pool can hold one request at all.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ from ridgeline.core.step import (
 
 _by_age = attrgetter("id")
 _RUNNING, _FINISHED = Status.RUNNING, Status.FINISHED
+
+
+def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return history and targets of a work item (``core.step.Work``)."""
+    params, prompt = seq.request.params, seq.request.prompt
+    history = tuple(seq.tokens) if params.penalises and end == len(seq.tokens) else ()
+    return history, prompt[start + 1 : end + 1] if params.prompt_logprobs is not None else ()
 
 
 class Scheduler:
@@ -77,11 +84,8 @@ class Scheduler:
 
     def abort(self, request: Request) -> list[Event]:
         """End a request now, whatever its state, even while its step is being computed."""
-        return [
-            self._finish(seq, FinishReason.ABORT)
-            for seq in request.sequences
-            if seq.status is not _FINISHED
-        ]
+        alive = [seq for seq in request.sequences if seq.status is not _FINISHED]
+        return [self._end(seq, FinishReason.ABORT) for seq in alive]
 
     def has_work(self) -> bool:
         """Whether any sequence is alive."""
@@ -111,7 +115,7 @@ class Scheduler:
             pending = seq.num_pending
             num_tokens = wanted if wanted < pending else pending
             if num_tokens > left:
-                if left < least or not left:
+                if left < least:
                     verdicts[seq.id] = Wait.TOKEN_BUDGET
                     continue
                 num_tokens = left
@@ -125,19 +129,12 @@ class Scheduler:
                 if end > seq.capacity:
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
-            samples = num_tokens == pending
             request = seq.request
-            sampling = request.sampling
+            history, targets = _context(seq, start, end) if request.needs_context else ((), ())
+            seeds = seq.seeds if num_tokens == pending else ()
+            tokens = tuple(seq.tokens[start:end])
             work.append(
-                Work(
-                    seq.id,
-                    start,
-                    tuple(seq.tokens[start:end]),
-                    seq.table,
-                    seq.seeds if samples else (),
-                    sampling,
-                    tuple(seq.tokens) if samples and sampling.params.penalises else (),
-                )
+                Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
             )
             granted.append(seq)
             left -= num_tokens
@@ -159,7 +156,7 @@ class Scheduler:
         """Start a waiting sequence with room for all its tokens, or say what is missing."""
         if num_running >= self.max_num_seqs:
             return Wait.MAX_NUM_SEQS
-        if not left or (self.policy.whole_prompts and least > left):
+        if left < least:
             return Wait.TOKEN_BUDGET
         if not self.kv.admit(seq, self._upto(seq, len(seq.tokens))):
             return Wait.BLOCKS
@@ -168,21 +165,20 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence, end: int) -> list[Sequence]:
         """Preempt younger sequences, the youngest first, until ``seq`` fits or none is left."""
+        everyone = (*self.running, *self.waiting)  # who was admitted in this step still waits
+        younger = [other for other in everyone if other.status is _RUNNING and other.id > seq.id]
         victims: list[Sequence] = []
-        for victim in self._younger(seq):
-            self.kv.release(victim)
-            victim.status = Status.PREEMPTED
-            victim.num_preemptions += 1
+        for victim in sorted(younger, key=_by_age, reverse=True):
+            self._preempt(victim)
             victims.append(victim)
             if self.kv.reserve(seq, self._upto(seq, end)):
                 break
         return victims
 
-    def _younger(self, than: Sequence) -> list[Sequence]:
-        """Return running sequences younger than this one, the youngest first."""
-        everyone = (*self.running, *self.waiting)  # who was admitted in this step still waits
-        younger = [seq for seq in everyone if seq.status is _RUNNING and seq.id > than.id]
-        return sorted(younger, key=_by_age, reverse=True)
+    def _preempt(self, seq: Sequence) -> None:
+        self.kv.release(seq)
+        seq.status = Status.PREEMPTED
+        seq.num_preemptions += 1
 
     def _withdraw(self, victims: list[Sequence], granted: list[Sequence], work: list[Work]) -> int:
         """Take back what victims were granted in this step; return the tokens that this frees."""
@@ -196,11 +192,9 @@ class Scheduler:
 
     def _requeue(self) -> None:
         """Move sequences to the queue that their status says; both stay in order of arrival."""
-        everyone = (*self.running, *self.waiting)
+        everyone = sorted((*self.running, *self.waiting), key=_by_age)
         self.running = [seq for seq in everyone if seq.status is _RUNNING]
         self.waiting = [seq for seq in everyone if seq.status is not _RUNNING]
-        self.running.sort(key=_by_age)
-        self.waiting.sort(key=_by_age)
 
     def _waits(self, verdicts: dict[SeqId, Wait], rest: Wait) -> Iterator[tuple[SeqId, Wait]]:
         if len(self._granted) < len(self.running):
@@ -224,7 +218,7 @@ class Scheduler:
                 continue
             if not no_news:
                 if i in output.errors:
-                    events.append(self._finish(seq, FinishReason.ERROR, error=output.errors[i]))
+                    events.append(self._end(seq, FinishReason.ERROR, output.errors[i]))
                     continue
                 for offset, logprobs in enumerate(output.prompt_logprobs.get(i, ())):
                     seq.request.prompt_logprobs[work.start + 1 + offset] = logprobs
@@ -252,15 +246,14 @@ class Scheduler:
             reason = FinishReason.STOP
             stopped_by = token if token in request.params.stop_token_ids else None
         elif seq.text is not None:
-            may_stop = seq.num_generated > request.params.min_tokens
-            stopped_by = seq.text.feed(token, may_stop)
-            if stopped_by is not None:
-                reason = FinishReason.STOP
+            stopped_by = seq.text.feed(token, seq.num_generated > request.params.min_tokens)
+            reason = None if stopped_by is None else FinishReason.STOP
         if reason is None and len(seq.tokens) >= request.max_len:
             reason = FinishReason.LENGTH
         if reason is not None:
-            return self._finish(seq, reason, token, logprobs, stopped_by)
-        return Event(seq.id, token, seq.text.take() if seq.text else "", logprobs, None, None, None)
+            self._finish(seq, reason)
+        text = seq.text.take() if seq.text else ""
+        return Event(seq.id, token, text, logprobs, reason, stopped_by, None)
 
     def _fork(self, parent: Sequence) -> tuple[Sequence, ...]:
         """Give each seed beyond the first a sequence that shares the prompt's blocks."""
@@ -277,26 +270,31 @@ class Scheduler:
         parent.seeds = parent.seeds[:1]
         return tuple(request.sequences)
 
-    def _finish(
-        self,
-        seq: Sequence,
-        reason: FinishReason,
-        token: int | None = None,
-        logprobs: TokenLogprobs | None = None,
-        stopped_by: str | int | None = None,
-        error: str | None = None,
-    ) -> Event:
-        """End a sequence: out of its queue, blocks back, held-back text released."""
+    def _end(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> Event:
+        """End a sequence without another token."""
+        self._finish(seq, reason)
+        text = seq.text.take() if seq.text else ""
+        return Event(seq.id, None, text, None, reason, None, error)
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """Take a sequence out of its queue, give its blocks back, release held-back text."""
         queue = self.running if seq.status is _RUNNING else self.waiting
         queue.remove(seq)
         self.kv.release(seq)
         seq.status = _FINISHED
         seq.finish_reason = reason
-        text = ""
         if seq.text is not None:
             seq.text.finish()
-            text = seq.text.take()
-        return Event(seq.id, token, text, logprobs, reason, stopped_by, error)
+
+    def retract(self) -> None:
+        """Give up the step under way: its backend failed.
+
+        What it wrote, and which copies it made, is unknown, so all that run start again.
+        """
+        for seq in self.running:
+            self._preempt(seq)
+        self.kv.copies.clear()
+        self._requeue()
 
     def check(self) -> None:
         """Raise AssertionError unless everything that must hold between steps holds."""

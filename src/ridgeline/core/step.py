@@ -52,6 +52,7 @@ class Work(NamedTuple):
     seeds: tuple[int, ...]  # one token is sampled for each seed; none in the middle of a prompt
     sampling: Sampling
     history: tuple[int, ...]  # all tokens so far, if penalties need them
+    targets: tuple[int, ...]  # prompt tokens that follow ``tokens``, if prompt_logprobs rank them
 
 
 class Step(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Protocol
 class Decoder(Protocol):
     """Turns tokens into characters, never half of one (``models.tokenizer``)."""
 
-    def __call__(self, token: int) -> str:
+    def __call__(self, token_id: int, /) -> str:
         """Return the characters that this token completes."""
 
     def flush(self) -> str:

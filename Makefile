@@ -1,0 +1,77 @@
+# Every target sets up what it needs. Variables: MODEL=smollm2  PROMPT="..."  PYTHON=python3.12
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+MODEL ?= smollm2
+PROMPT ?=
+export PROMPT
+
+BIN := .venv/bin
+PARITY := .venv-parity/bin
+STEP := sh tools/step.sh
+PIP := -m pip --disable-pip-version-check --quiet
+
+.PHONY: help demo test test-parity lint pure engine mutants examples bench setup clean
+
+help:
+	@echo "make demo         answer a handful of prompts at once, with speeds      (MODEL=, PROMPT=)"
+	@echo "make test         lint, type-check, and run every test this machine can run"
+	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
+	@echo "make bench        the offline benchmark                                 (MODEL=)"
+	@echo "make setup        only the set-up the others do first"
+	@echo "make clean        remove environments and caches, never models"
+
+setup: .venv/ready
+
+.venv/ready: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
+	@$(STEP) "Creating .venv with $$($(PYTHON) --version)" $(PYTHON) -m venv .venv
+	@$(STEP) "Installing locked dependencies" $(BIN)/python $(PIP) install --require-hashes -r requirements.lock
+	@$(STEP) "Installing Ridgeline" $(BIN)/python $(PIP) install --no-deps -e .
+	@touch $@
+
+.venv/ready-test: requirements-test.lock .venv/ready
+	@$(STEP) "Installing locked test dependencies" $(BIN)/python $(PIP) install --require-hashes -r requirements-test.lock
+	@touch $@
+
+.venv-parity/ready: requirements-parity.txt pyproject.toml
+	@$(STEP) "Creating .venv-parity" $(PYTHON) -m venv .venv-parity
+	@$(STEP) "Installing transformers and torch" $(PARITY)/python $(PIP) install -r requirements-parity.txt
+	@$(STEP) "Installing Ridgeline" $(PARITY)/python $(PIP) install -e .
+	@touch $@
+
+demo: setup
+	@$(STEP) "Demo of $(MODEL)" $(BIN)/python -m ridgeline.demo $(MODEL)
+
+bench: setup
+	@$(STEP) "Offline benchmark of $(MODEL)" $(BIN)/ridgeline bench offline $(MODEL)
+
+test: lint pure engine mutants examples
+
+lint: .venv/ready-test
+	@$(STEP) "Linting" $(BIN)/ruff check .
+	@$(STEP) "Checking the format" $(BIN)/ruff format --check --quiet .
+	@$(STEP) "Checking types" $(BIN)/mypy
+	@$(STEP) "Checking who imports whom" $(BIN)/lint-imports --no-cache --no-show-logo
+	@$(STEP) "Checking sizes" $(BIN)/python tools/size.py
+
+pure: .venv/ready-test
+	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q tests/core tests/decoding \
+		--cov=ridgeline.core --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+
+engine: .venv/ready-test
+	@$(STEP) "Tests of files, backends and real models" $(BIN)/pytest -q \
+		--ignore=tests/core --ignore=tests/decoding --ignore=tests/parity
+
+mutants: .venv/ready-test
+	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants
+
+examples: setup
+	@for example in examples/*.py; do \
+		$(STEP) "Example $$example" $(BIN)/python $$example || exit 1; done
+
+test-parity: .venv-parity/ready
+	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity
+
+clean:
+	rm -rf .venv .venv-parity .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,315 @@
+"""The reference backend: numpy, float32, written to be read. All others must agree with it.
+
+A step is one flat batch: the tokens of all its items, one after another, whatever they are - a
+prompt, a piece of one, a single token of an answer. They go through the layers together, so the
+weights are read once for all. Only attention looks at who is who: items with equally many tokens
+are handled as one array, with their keys and values gathered from the paged cache.
+
+It knows no request and keeps nothing about one: only weights and the cache.
+
+Shapes are written in names: T tokens of the batch, B sequences of a group, N tokens of each, L
+positions of context, H query heads, K key/value heads, G = H / K, D channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from ridgeline.arch import Rope
+from ridgeline.backends.sampling import Row, rank_tokens, sample
+from ridgeline.core.step import Step, StepOutput, TokenLogprobs, Work
+from ridgeline.models.weights import Checkpoint
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.intp]
+
+_QUERY_TILE = 256  # tokens of one prompt that attend at once: bounds the score matrix
+_LOGIT_ROWS = 256  # rows of logits at once: prompt_logprobs ask for one per prompt token
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Layer:
+    """Weights of one block, ``(out, in)``; absent biases and norms are None."""
+
+    attn_norm: Floats
+    qkv: Floats
+    qkv_bias: Floats | None
+    qk_norm: Floats | None  # [H + K, 1]-broadcastable: q's for query heads, k's for key heads
+    o: Floats
+    o_bias: Floats | None
+    mlp_norm: Floats
+    gate_up: Floats
+    down: Floats
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Group:
+    """Items (or tiles of them) with equally many tokens, attended as one array."""
+
+    rows_BN: Ints  # where their tokens stand in the flat batch
+    positions_BN: Ints
+    tables: Ints  # [B, blocks], padded with each sequence's own first block
+
+    def mask_BNL(self, block_size: int, window: int | None) -> NDArray[np.bool_]:
+        """True where a token may not look: the future, padding, and what left the window."""
+        keys = np.arange(self.tables.shape[1] * block_size)
+        queries = self.positions_BN[:, :, None]
+        hidden: NDArray[np.bool_] = keys > queries
+        return hidden if window is None else hidden | (keys <= queries - window)
+
+
+class ReferenceRunner:
+    """A ``core.step.Runner``: weights and paged K/V in float32."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        num_threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Decode the weights and allocate the cache.
+
+        ``progress`` is told how many of how many bytes of the file's tensors are decoded.
+        """
+        self.arch = checkpoint.arch
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._num_threads = num_threads
+        self._blas = ThreadpoolController()
+        self._load(checkpoint, progress or (lambda done, total: None))
+        self._cos, self._sin = rope_tables(self.arch.rope, max_model_len)
+        shape = (num_blocks, block_size, self.arch.num_kv_heads, self.arch.head_dim)
+        self.k_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
+        self.v_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
+
+    def execute(self, step: Step) -> StepOutput:
+        """Copy blocks, run the model once over all tokens, write K/V, sample."""
+        with (
+            self._blas.limit(limits=self._num_threads, user_api="blas"),
+            np.errstate(all="ignore"),  # a damaged row is found by its values, and fails alone
+        ):
+            if step.copies:
+                old, new = map(list, zip(*step.copies, strict=True))
+                self.k_cache[:, new] = self.k_cache[:, old]
+                self.v_cache[:, new] = self.v_cache[:, old]
+            hidden, finite_T = self._forward(step.work)
+            return self._sample(step.work, hidden, finite_T)
+
+    # --- the model -----------------------------------------------------------------------------
+
+    def _forward(self, items: tuple[Work, ...]) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the normed hidden state [T, hidden], and which tokens' K/V were finite."""
+        arch, block_size = self.arch, self.block_size
+        ids = np.array([token for work in items for token in work.tokens])
+        position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
+        slot_T = np.concatenate([_slots(work, block_size) for work in items])
+        cos, sin = self._cos[position_T, None], self._sin[position_T, None]
+        groups = list(_groups(items))
+        masks = {
+            window: [group.mask_BNL(block_size, window) for group in groups]
+            for window in dict.fromkeys(arch.windows)
+        }
+        finite_T = np.ones(len(ids), bool)
+        num_q, num_qk = arch.num_heads, arch.num_heads + arch.num_kv_heads
+        x = self._embed[ids]
+        for i, layer in enumerate(self._layers):
+            qkv = _linear(rms_norm(x, layer.attn_norm, arch.norm_eps), layer.qkv, layer.qkv_bias)
+            heads = qkv.reshape(len(ids), num_qk + arch.num_kv_heads, arch.head_dim)
+            qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
+            if layer.qk_norm is not None:
+                qk = rms_norm(qk, layer.qk_norm, arch.norm_eps)
+            qk = rotate(qk, cos, sin)
+            finite_T[~self._write(i, slot_T, qk[:, num_q:], v_TKD)] = False
+            out = np.empty((len(ids), num_q, arch.head_dim), np.float32)
+            for group, mask in zip(groups, masks[arch.windows[i]], strict=True):
+                out[group.rows_BN] = self._attend(i, qk[group.rows_BN, :num_q], group, mask)
+            x = x + _linear(out.reshape(len(ids), -1), layer.o, layer.o_bias)
+            gate_up = _linear(rms_norm(x, layer.mlp_norm, arch.norm_eps), layer.gate_up, None)
+            gate, up = np.split(gate_up, 2, axis=1)
+            x = x + _linear(silu(gate) * up, layer.down, None)
+        return rms_norm(x, self._norm, arch.norm_eps), finite_T
+
+    def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
+        """Store K and V; return which tokens were finite.
+
+        What is not finite is stored as zero: a block is read whole, later also by the next owner,
+        and zero times infinity would reach it.
+        """
+        finite = np.logical_and(np.isfinite(k_TKD).all((1, 2)), np.isfinite(v_TKD).all((1, 2)))
+        if not finite.all():
+            k_TKD, v_TKD = (np.nan_to_num(a, posinf=0.0, neginf=0.0) for a in (k_TKD, v_TKD))
+        for cache, new in ((self.k_cache[layer], k_TKD), (self.v_cache[layer], v_TKD)):
+            cache.reshape(-1, *cache.shape[2:])[slot_T] = new
+        return finite
+
+    def _attend(
+        self, layer: int, q_BNHD: Floats, group: _Group, mask_BNL: NDArray[np.bool_]
+    ) -> Floats:
+        """Return softmax(q k / sqrt(D)) v over each sequence's own blocks, as [B, N, H, D]."""
+        B, N, H, D = q_BNHD.shape
+        K = self.arch.num_kv_heads
+        k_BLKD = self.k_cache[layer][group.tables].reshape(B, -1, K, D)
+        v_BLKD = self.v_cache[layer][group.tables].reshape(B, -1, K, D)
+        q = q_BNHD.reshape(B, N, K, H // K, D).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, D)
+        scores = q @ k_BLKD.transpose(0, 2, 3, 1)
+        scores *= np.float32(D**-0.5)
+        by_token = scores.reshape(B, K, H // K, N, -1)
+        np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
+        by_token -= by_token.max(axis=-1, keepdims=True)
+        np.exp(by_token, out=by_token)
+        by_token /= by_token.sum(axis=-1, keepdims=True)
+        out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, D)
+        result: Floats = out.transpose(0, 3, 1, 2, 4).reshape(B, N, H, D)
+        return result
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _sample(
+        self, items: tuple[Work, ...], hidden: Floats, finite_T: NDArray[np.bool_]
+    ) -> StepOutput:
+        ends = np.cumsum([len(work.tokens) for work in items])
+        damaged = ~np.logical_and.reduceat(finite_T, ends - [len(work.tokens) for work in items])
+        errors = {int(i): "K/V of this sequence is not finite" for i in np.flatnonzero(damaged)}
+        wanted = [i for i, work in enumerate(items) if work.seeds]
+        logits = self._logits(hidden[ends[wanted] - 1])
+        rows = [
+            Row(items[i].sampling, seed, items[i].start + len(items[i].tokens), items[i].history)
+            for i in wanted
+            for seed in items[i].seeds
+        ]
+        repeat = np.repeat(np.arange(len(wanted)), [len(items[i].seeds) for i in wanted])
+        picks = iter(sample(logits, repeat, rows))
+        tokens: list[tuple[int, ...]] = [()] * len(items)
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for row, i in enumerate(wanted):
+            picked = [next(picks) for _ in items[i].seeds]
+            tokens[i] = tuple(token for token in picked if token is not None)
+            if len(tokens[i]) < len(picked):
+                errors.setdefault(
+                    i, "the model's logits are not finite, or every token is ruled out"
+                )
+            elif (top := items[i].sampling.params.logprobs) is not None:
+                logprobs[i] = tuple(rank_tokens(logits[[row] * len(picked)], tokens[i], top))
+        prompt_logprobs = {
+            i: tuple(self._prompt_logprobs(work, hidden[end - len(work.tokens) : end]))
+            for i, (work, end) in enumerate(zip(items, ends, strict=True))
+            if work.targets
+        }
+        return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
+
+    def _prompt_logprobs(self, work: Work, hidden_N: Floats) -> Iterator[TokenLogprobs]:
+        """Rank the prompt tokens that follow each of this item's tokens."""
+        top = work.sampling.params.prompt_logprobs or 0
+        for low in range(0, len(work.targets), _LOGIT_ROWS):
+            part = work.targets[low : low + _LOGIT_ROWS]
+            yield from rank_tokens(self._logits(hidden_N[low : low + len(part)]), part, top)
+
+    def _logits(self, hidden: Floats) -> Floats:
+        return hidden @ self._head.T
+
+    # --- weights -------------------------------------------------------------------------------
+
+    def _load(self, checkpoint: Checkpoint, progress: Callable[[int, int], None]) -> None:
+        arch, total, done = self.arch, checkpoint.nbytes, 0
+
+        def get(name: str) -> Floats:
+            nonlocal done
+            tensor = checkpoint.tensors[name]
+            done += tensor.nbytes
+            progress(done, total)
+            return tensor.to_f32()
+
+        def layer(i: int) -> _Layer:
+            def part(name: str) -> Floats:
+                return get(f"layers.{i}.{name}")
+
+            def stack(*names: str) -> Floats:
+                return np.concatenate([part(name) for name in names])
+
+            qk_norm = None
+            if arch.qk_norm:
+                q_norm, k_norm = part("q_norm"), part("k_norm")
+                qk_norm = np.stack([q_norm] * arch.num_heads + [k_norm] * arch.num_kv_heads)
+            return _Layer(
+                attn_norm=part("attn_norm"),
+                qkv=stack("q", "k", "v"),
+                qkv_bias=stack("q_bias", "k_bias", "v_bias") if arch.qkv_bias else None,
+                qk_norm=qk_norm,
+                o=part("o"),
+                o_bias=part("o_bias") if arch.o_bias else None,
+                mlp_norm=part("mlp_norm"),
+                gate_up=stack("gate", "up"),
+                down=part("down"),
+            )
+
+        self._embed = get("embed")
+        self._layers = [layer(i) for i in range(arch.num_layers)]
+        self._norm = get("norm")
+        self._head = self._embed if arch.tied_embeddings else get("head")
+
+
+def rope_tables(rope: Rope, max_model_len: int) -> tuple[Floats, Floats]:
+    """Return cosine and sine for every position and pair, ``[max_model_len, dim / 2]``."""
+    pairs = np.arange(rope.dim // 2)
+    frequencies = rope.theta ** (-2.0 * pairs / rope.dim) / rope.divisors_for(max_model_len)
+    angles = np.arange(max_model_len)[:, None] * frequencies
+    cos, sin = np.cos(angles) * rope.attention_factor, np.sin(angles) * rope.attention_factor
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Rotate the first channels of each head; ``cos`` and ``sin`` are [T, 1, dim / 2]."""
+    half = cos.shape[-1]
+    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Divide by the root mean square over the last axis, then scale (Zhang & Sennrich, 2019)."""
+    mean_square: Floats = np.einsum("...i,...i->...", x, x) / np.float32(x.shape[-1])
+    scale: Floats = np.sqrt(mean_square + np.float32(eps))
+    return x / scale[..., None] * weight
+
+
+def silu(x: Floats) -> Floats:
+    """x * sigmoid(x)."""
+    out: Floats = np.exp(-x)
+    out += 1
+    return x / out
+
+
+def _linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
+    out: Floats = x @ weight.T
+    return out if bias is None else out + bias
+
+
+def _slots(work: Work, block_size: int) -> Ints:
+    positions = np.arange(work.start, work.start + len(work.tokens))
+    slots: Ints = np.array(work.table)[positions // block_size] * block_size
+    return slots + positions % block_size
+
+
+def _groups(items: tuple[Work, ...]) -> Iterator[_Group]:
+    """Cut long items into tiles and put tiles of equal length together."""
+    tiles: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+    row = 0
+    for work in items:
+        for low in range(0, len(work.tokens), _QUERY_TILE):
+            size = min(_QUERY_TILE, len(work.tokens) - low)
+            tiles.setdefault(size, []).append((row + low, work.start + low, work.table))
+        row += len(work.tokens)
+    for size, members in tiles.items():
+        longest = max(len(table) for _, _, table in members)
+        yield _Group(
+            np.array([first for first, _, _ in members])[:, None] + np.arange(size),
+            np.array([start for _, start, _ in members])[:, None] + np.arange(size),
+            np.array([table + table[:1] * (longest - len(table)) for _, _, table in members]),
+        )

@@ -1,0 +1,126 @@
+"""The offline benchmark: prefill and decode rates at fixed shapes, through the whole engine.
+
+Every prompt is its own random token ids, so no prefix is shared. Rates come from the engine's step
+records: prefill is the time until the last first token, decode the time after it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.llm import LLM
+from ridgeline.progress import count_bar
+from ridgeline.records import Record, StepRecord
+
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """So many streams, each with so many prompt and answer tokens."""
+
+    name: str
+    num_streams: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+def bench(llm: LLM, *, prompt_tokens: int, new_tokens: int) -> None:
+    """Measure every shape that fits the model; print a table, then one line of JSON."""
+    room = llm.config.max_model_len
+    shapes = [
+        Shape("prefill_512", 1, 512, 2),
+        *(
+            Shape(f"batch{n}" if n > 1 else "single", n, prompt_tokens, new_tokens)
+            for n in (1, 4, 16, 64)
+        ),
+    ]
+    fitting = [s for s in shapes if s.prompt_tokens + s.new_tokens <= room]
+    if not fitting:
+        raise ValueError(f"no shape fits --max-model-len {room}: lower --prompt-tokens")
+    rng = random.Random(0)
+    results: dict[str, dict[str, float]] = {}
+    with count_bar("Measuring", note="shapes") as report:
+        _measure(llm, Shape("warm-up", 1, 16, 4), rng)
+        for done, shape in enumerate(fitting):
+            report(done, len(fitting))
+            runs = [_measure(llm, shape, rng) for _ in range(_REPEATS)]
+            results[shape.name] = {k: statistics.median(run[k] for run in runs) for k in runs[0]}
+    _print(fitting, results)
+    config = {"model": llm.path.name, "backend": llm.config.backend, "threads": llm.config.threads}
+    print(json.dumps(config | {"repeats": _REPEATS, "median": results}))
+
+
+def _measure(llm: LLM, shape: Shape, rng: random.Random) -> dict[str, float]:
+    vocab = range(llm.arch.vocab_size)
+    prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
+    params = SamplingParams(temperature=0, max_tokens=shape.new_tokens, ignore_eos=True)
+    steps: list[StepRecord] = []
+    before = llm.engine.on_record
+    llm.engine.on_record = _keep_steps(steps, before)
+    try:
+        llm.generate(prompts, params, progress=False)
+    finally:
+        llm.engine.on_record = before
+    # Prefill ends with the last step that has anything but single tokens of running answers.
+    last_prompt = max(i for i, step in enumerate(steps) if any(n > 1 for _, _, n in step.work))
+    prefill, decode = steps[: last_prompt + 1], steps[last_prompt + 1 :]
+    prompt_tokens = sum(n for step in prefill for _, _, n in step.work)
+    decode_tokens = sum(len(tokens) for step in decode for tokens in step.sampled)
+    return {
+        "prefill_tokens_per_s": round(prompt_tokens / _span_s(prefill), 1),
+        "decode_tokens_per_s": round(decode_tokens / _span_s(decode), 1),
+        "decode_step_ms": round(1e3 * _span_s(decode) / len(decode), 2),
+        "end_to_end_tokens_per_s": round(shape.num_streams * shape.new_tokens / _span_s(steps), 1),
+    }
+
+
+def _keep_steps(
+    steps: list[StepRecord], also: Callable[[Record], None] | None
+) -> Callable[[Record], None]:
+    def keep(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            steps.append(record)
+        if also:
+            also(record)
+
+    return keep
+
+
+def _span_s(steps: list[StepRecord]) -> float:
+    last = steps[-1]
+    return last.start_s + last.schedule_s + last.execute_s + last.commit_s - steps[0].start_s
+
+
+def _print(shapes: list[Shape], results: dict[str, dict[str, Any]]) -> None:
+    table = Table("shape", box=None, pad_edge=False)
+    for name in (
+        "streams",
+        "prompt",
+        "new",
+        "prefill tok/s",
+        "decode tok/s",
+        "ms/step",
+        "total tok/s",
+    ):
+        table.add_column(name, justify="right")
+    for shape in shapes:
+        row = results[shape.name]
+        table.add_row(
+            shape.name,
+            str(shape.num_streams),
+            str(shape.prompt_tokens),
+            str(shape.new_tokens),
+            *(f"{value:,.1f}" for value in row.values()),
+        )
+    Console(file=sys.stdout, width=100).print(table)

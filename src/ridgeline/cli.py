@@ -1,0 +1,223 @@
+"""The command line. Every command is a few lines: parse, call, print.
+
+Exit status: 0 on success, 2 for a usage error, 1 for anything else. Errors are one or two lines on
+standard error; ``--debug`` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline import LLM, SamplingParams, __version__
+from ridgeline.bench.offline import bench
+from ridgeline.config import Options, default_home
+from ridgeline.doctor import report
+from ridgeline.models.pull import SHORT_NAMES, pull, pulled_models
+from ridgeline.progress import bytes_bar
+from ridgeline.repl import answer, chat
+
+app = typer.Typer(
+    name="ridgeline",
+    help="An LLM engine that knows its own physics.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+_CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
+
+Model = Annotated[
+    str, typer.Argument(help="A short name, a .gguf file, a directory, or a hub id owner/name.")
+]
+
+
+class UsageError(Exception):
+    """Flags that contradict each other or the model; ends with status 2."""
+
+
+def main() -> None:
+    """Run the command line, and turn exceptions into one line and a status."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UsageError as error:
+        _fail(error, 2, debug)
+    except (ValueError, OSError, MemoryError) as error:
+        _fail(error, 1, debug)
+
+
+def _fail(error: Exception, status: int, debug: bool) -> None:
+    if debug:
+        raise error
+    text = str(error) or type(error).__name__
+    print(f"ridgeline: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's ``options`` parameter by one flag for each field of ``Options``."""
+    kinds = get_type_hints(Options)
+    kinds |= {"kv_cache_memory": str | None, "trace": Path | None}  # as typed
+    flags = {
+        field.name: Annotated[kinds[field.name], typer.Option(help=field.metadata["help"])]
+        for field in fields(Options)
+    }
+
+    @wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        try:
+            options = Options(**{name: arguments.pop(name) for name in flags})
+        except ValueError as error:
+            raise UsageError(error) from error
+        command(**arguments, options=options)
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
+    added = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=flags[field.name],
+        )
+        for field in fields(Options)
+    ]
+    wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    return wrapper
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
+    ] = False,
+) -> None:
+    """An LLM engine that knows its own physics."""
+    if version:
+        print(f"ridgeline {__version__}")
+        raise typer.Exit
+
+
+@app.command("pull")
+def pull_command(model: Model) -> None:
+    """Fetch a model and verify it; goes on where an earlier try stopped."""
+    with bytes_bar(f"Pulling {model}") as show:
+        path = pull(model, default_home(), show)
+    print(f"{model} is at {path}")
+    print(f"Next: ridgeline run {model}", file=sys.stderr)
+
+
+@app.command()
+def models() -> None:
+    """List what can be pulled by short name, and what is here."""
+    here = pulled_models(default_home())
+    table = Table("name", "what", "size", "licence", "here", box=None, pad_edge=False)
+    for name, entry in SHORT_NAMES.items():
+        size, where = f"{entry.size / 1e6:,.0f} MB", here.pop(name, None)
+        table.add_row(name, entry.description, size, entry.licence, str(where) if where else "no")
+    for name, path in here.items():
+        size = f"{sum(file.stat().st_size for file in path.rglob('*')) / 1e6:,.0f} MB"
+        table.add_row(name, "from the hub", size, "its own", str(path))
+    Console(width=_width()).print(table)
+    print("Any .gguf file or Hugging Face directory works too: give its path.")
+
+
+@app.command()
+@engine_options
+def run(
+    model: Model,
+    prompt: Annotated[str | None, typer.Argument(help="Without it: a chat.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue PROMPT as it is, without the chat template.")
+    ] = False,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: 0.7.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep this much probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop what is rarer than this.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less echo.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="-2 to 2.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="-2 to 2.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 512,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    *,
+    options: Options,
+) -> None:
+    """Answer one prompt, or chat."""
+    wishes: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "max_tokens": max_tokens,
+        "stop": stop or (),
+    }
+    given = {name: value for name, value in wishes.items() if value is not None}
+    with _load(model, options, given) as (llm, params):
+        if prompt is None and not sys.stdin.isatty():
+            prompt = sys.stdin.read()
+        if prompt is None:
+            chat(llm, params)
+        else:
+            answer(llm, prompt, params, raw=raw)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine is, what will be used, and what is wrong."""
+    report(Console(width=_width()), default_home())
+
+
+@bench_app.command("offline")
+@engine_options
+def bench_offline(
+    model: Model,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
+    *,
+    options: Options,
+) -> None:
+    """Fixed shapes: prefill, one stream, many streams. The last line is one JSON document."""
+    with _load(model, options, {}) as (llm, _):
+        bench(llm, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+
+@contextmanager
+def _load(
+    model: str, options: Options, sampling: dict[str, Any]
+) -> Iterator[tuple[LLM, SamplingParams]]:
+    """Load a model, say what it had to give up, and check sampling parameters first of all."""
+    try:
+        SamplingParams(**sampling)
+    except ValueError as error:
+        raise UsageError(error) from error
+    with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
+        for note in llm.config.notes:
+            print(f"note: {note}", file=sys.stderr)
+        yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.generation_defaults | sampling))
+
+
+def _width() -> int | None:
+    return None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))

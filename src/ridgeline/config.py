@@ -1,0 +1,189 @@
+"""What the user asked for, resolved once into plain values.
+
+``Options`` are the flags as people type them, where "auto" and None mean "you choose". ``resolve``
+turns them, the model and the machine into an ``EngineConfig`` without any "auto" left. Whoever is
+built later receives the values it uses, not this object.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ridgeline import costs
+from ridgeline.arch import ModelArch
+from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
+from ridgeline.memory import available_bytes, fit_kv_cache
+
+POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfuse": SplitFuse}
+
+_DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+_DEFAULT_KV_BYTES = 4 << 30
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options that run, serve, bench and ``LLM`` share; the command line is made from this."""
+
+    max_model_len: int | None = _option(
+        None, "Longest sequence, prompt and answer together, in tokens. Default: the model's."
+    )
+    max_num_seqs: int = _option(256, "Sequences that may run at once.")
+    max_num_batched_tokens: int | None = _option(
+        None, "Tokens that one step may compute. Default: 2048."
+    )
+    block_size: int = _option(16, "Tokens per block of the KV cache.")
+    kv_cache_memory: int | str | None = _option(
+        None, "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free."
+    )
+    kv_cache_dtype: Literal["auto", "f32", "f16", "int8"] = _option(
+        "auto", "What keys and values are stored in."
+    )
+    dtype: Literal["auto", "f32", "bf16", "int8", "int4"] = _option(
+        "auto", "What the weights are computed in."
+    )
+    policy: Literal["static", "orca", "splitfuse"] = _option(
+        "splitfuse", "How steps are filled: see docs/architecture.md."
+    )
+    enable_prefix_caching: bool = _option(True, "Share the KV cache of equal prefixes.")
+    threads: int | None = _option(None, "Threads of the backend. Default: one per core.")
+    seed: int = _option(0, "Seed of requests that bring none.")
+    backend: Literal["auto", "cpu", "cuda", "reference"] = _option("auto", "What computes.")
+    trace: str | Path | None = _option(
+        None, "Write a record of every step and request to this file, as JSON lines."
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that no model could make sense of."""
+        for name, kind in get_type_hints(Options).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                allowed = ", ".join(get_args(kind))
+                raise ValueError(f"{_flag(name)} is {getattr(self, name)!r}, not one of {allowed}")
+        for name in ("max_num_seqs", "block_size"):
+            _at_least(name, getattr(self, name), 1)
+        for name, least in (("max_model_len", 2), ("max_num_batched_tokens", 1), ("threads", 1)):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), least)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed must be a whole number, not {self.seed!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Plain values to build an engine from. ``notes`` are lines for the user."""
+
+    backend: str
+    policy: Policy
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    kv_bytes: int
+    enable_prefix_caching: bool
+    threads: int
+    seed: int
+    notes: tuple[str, ...]
+
+
+def resolve(options: Options, arch: ModelArch) -> EngineConfig:
+    """Choose everything that is still open, from the model and from the memory that is there.
+
+    Raises ValueError if an option contradicts another or the model, or if nothing fits.
+    """
+    backend = _backend(options)
+    model_len = min(options.max_model_len or arch.max_position, arch.max_position)
+    if options.max_model_len and options.max_model_len > arch.max_position:
+        raise ValueError(
+            f"--max-model-len {options.max_model_len} is more than the {arch.max_position} tokens "
+            f"that this model was trained for"
+        )
+    policy = POLICIES[options.policy]()
+    batched = options.max_num_batched_tokens or max(
+        _DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        options.max_num_seqs,
+        model_len if policy.whole_prompts else 0,
+    )
+    kv_bytes_per_block = options.block_size * costs.kv_bytes_per_token(arch, 4)
+    wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
+    plan = fit_kv_cache(
+        available_bytes=available_bytes(),
+        weights_bytes=costs.weight_bytes(arch, 4),
+        step_bytes=_step_bytes(arch, batched),
+        kv_bytes_per_block=kv_bytes_per_block,
+        block_size=options.block_size,
+        wanted_kv_bytes=wish,
+        wanted_model_len=model_len,
+        max_num_seqs=min(options.max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
+    )
+    return EngineConfig(
+        backend=backend,
+        policy=policy,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=batched,
+        block_size=options.block_size,
+        num_blocks=plan.num_blocks,
+        kv_bytes=plan.num_blocks * kv_bytes_per_block,
+        enable_prefix_caching=options.enable_prefix_caching,
+        threads=options.threads or len(os.sched_getaffinity(0)),
+        seed=options.seed,
+        notes=plan.notes,
+    )
+
+
+def default_home() -> Path:
+    """Return Ridgeline's directory: ``$RIDGELINE_HOME``, or ``~/.cache/ridgeline``."""
+    return Path(os.environ.get("RIDGELINE_HOME") or Path.home() / ".cache" / "ridgeline")
+
+
+def parse_bytes(size: int | str) -> int:
+    """Return a size in bytes: a number, or text such as "512MiB", "4GiB" or "2G".
+
+    Raises ValueError if it is neither, or not positive.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(size).strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{size!r} is not a size: write bytes, or a number with MiB or GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _backend(options: Options) -> str:
+    if options.backend not in ("auto", "reference"):
+        raise ValueError(
+            f"--backend {options.backend} is not in this version yet: use reference or auto"
+        )
+    if options.dtype not in ("auto", "f32"):
+        raise ValueError(f"--dtype {options.dtype}: the reference backend computes in f32 only")
+    if options.kv_cache_dtype not in ("auto", "f32"):
+        raise ValueError(
+            f"--kv-cache-dtype {options.kv_cache_dtype}: the reference backend keeps f32 only"
+        )
+    return "reference"
+
+
+def _step_bytes(arch: ModelArch, num_tokens: int) -> int:
+    """Return what the largest step needs beside weights and cache: activations and logits."""
+    width = 6 * arch.hidden_size + 4 * arch.intermediate_size
+    width += 4 * (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
+    logits_rows = min(num_tokens, 256)
+    return 4 * (num_tokens * width + 3 * logits_rows * arch.vocab_size)
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{_flag(name)} is {value!r}: a whole number of at least {least}, please")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

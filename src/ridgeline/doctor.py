@@ -1,0 +1,102 @@
+"""What this machine is, what will be used, and what is wrong. Reads, prints, changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from threadpoolctl import threadpool_info
+
+from ridgeline.memory import available_bytes
+from ridgeline.models.pull import SHORT_NAMES, pulled_models
+
+_INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
+    "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
+    "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+
+
+def report(console: Console, home: Path) -> None:
+    """Print the facts as a table, then every problem with its way out."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in facts(home):
+        table.add_row(name, value)
+    console.print(table)
+    found = list(problems(home))
+    for problem in found:
+        console.print(f"[yellow]problem[/]  {problem}")
+    if not found:
+        console.print("[green]nothing is wrong[/]  next: ridgeline run smollm2")
+
+
+def facts(home: Path) -> Iterator[tuple[str, str]]:
+    """Yield what there is and what will be used: name and text."""
+    flags = _cpu_flags()
+    sets = [name for name in _INSTRUCTION_SETS if name in flags]
+    cores = len(os.sched_getaffinity(0))
+    yield "processor", f"{_cpu_name()}, {cores} of {os.cpu_count()} cores usable"
+    yield "instruction sets", " ".join(sets) or "unknown"
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield "memory", f"{_gib(available_bytes())} usable of {_gib(total)}"
+    yield "python", f"{platform.python_version()} ({platform.system()} {platform.machine()})"
+    blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
+    yield "numpy", f"{np.__version__} with {library}"
+    yield "backend", f"reference (numpy, f32), {cores} threads"
+    disk = shutil.disk_usage(_existing(home)).free
+    yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
+    yield "models here", ", ".join(pulled_models(home)) or "none yet"
+
+
+def problems(home: Path) -> Iterator[str]:
+    """Yield what will hurt, and what to do about it."""
+    cores = len(os.sched_getaffinity(0))
+    if available_bytes() < 2 << 30:
+        yield f"only {_gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
+    if cores < (os.cpu_count() or 1):
+        yield f"{cores} of {os.cpu_count()} cores may be used: see taskset or the container's limit"
+    if os.getloadavg()[0] > 0.5 * cores:
+        load = os.getloadavg()[0]
+        yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
+    if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
+        yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
+    if importlib.util.find_spec("pip") is None and not pulled_models(home):
+        yield f"pip is missing, and {next(iter(SHORT_NAMES))} comes through pip: run ensurepip"
+    if not os.access(_existing(home), os.W_OK):
+        yield f"{home} cannot be written: set RIDGELINE_HOME to a directory of yours"
+
+
+def _cpu_name() -> str:
+    for line in _cpu_lines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> list[str]:
+    for line in _cpu_lines():
+        if line.startswith(("flags", "Features")):
+            return line.partition(":")[2].split()
+    return []
+
+
+def _cpu_lines() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,391 @@
+"""LLM: the Python API. Loads a model, wires the engine, and turns prompts into answers.
+
+It decides nothing about scheduling and computes nothing: prompts become token ids, the engine runs
+step by step in the caller's thread, events become outputs.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Any
+
+from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.config import EngineConfig, Options, default_home, resolve
+from ridgeline.core.engine import Engine
+from ridgeline.core.kvcache import KVCache
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Request, Text
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step import Event, TokenLogprobs
+from ridgeline.decoding.text import TextStream
+from ridgeline.models.chat import ChatTemplate
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.pull import pull
+from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.models.weights import Checkpoint
+from ridgeline.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
+from ridgeline.progress import bytes_bar, count_bar
+from ridgeline.records import Record, to_json
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A loaded model that answers prompts.
+
+    Prompts are text or lists of token ids. Any number may be given at once; they run together.
+    Not for use from several threads at the same time.
+    """
+
+    def __init__(self, model: str | Path = "smollm2", **options: Any) -> None:
+        """Load ``model``, pulling it first if it is a short name or a hub id that is not here.
+
+        Args:
+            model: a short name, a .gguf file, a Hugging Face directory, or a hub id.
+            **options: as on the command line, with underscores (``config.Options``).
+
+        Raises:
+            ValueError: no such model, an option out of range, or not enough memory.
+            ModelFileError: the model's files are damaged or not supported (a ValueError too).
+        """
+        wishes = Options(**options)
+        with bytes_bar(f"Pulling {model}") as report:
+            self.path = pull(str(model), default_home(), report)
+        checkpoint = load_checkpoint(self.path)
+        self.arch = checkpoint.arch
+        self.config = resolve(wishes, checkpoint.arch)
+        self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.chat_template = _chat_template(checkpoint, self.tokenizer)
+        self.can_chat = checkpoint.chat_template is not None
+        self.generation_defaults: dict[str, Any] = dict(checkpoint.generation_defaults)
+        self._trace = open(wishes.trace, "w", buffering=1) if wishes.trace else None  # noqa: SIM115
+        with bytes_bar(f"Loading {self.path.name}") as report:
+            runner = _runner(self.config, checkpoint, report)
+        self.engine = _engine(self.config, checkpoint, runner, _writer(self._trace))
+        self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
+
+    def default_params(self, **changes: Any) -> SamplingParams:
+        """Return the sampling defaults that the model's own files recommend, with ``changes``."""
+        return SamplingParams(**(self.generation_defaults | changes))
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many, and return them in order.
+
+        Args:
+            prompts: text, token ids, or a list of either.
+            sampling_params: one for all or one for each; None takes the model's defaults.
+            progress: show a bar; None shows one when there are several prompts.
+
+        Raises:
+            ValueError: a prompt or its parameters can never run; nothing was computed then.
+        """
+        many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        return self._collect(
+            [self._encode(prompt) for prompt in many], many, sampling_params, progress
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many; ``template`` is passed to the chat template.
+
+        Raises:
+            ValueError: as in ``generate``; or the model has no chat template, or it refuses.
+        """
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        many: Sequence[Any] = [messages] if one else messages
+        prompts = [self.chat_template.render_ids(chat, **template) for chat in many]
+        return self._collect(prompts, [None] * len(prompts), sampling_params, progress)
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """Yield the answer to a prompt or a conversation as it grows.
+
+        Closing the iterator stops the answer.
+        """
+        return self.stream_many([prompt], sampling_params)
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt | Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Chunk]:
+        """Yield the answers to several prompts, which run side by side, as they grow."""
+        encoded = [
+            self.chat_template.render_ids(prompt)  # type: ignore[arg-type]
+            if _is_chat(prompt)
+            else self._encode(prompt)  # type: ignore[arg-type]
+            for prompt in prompts
+        ]
+        requests = self._submit(encoded, sampling_params)
+        return self._chunks(requests)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        """Queue all prompts, or none if one of them can never run."""
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or self.default_params()] * len(prompts)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(params)} sampling_params")
+        requests: list[Request] = []
+        try:
+            for prompt, wish in zip(prompts, params, strict=True):
+                wish.validate_ids(self.arch.vocab_size)
+                ids = tuple(prompt)
+                new_text = partial(self._new_text, ids, wish)
+                requests.append(self.engine.requests[self.engine.add(ids, wish, new_text=new_text)])
+        except ValueError:
+            for request in requests:
+                self.engine.abort(request.id)
+            raise
+        self._mail |= {request.id: deque() for request in requests}
+        return requests
+
+    def _new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
+        return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
+
+    def _chunks(self, requests: list[Request]) -> Iterator[Chunk]:
+        """Run the engine until these requests have ended; events of others wait in their mail."""
+        try:
+            while any(not r.is_finished or self._mail[r.id] for r in requests):
+                for prompt_index, request in enumerate(requests):
+                    mail = self._mail[request.id]
+                    while mail:
+                        yield self._chunk(prompt_index, mail.popleft())
+                with _interrupt_between_steps():
+                    for event in self.engine.step():
+                        self._mail[event.seq_id[0]].append(event)
+        finally:
+            for request in requests:
+                self.engine.abort(request.id)
+                del self._mail[request.id]
+
+    def _chunk(self, prompt_index: int, event: Event) -> Chunk:
+        return Chunk(
+            prompt_index,
+            event.seq_id[1],
+            event.text,
+            event.token,
+            self._logprobs(event.logprobs) if event.logprobs else None,
+            event.finish_reason and event.finish_reason.value,
+            event.stop_reason,
+            event.error,
+        )
+
+    def _collect(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool | None,
+    ) -> list[RequestOutput]:
+        requests = self._submit(prompts, sampling_params)
+        news: list[list[list[Chunk]]] = [[[] for _ in range(r.params.n)] for r in requests]
+        ended, total = 0, sum(request.params.n for request in requests)
+        show = len(prompts) > 1 if progress is None else progress
+        with count_bar("Answering") if show else _no_bar() as report:
+            report(0, total)
+            for chunk in self._chunks(requests):
+                news[chunk.prompt_index][chunk.index].append(chunk)
+                if chunk.finish_reason:
+                    ended += 1
+                    report(ended, total)
+        return [
+            RequestOutput(
+                request.id,
+                text if isinstance(text, str) else None,
+                list(request.prompt),
+                self._prompt_logprobs(request),
+                [_completion(i, chunks) for i, chunks in enumerate(answers) if chunks],
+                request.num_cached_tokens,
+            )
+            for request, text, answers in zip(requests, texts, news, strict=True)
+        ]
+
+    # --- tokens and text -----------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise ValueError(
+                    f"a prompt must be text or a list of token ids, not {prompt!r:.80}"
+                )
+            if not 0 <= token < self.arch.vocab_size:
+                raise ValueError(
+                    f"the prompt has token {token}, but this model's ids are "
+                    f"0 to {self.arch.vocab_size - 1}"
+                )
+        return list(prompt)
+
+    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        ranked = {
+            token: Logprob(logprob, rank, self._spell(token))
+            for rank, (token, logprob) in enumerate(entry.top, start=1)
+        }
+        own = Logprob(entry.logprob, entry.rank, self._spell(entry.token))
+        return {entry.token: own} | ranked
+
+    def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
+        if request.params.prompt_logprobs is None:
+            return None
+        found = request.prompt_logprobs
+        return [
+            self._logprobs(found[i]) if i in found else None for i in range(len(request.prompt))
+        ]
+
+    def _spell(self, token: int) -> str:
+        return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+
+    # --- ending --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the trace file, if there is one."""
+        if self._trace:
+            self._trace.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _runner(
+    config: EngineConfig, checkpoint: Checkpoint, report: Callable[[int, int], None]
+) -> ReferenceRunner:
+    return ReferenceRunner(
+        checkpoint,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        num_threads=config.threads,
+        progress=report,
+    )
+
+
+def _engine(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    runner: ReferenceRunner,
+    on_record: Callable[[Record], None] | None,
+) -> Engine:
+    kv = KVCache(
+        config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+    )
+    scheduler = Scheduler(
+        kv,
+        config.policy,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
+    return Engine(
+        scheduler,
+        runner,
+        time.monotonic,
+        max_model_len=config.max_model_len,
+        eos_ids=checkpoint.eos_ids,
+        seed=config.seed,
+        on_record=on_record,
+    )
+
+
+def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:
+    def spell(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_bytes(token).decode()
+
+    eos = checkpoint.eos_ids[0] if checkpoint.eos_ids else None
+    return ChatTemplate(checkpoint.chat_template, tokenizer, spell(checkpoint.bos_id), spell(eos))
+
+
+def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
+    last = chunks[-1]
+    tokens = tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
+    logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+    total = sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))
+    return CompletionOutput(
+        index,
+        "".join(chunk.text for chunk in chunks),
+        tokens,
+        total if logprobs else None,
+        logprobs or None,
+        last.finish_reason or "abort",
+        last.stop_reason,
+        last.error,
+    )
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _is_chat(prompt: Prompt | Sequence[Message]) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _writer(trace: IO[str] | None) -> Callable[[Record], None] | None:
+    if trace is None:
+        return None
+    return lambda record: print(json.dumps(to_json(record), separators=(",", ":")), file=trace)
+
+
+@contextmanager
+def _no_bar() -> Iterator[Callable[[int, int], None]]:
+    yield lambda done, total: None
+
+
+@contextmanager
+def _interrupt_between_steps() -> Iterator[None]:
+    """Hold Ctrl-C back until the step is whole: half a commit would be no state to go on from."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+
+    def remember(signum: int, frame: FrameType | None) -> None:
+        pending.append(signum)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pending:
+        raise KeyboardInterrupt

@@ -1,0 +1,243 @@
+"""Messages to one prompt, as the model's own chat template (jinja2) writes it.
+
+A template is code from a model file: it runs in jinja2's immutable sandbox, with the helpers that
+Hugging Face promises to templates and bounds on its loops and its output. What users wrote is
+shielded before the template sees it, so only the template can produce control tokens. This module
+knows no model by name and guesses no template for a model that has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ridgeline.models.tokenizer import Tokenizer
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_RENDERED_CHARS = 1 << 24
+_MAX_RANGE_TOTAL = 100_000  # steps of all range() loops of one rendering
+_CUT = "\ufdd1"  # a noncharacter, so no content has it: where an unfinished message ends
+
+
+class ChatTemplate:
+    """A model's chat template with its tokenizer.
+
+    Nothing is compiled before the first rendering: a model with a broken template still completes
+    plain text.
+
+    Args:
+        source: jinja2 source, None where the model has none.
+        tokenizer: of the same model.
+        bos_token: spelling of the BOS token, for the template.
+        eos_token: spelling of the EOS token, for the template.
+    """
+
+    def __init__(
+        self, source: str | None, tokenizer: Tokenizer, bos_token: str = "", eos_token: str = ""
+    ):
+        self._source = source
+        self._tokenizer = tokenizer
+        self._variables = {"bos_token": bos_token, "eos_token": eos_token}
+        self._compiled: jinja2.Template | None = None
+
+    def render_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        """Return the token ids of a conversation.
+
+        Control tokens come from the template only; text in ``messages`` that spells one stays
+        text. The one exception are tokens that ``decode`` shows, such as ``</think>``, in what an
+        assistant said: there they are what the model wrote, and templates look for them.
+
+        Args:
+            messages: each with ``role`` and ``content``: a string, or parts of type text, which
+                are joined by line ends.
+            add_generation_prompt: end with the opening of the assistant's next message.
+            continue_final_message: leave the last message open instead, to be continued.
+            **variables: JSON values that the template may use (tools, enable_thinking, ...).
+
+        Raises:
+            ValueError: the model has no template, the messages are malformed, or the template
+                fails or refuses them.
+        """
+        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        return self._tokenizer.encode_shielded(text)
+
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt that ``render_ids`` tokenises, without the BOS that it may add."""
+        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        return self._tokenizer.unshield(text)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: dict[str, Any],
+    ) -> str:
+        shielded = self._checked(messages)
+        if taken := {"messages", "range", *self._variables} & variables.keys():
+            raise ValueError(f"the template variable {min(taken)!r} is not yours to set")
+        if continue_final_message:
+            if add_generation_prompt:
+                raise ValueError(
+                    "continue_final_message and add_generation_prompt exclude each other: set "
+                    "add_generation_prompt to false"
+                )
+            shielded[-1]["content"] += _CUT
+        context = {
+            "tools": None,
+            "documents": None,
+            **{name: self._shield(value, name) for name, value in variables.items()},
+            **self._variables,
+            "messages": shielded,
+            "add_generation_prompt": add_generation_prompt,
+            "range": _bounded_range(),
+        }
+        text = self._run(context)
+        if not continue_final_message:
+            return text
+        text, found, _ = text.rpartition(_CUT)
+        if not found:
+            raise ValueError(
+                "the chat template leaves out the last message; it has no continuation"
+            )
+        return text
+
+    def _run(self, context: Mapping[str, Any]) -> str:
+        if self._source is None:
+            raise ValueError(
+                "this model has no chat template; use a plain completion, or an instruct model"
+            )
+        try:
+            if self._compiled is None:
+                self._compiled = _environment().from_string(self._source)
+            parts, length = [], 0
+            for part in self._compiled.generate(context):
+                parts.append(part)
+                length += len(part)
+                if length > _MAX_RENDERED_CHARS:
+                    raise OverflowError(f"its output exceeds {_MAX_RENDERED_CHARS} letters")
+        except Exception as error:  # whatever foreign code may raise
+            lines = (str(error) or type(error).__name__).splitlines()
+            raise ValueError(f"the chat template fails: {lines[0]}") from error
+        return "".join(parts)
+
+    def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages, their content one shielded string each."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise ValueError("messages must be a list of at least one message")
+        return [self._message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+    def _message(self, message: Any, where: str) -> dict[str, Any]:
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{where} must be an object with role and content")
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES:
+            raise ValueError(f"{where}.role is {role!r}; use one of {', '.join(_ROLES)}")
+        if content is None and message.get("tool_calls"):
+            content = ""
+        if isinstance(content, list):
+            content = "\n".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(content))
+        if not isinstance(content, str):
+            raise ValueError(f"{where}.content must be a string or a list of text parts")
+        own_words = role == "assistant"
+        return {
+            **{k: self._shield(v, f"{where}.{k}") for k, v in message.items() if k != "role"},
+            "role": role,
+            "content": self._tokenizer.shield(content, special_only=own_words),
+        }
+
+    def _shield(self, value: Any, where: str) -> Any:
+        """Return a JSON value with all its strings shielded."""
+        if isinstance(value, str):
+            return self._tokenizer.shield(value)
+        if isinstance(value, Mapping):
+            return {self._shield(k, where): self._shield(v, where) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._shield(item, where) for item in value]
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise ValueError(f"{where} holds {type(value).__name__}, which is no JSON value")
+
+
+def _part(part: Any, where: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        raise ValueError(f"{where} is not of type 'text'; this engine reads text only")
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"{where}.text must be a string")
+    return str(part["text"])
+
+
+class _Generation(Extension):
+    """``{% generation %}...{% endgeneration %}``, a mark for training: here, its inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return the sandbox that Hugging Face's templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON without the HTML escapes of jinja2's own filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _bounded_range() -> Any:
+    """Return ``range`` whose results have ``_MAX_RANGE_TOTAL`` steps together."""
+    left = _MAX_RANGE_TOTAL
+
+    def bounded(*bounds: int) -> range:
+        nonlocal left
+        steps = range(*bounds)
+        left -= len(steps)
+        if left < 0:
+            raise OverflowError(f"its loops take more than {_MAX_RANGE_TOTAL} steps")
+        return steps
+
+    return bounded

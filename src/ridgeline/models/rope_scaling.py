@@ -1,0 +1,175 @@
+"""Rotary embedding of a model from its configuration: every published scaling as divisors.
+
+``Rope`` has one idea of scaling, a divisor per pair of channels; this module turns the names and
+numbers of Hugging Face configs and GGUF metadata into it, and knows nothing else of a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ridgeline.arch import Rope
+from ridgeline.models.facts import Facts, positive
+from ridgeline.models.weights import Tensor
+
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
+    """Return the rotary embedding that a config.json describes, and the context length in tokens.
+
+    Reads the older keys (``rope_theta`` and ``rope_scaling``) and the newer ``rope_parameters``.
+
+    Raises:
+        ModelFileError: a scaling that is not supported, or values out of range.
+    """
+    scaling = _scaling(config)
+    theta = scaling.number("rope_theta", 10_000.0)
+    dim = _checked_dim(
+        scaling, int(head_dim * scaling.number("partial_rotary_factor", 1.0)), head_dim
+    )
+    max_position = config.integer("max_position_embeddings")
+    original = scaling.integer("original_max_position_embeddings", max_position, low=2)
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind == "su" or scaling.get("short_factor") is not None:
+        kind = "longrope"  # its first published names were "su" and, in Phi-3, "yarn"
+    if kind not in _KINDS:
+        scaling.fail(f"rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}")
+    if kind == "default":
+        return Rope(theta, dim), max_position
+    factor = scaling.number("factor", max_position / original)
+    if kind == "linear":
+        return Rope(theta, dim, (factor,) * (dim // 2)), max_position
+    if kind == "llama3":
+        return Rope(theta, dim, _llama3(scaling, theta, dim, factor, original)), max_position
+    if kind == "yarn":
+        divisors = _yarn(scaling, theta, dim, factor, original)
+        attention_factor = scaling.number("attention_factor", _yarn_attention(scaling, factor))
+        rope = Rope(theta, dim, divisors, attention_factor, original_max_position=original)
+        # Published configs often leave the length as it was before the extension.
+        return rope, max(max_position, int(original * factor))
+    growth = max(0.0, math.log(factor)) / math.log(original)
+    rope = Rope(
+        theta,
+        dim,
+        scaling.numbers("short_factor", dim // 2),
+        scaling.number("attention_factor", math.sqrt(1 + growth)),
+        scaling.numbers("long_factor", dim // 2),
+        original,
+    )
+    return rope, max_position
+
+
+def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) -> Rope:
+    """Return the rotary embedding of a GGUF file; ``meta`` has the architecture as its prefix.
+
+    Raises:
+        ModelFileError: a scaling that is not supported, or values out of range.
+    """
+    theta = meta.number("rope.freq_base", 10_000.0)
+    dim = _checked_dim(meta, meta.integer("rope.dimension_count", head_dim), head_dim)
+    context = meta.integer("context_length")
+    original = meta.integer("rope.scaling.original_context_length", context, low=2)
+    attention_factor = meta.number("rope.scaling.attn_factor", 1.0)
+    if "rope_factors_short.weight" in tensors or "rope_factors_long.weight" in tensors:
+        short, long = (
+            _factors(meta, tensors, f"rope_factors_{name}.weight", dim)
+            for name in ("short", "long")
+        )
+        return Rope(theta, dim, short, attention_factor, long, original)
+
+    kind = meta.text("rope.scaling.type", "linear")
+    # An absent factor is written as 0 by some converters.
+    given = meta.get("rope.scaling.factor") or meta.get("rope.scale_linear") or 1.0
+    factor = Facts({"rope.scaling.factor": given}, meta.where).number("rope.scaling.factor")
+    divisors: tuple[float, ...] = ()
+    if kind == "yarn":
+        divisors = _yarn(meta, theta, dim, factor, original, "rope.scaling.yarn_")
+        attention_factor *= _magnitude(factor)
+    elif kind == "linear" and factor != 1.0:
+        divisors = (factor,) * (dim // 2)
+    elif kind not in ("none", "linear"):
+        meta.fail(
+            f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, longrope"
+        )
+    if "rope_freqs.weight" in tensors:
+        fixed = _factors(meta, tensors, "rope_freqs.weight", dim)
+        divisors = tuple(a * b for a, b in zip(fixed, divisors or (1.0,) * len(fixed), strict=True))
+    return Rope(theta, dim, divisors, attention_factor, original_max_position=original)
+
+
+def _scaling(config: Facts) -> Facts:
+    """Return what a config says of rope, wherever its version of the format keeps it."""
+    given: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if type(given) is not dict or any(type(value) is dict for value in given.values()):
+        config.fail("rope_scaling must be one flat object; one per kind of layer is not supported")
+    outer = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    return Facts({key: config.get(key) for key in outer} | given, config.where)
+
+
+def _checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
+    if not 2 <= dim <= head_dim or dim % 2:
+        facts.fail(f"rope over {dim} of a head's {head_dim} channels; it must be even and fit")
+    return dim
+
+
+def _factors(meta: Facts, tensors: Mapping[str, Tensor], name: str, dim: int) -> tuple[float, ...]:
+    """Return the divisors that a GGUF file keeps as a tensor."""
+    if name not in tensors or tensors[name].shape != (dim // 2,):
+        found = tensors[name].shape if name in tensors else "no such tensor"
+        meta.fail(f"tensor {name!r}: found {found}, wanted shape {(dim // 2,)}")
+    return positive(tensors[name].to_f32().tolist(), f"{meta.where}: tensor {name!r}")
+
+
+def _blend(dim: int, factor: float, kept: Callable[[int], float]) -> tuple[float, ...]:
+    """Return divisors that keep a pair's frequency where ``kept(pair)`` is 1 and divide at 0."""
+    shares = (min(1.0, max(0.0, kept(pair))) for pair in range(dim // 2))
+    return tuple(1 / (share + (1 - share) / factor) for share in shares)
+
+
+def _llama3(
+    scaling: Facts, theta: float, dim: int, factor: float, original: int
+) -> tuple[float, ...]:
+    """Keep pairs that turn often within the original context, divide those that turn seldom."""
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if low >= high:
+        scaling.fail(f"low_freq_factor {low} must be below high_freq_factor {high}")
+
+    def kept(pair: int) -> float:
+        turns: float = original / (2 * math.pi * theta ** (2 * pair / dim))
+        return (turns - low) / (high - low)
+
+    return _blend(dim, factor, kept)
+
+
+def _yarn(
+    facts: Facts, theta: float, dim: int, factor: float, original: int, prefix: str = ""
+) -> tuple[float, ...]:
+    """YaRN (Peng et al., 2023): a ramp between the pairs of two numbers of turns."""
+    if theta <= 1:
+        facts.fail(f"YaRN needs a rope base above 1, found {theta}")
+
+    def pair_with(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    begin = pair_with(facts.number(prefix + "beta_fast", 32.0))
+    end = pair_with(facts.number(prefix + "beta_slow", 1.0))
+    if facts.flag(prefix + "truncate", True):
+        begin, end = math.floor(begin), math.ceil(end)
+    begin, end = max(begin, 0), min(end, dim - 1)
+    width = max(end - begin, 0.001)
+    return _blend(dim, factor, lambda pair: 1 - (pair - begin) / width)
+
+
+def _yarn_attention(scaling: Facts, factor: float) -> float:
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        weights = scaling.number("mscale"), scaling.number("mscale_all_dim")
+        return _magnitude(factor, weights[0]) / _magnitude(factor, weights[1])
+    return _magnitude(factor)
+
+
+def _magnitude(factor: float, weight: float = 1.0) -> float:
+    """YaRN's correction of the attention's temperature, applied to cosine and sine."""
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0

@@ -1,0 +1,85 @@
+"""What ``LLM`` returns: plain values with the names that vLLM's users know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability (natural logarithm), and its rank (1 is the likeliest)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer.
+
+    Attributes:
+        index: which of the request's ``n`` answers.
+        text: without special tokens, cut before a stop string.
+        token_ids: all generated tokens, the stopping one included.
+        cumulative_logprob: sum over the tokens, None unless logprobs were asked for.
+        logprobs: per token, by token id; None unless asked for.
+        finish_reason: "stop", "length", "abort" or "error".
+        stop_reason: the stop string or stop token id that ended it, if one did.
+        error: what went wrong, where finish_reason is "error".
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt with its answers.
+
+    Attributes:
+        request_id: counts up from 0 in each ``LLM``.
+        prompt: the text, None where token ids were given.
+        prompt_token_ids: what was computed.
+        prompt_logprobs: per prompt token, None for the first; None unless asked for.
+        outputs: the answers, by index.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """News of one answer while it is being generated.
+
+    Attributes:
+        prompt_index: which of the prompts, as they were given.
+        index: which of its answers.
+        text: what became final; the chunks of an answer add up to its text.
+        token_id: the token, None when the answer ended without one.
+        logprobs: of that token, by token id; None unless asked for.
+        finish_reason: set on the last chunk of an answer.
+        stop_reason: the stop string or stop token id that ended it, if one did.
+        error: what went wrong, where finish_reason is "error".
+    """
+
+    prompt_index: int
+    index: int
+    text: str
+    token_id: int | None
+    logprobs: dict[int, Logprob] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    error: str | None

@@ -1,0 +1,57 @@
+"""What tests with real models share: backends to try, and models that may or may not be here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.llama2c import convert
+
+SHARED_MODELS = Path(__file__).parents[3] / "shared" / "models"
+CACHE = Path(os.environ.get("RIDGELINE_HOME", Path.home() / ".cache" / "ridgeline")) / "shared"
+CHECKPOINT, VOCABULARY = "stories15M.bin", "stories15M.tokenizer.bin"
+
+
+@pytest.fixture(params=["reference"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Name of a backend; a test that asks for it runs on each."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the function from a model's name to its GGUF file, fetched once for good.
+
+    It skips the test where ../shared is absent. ``stories260K`` and ``stories15M`` are converted
+    from llama2.c's format; any other name is one of ../shared/models/manifest.json.
+    """
+    converted = tmp_path_factory.mktemp("converted")
+
+    def find(name: str) -> Path:
+        if not SHARED_MODELS.is_dir():
+            pytest.skip(f"{name} comes from ../shared, which is not here")
+        if not name.startswith("stories"):
+            return _fetched(f"{name}.gguf")[0]
+        out = converted / f"{name}.gguf"
+        if not out.exists():
+            folder = SHARED_MODELS / name  # the smallest comes with ../shared itself
+            small = [folder / "stories260K.bin", folder / "tok512.bin"]
+            convert(*(small if folder.is_dir() else _fetched(CHECKPOINT, VOCABULARY)), out)
+        return out
+
+    return find
+
+
+def _fetched(*names: str) -> list[Path]:
+    paths = [CACHE / name for name in names]
+    if not all(path.exists() for path in paths):  # a file that is there was checked when it came
+        fetch = [sys.executable, SHARED_MODELS / "fetch_model.py", *names, "--out", CACHE]
+        done = subprocess.run(fetch, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"{', '.join(names)} cannot be fetched: {done.stderr.strip()[-300:]}")
+    return paths

@@ -1,0 +1,93 @@
+"""The right answer: what transformers said in float32, recorded by tools/record_reference.py.
+
+All prompts of a model are generated in one call, so this is also a batch of prompts of many
+lengths. A prompt is left at a token where the reference's two best were nearly tied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+
+pytestmark = pytest.mark.engine
+
+DATA = Path(__file__).parents[1] / "data" / "reference"
+NUM_TOKENS = 64
+NEAR_TIE = 0.02  # logits
+LOGPROB_TOLERANCE = 2e-3
+STORIES260K = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    "One day, she saw a big, red ball. She wanted to play with it, but it was too high."
+)
+
+
+def test_smollm2(backend: str) -> None:
+    compare("smollm2", backend, "smollm2-135m-instruct-q4_1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["stories15M", "qwen2.5-coder-0.5b-instruct-q4_k_m", "tinyllama-1.1b-chat-iq2_xxs"],
+)
+def test_shared_model(name: str, backend: str, shared_model: Callable[[str], Path]) -> None:
+    compare(str(shared_model(name)), backend, name)
+
+
+def test_known_story(backend: str, shared_model: Callable[[str], Path]) -> None:
+    llm = LLM(str(shared_model("stories260K")), backend=backend, dtype="f32")
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    text = llm.generate([[1]], params)[0].outputs[0].text
+    assert text.lstrip().startswith(STORIES260K)
+
+
+def compare(model: str, backend: str, recording: str) -> None:
+    """Assert that ``model`` continues every recorded prompt as recorded, and cuts texts so too."""
+    prompts = json.loads((DATA / f"{recording}.json").read_text())["prompts"]
+    assert len(prompts) >= 20
+    llm = LLM(model, backend=backend, dtype="f32", max_model_len=256)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
+    outs = llm.generate([prompt["prompt_ids"] for prompt in prompts], params)
+    problems = []
+    for prompt, out in zip(prompts, outs, strict=True):
+        ours = out.outputs[0]
+        first = {token: entry.logprob for token, entry in ours.logprobs[0].items()}
+        problem = wrong_token(prompt, ours.token_ids) or wrong_top5(prompt, first)
+        if problem:
+            problems.append(f"{prompt['text'][:40]!r}: {problem}")
+    assert not problems, "\n".join(problems)
+    texts = [prompt["text"] for prompt in prompts]
+    for prompt, out in zip(prompts, llm.generate(texts, SamplingParams(max_tokens=1)), strict=True):
+        assert out.prompt_token_ids == prompt["prompt_ids"]
+
+
+def wrong_token(prompt: dict[str, Any], ids: tuple[int, ...]) -> str | None:
+    """Say where ``ids`` leave the recording, unless that is at a near tie."""
+    if len(ids) != NUM_TOKENS:
+        return f"{len(ids)} tokens"
+    rows = zip(ids, prompt["output_ids"], prompt["margins"], strict=True)
+    for i, (got, wanted, margin) in enumerate(rows):
+        if got != wanted:
+            differs = f"token {i} is {got}, not {wanted} (margin {margin})"
+            return differs if margin >= NEAR_TIE else None
+    return None
+
+
+def wrong_top5(prompt: dict[str, Any], logprobs: dict[int, float]) -> str | None:
+    """Say which of the five likeliest first tokens is missing or has another logprob.
+
+    Tokens about as likely as the fifth may stand for it.
+    """
+    fifth = prompt["top5"][-1][1]
+    for token, wanted in prompt["top5"]:
+        if token not in logprobs:
+            if wanted - fifth > NEAR_TIE:
+                return f"token {token} is not among the first top five"
+        elif abs(logprobs[token] - wanted) > LOGPROB_TOLERANCE:
+            return f"logprob of token {token} is {logprobs[token]:.4f}, not {wanted:.4f}"
+    return None

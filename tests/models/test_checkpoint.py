@@ -1,0 +1,109 @@
+"""One door for models: what a path is, and what a GGUF file says about text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.weights import Checkpoint, ModelFileError
+from tests.models.tiny import (
+    CONFIG,
+    gguf_metadata,
+    gguf_weights,
+    hf_weights,
+    vocabulary,
+    write_gguf,
+)
+
+
+def with_text(tmp_path: Path, changes: dict[str, Any], kind: str = "gpt2") -> Checkpoint:
+    """The tiny GGUF model with ``changes`` to its metadata; None takes a key out."""
+    metadata = gguf_metadata(CONFIG, "llama") | vocabulary(kind) | changes
+    metadata = {k: v for k, v in metadata.items() if v is not None}
+    return load_checkpoint(write_gguf(tmp_path / "m.gguf", metadata, gguf_weights(CONFIG, "llama")))
+
+
+def test_a_gguf_file(tiny_gguf: Path) -> None:
+    checkpoint = load_checkpoint(tiny_gguf)
+    assert checkpoint.path == tiny_gguf
+    q = checkpoint.tensors["layers.0.q"]
+    assert q.dtype == "Q8_0"  # moved, but not decoded
+    raw = hf_weights(CONFIG)["model.layers.0.self_attn.q_proj.weight"]
+    np.testing.assert_allclose(q.to_f32(), raw, atol=0.02)
+    assert checkpoint.eos_ids == (2, 3)  # </s>, and <|im_end|>, which is a control token
+    assert (checkpoint.bos_id, checkpoint.add_bos) == (1, False)
+    assert checkpoint.chat_template == "{{ messages }}"
+    assert isinstance(checkpoint.tokenizer, dict)
+    assert set(checkpoint.tokenizer) == set(vocabulary())
+    assert checkpoint.tokenizer["tokenizer.ggml.tokens"][2] == "</s>"
+
+
+def test_a_directory(make_directory: Callable[..., Path]) -> None:
+    assert load_checkpoint(make_directory()).arch.num_layers == 2
+
+
+def test_ends_of_an_answer(tmp_path: Path) -> None:
+    ids = {"tokenizer.ggml.eot_token_id": 6, "tokenizer.ggml.eom_token_id": 2}
+    assert with_text(tmp_path, ids).eos_ids == (2, 6, 3)
+    none = {"tokenizer.ggml.eos_token_id": 2**32 - 1, "tokenizer.ggml.token_type": None}
+    assert with_text(tmp_path, none).eos_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "bos"),
+    [
+        ({}, "llama", (1, True)),
+        ({"tokenizer.ggml.bos_token_id": None}, "llama", (1, True)),
+        ({"tokenizer.ggml.add_bos_token": False}, "llama", (1, False)),
+        ({"tokenizer.ggml.add_bos_token": True}, "gpt2", (1, True)),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "gpt2", (1, True)),
+        ({"tokenizer.ggml.pre": "qwen2"}, "gpt2", (1, False)),
+        (
+            {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True},
+            "gpt2",
+            (None, False),
+        ),
+    ],
+)
+def test_the_beginning_of_a_text(
+    changes: dict[str, Any], kind: str, bos: tuple[int | None, bool], tmp_path: Path
+) -> None:
+    checkpoint = with_text(tmp_path, changes, kind)
+    assert (checkpoint.bos_id, checkpoint.add_bos) == bos
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"split.count": 3}, "one part of a split model"),
+        ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is missing"),
+        ({"tokenizer.chat_template": 4}, "tokenizer.chat_template is 4"),
+    ],
+)
+def test_metadata_that_is_refused(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=named):
+        with_text(tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("absent.gguf", None, "no such model file or directory"),
+        ("empty.gguf", b"", "empty"),
+        ("page.gguf", b"<html>", "not a GGUF file; .*fetch it again"),
+        ("pytorch_model.bin", b"PK\x03\x04", "never read; use a GGUF or safetensors"),
+        ("model.safetensors", b"\x08" + bytes(7) + b"{}      ", "give the directory"),
+    ],
+)
+def test_what_is_no_model(name: str, content: bytes | None, named: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=named) as caught:
+        load_checkpoint(path)
+    assert str(caught.value).startswith(str(path))

@@ -1,0 +1,152 @@
+"""Tokenizers from GGUF metadata: against recorded vectors, and against SentencePiece's rule."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.models.gguf_tokenizer import tokenizer_json
+from ridgeline.models.tokenizer import load_tokenizer
+from ridgeline.models.weights import ModelFileError
+from tests.models.vocabularies import VOCABULARIES, vocabulary
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "llama-spm", "qwen2"])
+def test_every_line_of_the_vectors(name: str) -> None:
+    _, tokenizer = vocabulary(name)
+    path = VOCABULARIES[name]
+    with open(f"{path}.inp", newline="", encoding="utf-8") as file:
+        texts = file.read().split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{path}.out").read_text().split("\n")
+    assert len(texts) == len(lines) > 40
+    for text, line in zip(texts, lines, strict=True):
+        ids = [int(word) for word in line.split()]
+        assert tokenizer.encode(text, parse_special=False) == ids
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids) == text
+
+
+def test_only_the_first_space_of_a_text_is_sentencepieces() -> None:
+    _, tokenizer = vocabulary("llama-spm")
+    hello = tokenizer.encode("Hello")
+    assert tokenizer.token_bytes(hello[0]) == b" Hello"
+    assert tokenizer.decode(hello) == "Hello"
+    assert tokenizer.decode([1, *hello]) == "Hello"
+    assert tokenizer.new_decoder([1])(hello[0]) == "Hello"
+    assert tokenizer.new_decoder(tokenizer.encode("Say"))(hello[0]) == " Hello"
+    assert tokenizer.encode("</s>Hello") == [2, *hello]
+
+
+PIECES = ["a", "b", "▁", "aa", "ab", "ba", "▁a", "aab", "bb", "▁▁", "abab", "aaa", "▁ab", "ab▁"]
+
+
+@given(
+    scores=st.permutations([-float(i) for i in range(len(PIECES))]),
+    text=st.text("ab é", max_size=14),
+)
+@settings(max_examples=150)
+def test_merges_follow_the_scores_as_sentencepiece_does(scores: list[float], text: str) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *PIECES]
+    score_of = dict(zip(PIECES, scores, strict=True))
+    tokenizer = load_tokenizer(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": np.array([0.0] * 259 + scores, np.float32),
+            "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(PIECES)),
+            "tokenizer.ggml.add_space_prefix": False,
+        }
+    )
+    symbols = list(text.replace(" ", "▁"))
+    while True:  # join the neighbours whose union scores highest, the leftmost of equals
+        joins = [
+            (score_of[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in score_of
+        ]
+        if not joins:
+            break
+        i = -max(joins)[1]
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+    expected = []
+    for symbol in symbols:
+        fallback = [3 + byte for byte in symbol.encode()]
+        expected += [tokens.index(symbol)] if symbol in score_of else fallback
+    assert tokenizer.encode(text) == expected
+    assert tokenizer.decode(expected) == text
+
+
+GGUF = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "a", "b", "ab"],
+    "tokenizer.ggml.scores": np.zeros(4, np.float32),
+    "tokenizer.ggml.token_type": np.array([2, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, "'bert'; supported: gpt2 .*, llama"),
+        ({"model": None}, "supported: gpt2"),
+        (
+            {"model": "gpt2", "pre": "klingon"},
+            "'klingon'; supported: gpt-2, default, smollm, qwen2",
+        ),
+        ({"model": "gpt2", "pre": "gpt-2"}, "merges is missing"),
+        ({"tokens": None}, "tokens is missing"),
+        ({"tokens": ["a", 1]}, "not a list of strings"),
+        ({"tokens": ["a", "a", "b", "c"]}, "same token twice"),
+        ({"tokens": ["<unk>", "a", "b", "a" * 2000]}, "above 1024 letters"),
+        ({"scores": None}, "scores must hold one number for each of the 4 tokens"),
+        ({"scores": np.zeros(3)}, "scores must hold one number"),
+        ({"scores": [0.0, float("nan"), 0.0, 0.0]}, "not a number"),
+        ({"token_type": np.zeros((4, 0))}, "not a number"),
+        ({"unknown_token_id": 7}, "unknown_token_id 7 is not a token"),
+    ],
+)
+def test_damaged_metadata_is_named(changes: dict[str, Any], message: str) -> None:
+    metadata = GGUF | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    with pytest.raises(ModelFileError, match=message):
+        load_tokenizer(metadata)
+
+
+def test_llama_bpe_takes_whole_words_before_merging() -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b", "c", "ab", "bc", "abc"],
+        "tokenizer.ggml.merges": ["b c", "a b", "ab c"],  # "abc" cannot be reached by merging
+    }
+    for pre, ids in (("llama-bpe", [5]), ("llama3", [5]), ("gpt-2", [0, 4]), ("qwen2", [0, 4])):
+        assert load_tokenizer(metadata | {"tokenizer.ggml.pre": pre}).encode("abc") == ids
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-2", ["It", "'s", " 1234", " ...", "  ", " x", "\n", "\n", "y"]),
+        ("smollm", ["It", "'s", " ", "1", "2", "3", "4", " ...", "  ", " x", "\n", "\n", "y"]),
+        ("qwen2", ["It", "'s", " ", "1", "2", "3", "4", " ...", "  ", " x", "\n\n", "y"]),
+        ("default", ["It", "'", "s", " ", "123", "4", " ", "...", "  ", " x", "\n", "\n", "y"]),
+        ("llama3", ["It", "'s", " ", "123", "4", " ...", "  ", " x", "\n\n", "y"]),
+    ],
+)
+def test_pre_tokenizers_cut_where_they_should(pre: str, words: list[str]) -> None:
+    text = "It's 1234 ...   x\n\ny"
+    spec = tokenizer_json(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": ["a"],
+            "tokenizer.ggml.merges": [],
+        }
+    )
+    library = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | spec))
+    cut = library.pre_tokenizer.pre_tokenize_str(text)
+    assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word, _ in cut] == words

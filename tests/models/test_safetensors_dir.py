@@ -1,0 +1,330 @@
+"""Hugging Face directories: what they say is found, what they try is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ridgeline.models.safetensors_dir import load_directory
+from ridgeline.models.weights import ModelFileError
+from tests.models.tiny import CONFIG, hf_weights
+
+Maker = Callable[..., Path]
+
+
+def write_raw(path: Path, header: dict[str, Any] | bytes, data: bytes, claim: int = -1) -> None:
+    """A safetensors file by hand; ``claim`` replaces the length of the header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if claim < 0 else claim) + text + data)
+
+
+def refusal(path: Path) -> str:
+    begin = time.perf_counter()
+    with pytest.raises(ModelFileError) as caught:
+        load_directory(path)
+    assert time.perf_counter() - begin < 1
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_single_file(make_directory: Maker) -> None:
+    path = make_directory()
+    checkpoint = load_directory(path)
+    raw = hf_weights(CONFIG)
+    up = checkpoint.tensors["layers.1.up"]
+    np.testing.assert_array_equal(up.to_f32(), raw["model.layers.1.mlp.up_proj.weight"])
+    assert not up.data.flags.writeable
+    assert checkpoint.tokenizer == path / "tokenizer.json"
+    assert (checkpoint.eos_ids, checkpoint.bos_id, checkpoint.add_bos) == ((2,), 1, False)
+    assert checkpoint.chat_template is None
+    assert checkpoint.generation_defaults == {}
+    assert checkpoint.nbytes == sum(a.nbytes for a in raw.values())
+
+
+def shard(path: Path) -> dict[str, str]:
+    """Write the weights as two files with an index; return the index's map."""
+    raw = hf_weights(CONFIG)
+    names = sorted(raw)
+    parts = {"model-1.safetensors": names[:9], "model-2.safetensors": names[9:]}
+    for file, members in parts.items():
+        save_file({n: raw[n] for n in members}, path / file)
+    weight_map = {n: file for file, members in parts.items() for n in members}
+    write_index(path, weight_map)
+    return weight_map
+
+
+def write_index(path: Path, weight_map: Any) -> None:
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_sharded_weights(make_directory: Maker) -> None:
+    path = make_directory(weights=False)
+    weight_map = shard(path)
+    for name, tensor in load_directory(path).tensors.items():
+        np.testing.assert_array_equal(tensor.to_f32(), hf_weights(CONFIG)[tensor.name], name)
+
+    write_index(path, weight_map | {"lm_head.weight": "model-2.safetensors"})
+    assert "'lm_head.weight' is missing" in refusal(path)
+    write_index(path, weight_map | {"lm_head.weight": "model-3.safetensors"})
+    assert "model-3.safetensors: the index names it" in refusal(path)
+    write_index(path, ["model-1.safetensors"])
+    assert "weight_map" in refusal(path)
+
+
+def test_half_precision(make_directory: Maker) -> None:
+    path = make_directory(weights=False)
+    header: dict[str, Any] = {}
+    data = b""
+    exact = {n: np.round(a * 8) / 8 for n, a in hf_weights(CONFIG).items()}  # fits 8 bits of bf16
+    for i, (name, array) in enumerate(exact.items()):
+        if i % 2:
+            dtype, item = "BF16", (array.view(np.uint32) >> 16).astype("<u2").tobytes()
+        else:
+            dtype, item = "F16", array.astype("<f2").tobytes()
+        offsets = [len(data), len(data) + len(item)]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": offsets}
+        data += item
+    write_raw(path / "model.safetensors", header | {"__metadata__": {"format": "pt"}}, data)
+    tensors = load_directory(path).tensors
+    assert {t.dtype for t in tensors.values()} == {"BF16", "F16"}
+    for tensor in tensors.values():
+        np.testing.assert_array_equal(tensor.to_f32(), exact[tensor.name])
+
+
+def entry(begin: int = 0, end: int = 8, dtype: str = "F32", shape: Any = (2,)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+DAMAGED: dict[str, tuple[dict[str, Any] | bytes, bytes, int]] = {
+    "a header of 2**63 bytes": ({}, b"", 2**63),
+    "a header past the end": ({}, b"", 64),
+    "no JSON": (b"{]", b"", -1),
+    "no object": (b"[]", b"", -1),
+    "nested JSON": (b"[" * 200_000, b"", -1),
+    "an end past the end": ({"t": entry(0, 8)}, b"1234", -1),
+    "a huge shape": ({"t": entry(shape=[2**62, 2])}, b"12345678", -1),
+    "a negative offset": ({"t": entry(-8, 0)}, b"12345678", -1),
+    "overlap": ({"t": entry(), "u": entry(4, 12)}, b"123456781234", -1),
+    "a hole": ({"t": entry(), "u": entry(16, 24)}, bytes(24), -1),
+    "an unknown type": ({"t": entry(dtype="Q4")}, bytes(8), -1),
+    "an unsupported type": ({"t": entry(dtype="F64", shape=[1])}, bytes(8), -1),
+    "an empty tensor": ({"t": entry(0, 0, shape=[0])}, b"", -1),
+    "a scalar": ({"t": entry(0, 4, shape=[])}, bytes(4), -1),
+    "an entry that is no object": ({"t": 3}, bytes(8), -1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_file_is_refused(damage: str, make_directory: Maker) -> None:
+    path = make_directory(weights=False)
+    write_raw(path / "model.safetensors", *DAMAGED[damage])
+    assert "model.safetensors" in refusal(path)
+
+
+def test_a_file_cut_anywhere_is_refused(make_directory: Maker) -> None:
+    path = make_directory()
+    content = (path / "model.safetensors").read_bytes()
+    for cut in [*range(200), *range(200, len(content), 499), len(content) - 1]:
+        (path / "model.safetensors").write_bytes(content[:cut])
+        refusal(path)
+
+
+def test_pickles_are_never_read(make_directory: Maker) -> None:
+    path = make_directory(weights=False)
+    assert "neither model.safetensors nor" in refusal(path)
+    (path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    message = refusal(path)
+    assert "pytorch_model.bin is a pickle" in message
+    assert "safetensors" in message
+
+
+def test_what_is_missing_is_named(make_directory: Maker, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in refusal(tmp_path / "empty")
+    assert "no tokenizer.json" in refusal(make_directory(tokenizer=None))
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "a/../../secret.safetensors"]
+)
+def test_an_index_cannot_lead_out(name: str, make_directory: Maker) -> None:
+    path = make_directory(weights=False)
+    save_file(hf_weights(CONFIG), path.parent / "secret.safetensors")
+    write_index(path, dict.fromkeys(hf_weights(CONFIG), name))
+    assert "leads out of the directory" in refusal(path)
+    write_index(path, dict.fromkeys(hf_weights(CONFIG), "x\0y"))
+    assert "no file name" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+    ],
+)
+def test_links_cannot_lead_out(name: str, make_directory: Maker) -> None:
+    path = make_directory(tokenizer_config={}, generation_config={})
+    (path / "chat_template.jinja").write_text("x")
+    load_directory(path)
+    (path / name).rename(path / "inside")
+    (path / name).symlink_to("inside")
+    load_directory(path)  # a link that stays inside is fine
+    (path / name).unlink()
+    (path / "inside").rename(path.parent / "outside")
+    (path / name).symlink_to("../outside")
+    message = refusal(path)
+    assert "leads out of the directory" in message
+    assert name in message
+
+
+def test_a_linked_folder_cannot_lead_out(make_directory: Maker) -> None:
+    path = make_directory(weights=False)
+    outside = path.parent / "outside"
+    outside.mkdir()
+    save_file(hf_weights(CONFIG), outside / "w.safetensors")
+    (path / "sub").symlink_to(outside)
+    write_index(path, dict.fromkeys(hf_weights(CONFIG), "sub/w.safetensors"))
+    assert "leads out of the directory" in refusal(path)
+
+
+def test_the_cache_of_the_hub(make_directory: Maker, tmp_path: Path) -> None:
+    snapshot = make_directory("models--owner--name/snapshots/abc")
+    blobs = tmp_path / "models--owner--name" / "blobs"
+    other = tmp_path / "models--owner--other" / "blobs"
+    for folder in (blobs, other):
+        folder.mkdir(parents=True)
+    os.rename(snapshot / "model.safetensors", blobs / "0123")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/0123")
+    assert load_directory(snapshot).arch.num_layers == 2
+    # Also through a link of the user's own to the snapshot.
+    (tmp_path / "mine").symlink_to(snapshot)
+    assert load_directory(tmp_path / "mine").arch.num_layers == 2
+
+    os.rename(blobs / "0123", other / "0123")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to("../../../models--owner--other/blobs/0123")
+    assert "leads out of the directory" in refusal(snapshot)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"[" * 100_000, b"\xff", b'{"a": ' + b"9" * 5000 + b"}"]
+)
+def test_a_damaged_config(content: bytes, make_directory: Maker) -> None:
+    path = make_directory()
+    (path / "config.json").write_bytes(content)
+    assert "config.json: " in refusal(path)
+
+
+def test_a_config_larger_than_sane(make_directory: Maker) -> None:
+    path = make_directory()
+    os.truncate(path / "config.json", 1 << 40)
+    assert "config.json: 1099511627776 bytes" in refusal(path)
+
+
+def test_code_beside_a_model_is_data(make_directory: Maker, tmp_path: Path) -> None:
+    auto_map = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    path = make_directory(config=CONFIG | {"auto_map": auto_map})
+    (path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    load_directory(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_ends_and_defaults_of_generation(make_directory: Maker) -> None:
+    generation = {
+        "eos_token_id": [5, 6],
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+        "min_p": None,
+        "max_new_tokens": 99,
+        "do_sample": True,
+    }
+    checkpoint = load_directory(make_directory(generation_config=generation))
+    assert checkpoint.eos_ids == (5, 6)
+    assert checkpoint.bos_id == 1
+    assert checkpoint.generation_defaults == {
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+    }
+    path = make_directory("bad", generation_config={"eos_token_id": "</s>"})
+    assert "eos_token_id is '</s>'" in refusal(path)
+    path = make_directory("worse", generation_config={"temperature": "hot"})
+    assert "temperature in generation_config.json is 'hot'" in refusal(path)
+
+
+def test_the_tokenizer_adds_its_own_end(make_directory: Maker) -> None:
+    text = {
+        "eos_token": {"content": "<|im_end|>"},
+        "added_tokens_decoder": {"7": {"content": "<|im_end|>"}, "99": {"content": "<s>"}},
+        "bos_token": "<s>",
+    }
+    config = CONFIG | {"bos_token_id": None}
+    checkpoint = load_directory(make_directory(tokenizer_config=text, config=config))
+    assert checkpoint.eos_ids == (2, 7)
+    assert checkpoint.bos_id is None  # 99 is beyond the vocabulary
+
+
+def template(*pieces: dict[str, Any]) -> dict[str, Any]:
+    special = {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}}
+    return {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": special}
+
+
+BOS, TEXT = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+
+
+@pytest.mark.parametrize(
+    ("post_processor", "bos"),
+    [
+        (template(BOS, TEXT), (3, True)),
+        (template(TEXT, BOS), (1, False)),
+        (
+            {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template(BOS, TEXT)]},
+            (3, True),
+        ),
+        ({"type": "ByteLevel"}, (1, False)),
+        ({"type": "TemplateProcessing", "single": [BOS]}, (1, False)),
+        (None, (1, False)),
+    ],
+)
+def test_the_beginning_of_a_text(
+    post_processor: Any, bos: tuple[int, bool], make_directory: Maker
+) -> None:
+    tokenizer = {"model": {}, "post_processor": post_processor}
+    checkpoint = load_directory(make_directory(tokenizer=tokenizer))
+    assert (checkpoint.bos_id, checkpoint.add_bos) == bos
+    path = make_directory(
+        "told", tokenizer=tokenizer, tokenizer_config={"add_bos_token": not bos[1]}
+    )
+    told = load_directory(path)
+    assert (told.bos_id, told.add_bos) == (1, not bos[1])
+
+
+def test_chat_templates(make_directory: Maker) -> None:
+    inline = make_directory("a", tokenizer_config={"chat_template": "one"})
+    assert load_directory(inline).chat_template == "one"
+    (inline / "chat_template.jinja").write_text("file ü", encoding="utf-8")
+    assert load_directory(inline).chat_template == "file ü"
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    assert (
+        load_directory(make_directory("b", tokenizer_config={"chat_template": named})).chat_template
+        == "d"
+    )
+    bad = make_directory("c", tokenizer_config={"chat_template": 5})
+    assert "chat_template" in refusal(bad)

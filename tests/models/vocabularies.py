@@ -1,0 +1,134 @@
+"""Tokenizers to test with: real ones where they are here, and small ones trained on the spot."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from ridgeline.models.gguf import read_gguf
+from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
+
+VECTORS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
+CACHE = Path(os.environ.get("RIDGELINE_HOME", Path.home() / ".cache" / "ridgeline")) / "shared"
+VOCABULARIES = {
+    **{name: VECTORS / f"ggml-vocab-{name}.gguf" for name in ("gpt-2", "llama-bpe", "llama-spm")},
+    "qwen2": VECTORS / "ggml-vocab-qwen2.gguf",
+    "smollm2": CACHE / "smollm2-135m-instruct-q4_1.gguf",
+}
+CORPUS = [
+    "The cat sat on the mat, and the dog said: hello world! It's 2024, isn't it?\n\n",
+    "def main(args):\n    return {'answer': 42, \"naïve\": [1, 2, 3]}\n",
+    "Größe, façade, 東京 日本語, Привет мир, नमस्ते, 👩‍👩‍👧‍👦 🇫🇷 e\u0301\n",
+] * 5
+
+
+@functools.cache
+def vocabulary(name: str) -> tuple[dict[str, Any], Tokenizer]:
+    path = VOCABULARIES[name]
+    if not path.exists():
+        pytest.skip(f"{path.name} is not here")
+    metadata, _ = read_gguf(path)
+    return metadata, load_tokenizer(metadata)
+
+
+@functools.cache
+def byte_level() -> dict[str, Any]:
+    """A tokenizer.json with control tokens, a tag that is not special, and runs of spaces."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>", "<|end|>x"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(CORPUS, trainer)
+    library.add_tokens(["<think>", "    ", "※"])
+    spec: dict[str, Any] = json.loads(library.to_str())
+    spec["added_tokens"][0]["rstrip"] = spec["added_tokens"][1]["lstrip"] = True
+    return spec
+
+
+@functools.cache
+def sentencepiece() -> dict[str, Any]:
+    """A tokenizer.json as Llama 2 has it: no pre-tokenizer, byte fallback, one space in front."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "<s>", "</s>", "<|end|>", *(f"<0x{b:02X}>" for b in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    library.train_from_iterator(CORPUS[:10], trainer)
+    spec: dict[str, Any] = json.loads(library.to_str())
+    spec["added_tokens"] = spec["added_tokens"][:4]
+    spec["model"] |= {"byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>"}
+    spec["pre_tokenizer"] = None
+    spec["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ],
+    }
+    spec["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    }
+    return spec
+
+
+@functools.cache
+def metaspace_first() -> dict[str, Any]:
+    """The newer form: a space only where the whole text begins; control tokens eat spaces."""
+    spec = copy.deepcopy(sentencepiece())
+    spec["normalizer"] = None
+    spec["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "first",
+        "split": False,
+    }
+    spec["added_tokens"][3]["rstrip"] = True
+    return spec
+
+
+SPECS = [byte_level, sentencepiece, metaspace_first]
+any_spec = pytest.mark.parametrize("make", SPECS, ids=lambda make: make.__name__)
+FRAGMENTS = """<|end|> <|end|>x </s> <s> <unk> <think> ※ < |end|> <0x0A> ▁ Hello é 日本 👩‍👩‍👧"""
+fragments = st.sampled_from(
+    [*FRAGMENTS.split(), " ", "    ", "\n", " world", "\ufdd0", "\ufdd4", "\0"]
+)
+mixed = st.lists(fragments | st.text(max_size=4), max_size=12).map("".join)
+
+
+@functools.cache
+def ours(make: Callable[[], dict[str, Any]]) -> Tokenizer:
+    return Tokenizer(copy.deepcopy(make()))
+
+
+@functools.cache
+def theirs(make: Callable[[], dict[str, Any]]) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(make()))
+
+
+@functools.cache
+def without_added(make: Callable[[], dict[str, Any]]) -> tokenizers.Tokenizer:
+    """Everything is text, except the run of spaces, which is no control token."""
+    spec = copy.deepcopy(make())
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"].isspace()]
+    spec["model"]["vocab"] |= {t["content"]: t["id"] for t in spec["added_tokens"]}
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))

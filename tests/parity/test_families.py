@@ -1,0 +1,73 @@
+"""Hugging Face directories: every family, every kind of rope, windows, biases, tied heads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ridgeline.models.checkpoint import load_checkpoint
+from tests.parity import tiny
+from tests.parity.compare import check
+
+PLAIN = [name for name in tiny.CONFIGS if name != "phi3-longrope"]
+LONG_PROMPTS, SHORT_PROMPTS = (40, 33), (8, 5)  # 40 + 24 is the context of 64
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_family(name: str, tmp_path: Path) -> None:
+    model = tiny.make_model(name)
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7, 1)]
+    check(tiny.save(model, tmp_path), answers)
+
+
+@pytest.mark.parametrize(("lengths", "context"), [(SHORT_PROMPTS, 32), (LONG_PROMPTS, 64)])
+def test_longrope_on_both_sides_of_the_original_context(
+    lengths: tuple[int, ...], context: int, tmp_path: Path
+) -> None:
+    """transformers goes by the length of each text, the engine by the longest it may get."""
+    model = tiny.make_model("phi3-longrope")
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(*lengths)]
+    check(tiny.save(model, tmp_path), answers, max_model_len=context)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2-tied", "phi3"])
+def test_sharded(name: str, tmp_path: Path) -> None:
+    model = tiny.make_model(name)
+    path = tiny.save(model, tmp_path, max_shard_size="40KB")
+    assert len(list(path.glob("*.safetensors"))) > 2
+    check(path, [tiny.answer(model, ids) for ids in tiny.prompts(12)])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_weights(dtype: str, tmp_path: Path) -> None:
+    model, kind = tiny.make_model("qwen3"), getattr(tiny.torch, dtype)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(kind).float()
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(12)]
+    path = tiny.save(model.to(kind), tmp_path)  # last: it rounds the frequencies of rope too
+    check(path, answers)
+
+
+@pytest.mark.parametrize("name", list(tiny.CONFIGS))
+def test_older_config_means_the_same(name: str, tmp_path: Path) -> None:
+    """Most models were published before rope_parameters, with rope_theta and rope_scaling."""
+    path = tiny.save(tiny.make_model(name), tmp_path)
+    now = load_checkpoint(path).arch
+    config = json.loads((path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "phi3":
+        rope.pop("original_max_position_embeddings", None)  # it stands beside, as ever
+    if rope["rope_type"] == "default":
+        config["rope_scaling"] = None
+    else:
+        rope["type"] = rope.pop("rope_type")
+        config["rope_scaling"] = rope
+    (path / "config.json").write_text(json.dumps(config))
+    assert load_checkpoint(path).arch == now

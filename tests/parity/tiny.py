@@ -1,0 +1,153 @@
+"""Tiny random models of every family, made and answered by transformers in float32.
+
+The vocabulary is small enough that the engine can report the whole distribution at each position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+NOT_HERE = "transformers and torch are not installed: make test-parity has them"
+torch = pytest.importorskip("torch", reason=NOT_HERE)
+transformers = pytest.importorskip("transformers", reason=NOT_HERE)
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+VOCAB = 96
+NUM_TOKENS = 24
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+    "rope_parameters": ROPE,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,  # the defaults leave nothing between fast and slow in so short a context
+    "beta_slow": 0.25,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.2, 2.0, 5.0, 9.0],
+    "original_max_position_embeddings": 32,
+}
+PARTIAL_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
+ORIGINAL = {"original_max_position_embeddings": 32}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-bias": ("Llama", {"attention_bias": True}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": ("Llama", {"rope_parameters": LINEAR_ROPE}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN_ROPE, "head_dim": 32}),
+    "mistral-window": ("Mistral", {"sliding_window": 8, "head_dim": 24}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN_ROPE}),
+    "phi3": ("Phi3", {"rope_parameters": PARTIAL_ROPE}),
+    "phi3-window": ("Phi3", {"sliding_window": 8}),
+    "phi3-longrope": ("Phi3", {"rope_parameters": LONG_ROPE, **ORIGINAL}),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What transformers says to one prompt.
+
+    ``logprobs`` is ``[prompt + answer - 1, vocabulary]``, row ``i`` after the first ``i + 1``
+    tokens; ``margins`` has the top-2 difference in logits at each generated token.
+    """
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    margins: list[float]
+    logprobs: np.ndarray
+
+
+def make_model(name: str) -> Any:
+    """Return the model ``name`` of CONFIGS with every parameter random, norms and biases too."""
+    family, changes = CONFIGS[name]
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in parameter_name:
+                parameter.copy_(1.0 + 0.3 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.5 * noise)
+            else:  # large enough that attention is sharp and logits are far from flat
+                parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
+    return model
+
+
+def save(model: Any, directory: Path, **options: Any) -> Path:
+    """Write ``model`` with a tokenizer.json of one word for each id; return ``directory``."""
+    model.save_pretrained(directory, **options)
+    small_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def small_tokenizer() -> Tokenizer:
+    """Return a byte-level tokenizer of VOCAB words that no text spells."""
+    tokenizer = Tokenizer(models.BPE({f"w{i}": i for i in range(VOCAB)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    """Return reproducible random prompts of these lengths in tokens."""
+    rng = np.random.default_rng(7)
+    return [rng.integers(3, VOCAB, length).tolist() for length in lengths]
+
+
+def answer(model: Any, prompt_ids: list[int]) -> Answer:
+    """Continue greedily, each step from the whole text, so that no cache can hide a mistake."""
+    ids, margins = list(prompt_ids), []
+    with torch.inference_mode():
+        for _ in range(NUM_TOKENS):
+            logits_TV = model(torch.tensor([ids]), use_cache=False).logits[0]
+            best, second = logits_TV[-1].topk(2).values.tolist()
+            margins.append(best - second)
+            ids.append(int(logits_TV[-1].argmax()))
+        logprobs = logits_TV.log_softmax(-1).numpy()
+    return Answer(prompt_ids, ids[len(prompt_ids) :], margins, logprobs)

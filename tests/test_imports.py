@@ -1,0 +1,36 @@
+"""The pure core imports the pure part of the standard library, records and itself: nothing else."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import ridgeline
+
+PACKAGE = Path(ridgeline.__file__).parent
+IMPURE = {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess"}
+IMPURE |= {"sys", "tempfile", "threading", "time", "urllib", "uuid"}
+OURS = ("ridgeline.core", "ridgeline.decoding", "ridgeline.records")
+FILES = sorted([*PACKAGE.glob("core/*.py"), *PACKAGE.glob("decoding/*.py")])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_imports_only_pure_modules(path: Path) -> None:
+    for name in imported(ast.parse(path.read_text())):
+        top = name.partition(".")[0]
+        allowed = name.startswith(OURS) if top == "ridgeline" else top not in IMPURE
+        assert allowed, f"{path.name} imports {name}"
+        assert top == "ridgeline" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
+
+
+def imported(tree: ast.Module) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+    return names

@@ -1,0 +1,89 @@
+"""The size budget: print lines of code per directory, with the change against git HEAD.
+
+Run as ``python tools/size.py`` anywhere in the repository. Exit status 1 when a budget is exceeded.
+Physical lines are counted, comments and blank ones too: splitting hairs would invite golf.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+MAX_FILE_LINES = 400
+PACKAGE = "src/ridgeline"
+# Directories and the most lines that all their .py files may have together.
+BUDGETS = {PACKAGE: 12_500, f"{PACKAGE}/core": 1_300}
+
+
+def lines_now(root: Path) -> dict[str, int]:
+    """Count the lines of each .py file below src and tests in the working tree."""
+    return {
+        path.relative_to(root).as_posix(): len(path.read_bytes().splitlines())
+        for top in ("src", "tests")
+        for path in sorted((root / top).rglob("*.py"))
+    }
+
+
+def lines_at_head(root: Path) -> dict[str, int]:
+    """Count the same in git HEAD; nothing where there is no commit, or no git."""
+    # Empty files have no matching line and so do not appear, which is as good as 0.
+    command = ["git", "grep", "-c", "", "HEAD", "--", "src/*.py", "tests/*.py"]
+    try:
+        listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return {}
+    rows = (line.removeprefix("HEAD:").rpartition(":") for line in listing.stdout.splitlines())
+    return {path: int(count) for path, _, count in rows}
+
+
+def by_directory(lines: dict[str, int]) -> Counter[str]:
+    """Add up the lines of each directory with everything below it."""
+    totals: Counter[str] = Counter()
+    for path, count in lines.items():
+        for parent in PurePosixPath(path).parents:
+            totals[str(parent)] += count
+    return totals
+
+
+def over_budget(lines: dict[str, int]) -> list[str]:
+    """Say what is too long, one line each."""
+    totals = by_directory(lines)
+    limits = [(path, count, MAX_FILE_LINES) for path, count in lines.items()]
+    limits += [(directory, totals[directory], limit) for directory, limit in BUDGETS.items()]
+    return [
+        f"{name} has {count:,} lines, {count - limit:,} over its {limit:,}"
+        for name, count, limit in limits
+        if count > limit
+    ]
+
+
+def table(now: dict[str, int], before: dict[str, int]) -> str:
+    """Return a row per directory and per changed file: lines, change, budget."""
+    totals, old_totals = by_directory(now), by_directory(before)
+    rows = [(d, totals[d], totals[d] - old_totals[d], BUDGETS.get(d)) for d in totals | old_totals]
+    rows += [
+        (path, now.get(path, 0), now.get(path, 0) - before.get(path, 0), MAX_FILE_LINES)
+        for path in now | before
+        if now.get(path, 0) != before.get(path, 0)
+    ]
+    lines = [f"{'':44} {'lines':>7} {'change':>7} {'budget':>7}"]
+    for name, count, change, limit in sorted(rows):
+        if name != ".":
+            lines.append(f"{name:44} {count:7,} {change or 0:+7,} {limit or '':>7}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    root = Path(__file__).resolve().parent.parent
+    now = lines_now(root)
+    print(table(now, lines_at_head(root)))
+    complaints = over_budget(now)
+    for complaint in complaints:
+        print(f"size: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
