@@ -11,11 +11,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import IO, Any
 
 from ridgeline.backends.reference import ReferenceRunner
@@ -38,6 +38,9 @@ from ridgeline.records import Record, to_json
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+Chunks = Generator[Chunk, None, None]
+
+_BEGUN = Chunk(0, 0, "", None, None, None, None, None)
 
 
 class LLM:
@@ -115,25 +118,22 @@ class LLM:
         Raises:
             ValueError: as in ``generate``; or the model has no chat template, or it refuses.
         """
-        one = bool(messages) and isinstance(messages[0], Mapping)
+        one = not _is_list(messages) or _is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
         prompts = [self.chat_template.render_ids(chat, **template) for chat in many]
         return self._collect(prompts, [None] * len(prompts), sampling_params, progress)
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
-    ) -> Iterator[Chunk]:
-        """Yield the answer to a prompt or a conversation as it grows.
-
-        Closing the iterator stops the answer.
-        """
+    ) -> Chunks:
+        """Yield the answer to a prompt or a conversation as it grows; ``close()`` stops it."""
         return self.stream_many([prompt], sampling_params)
 
     def stream_many(
         self,
         prompts: Sequence[Prompt | Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Chunks:
         """Yield the answers to several prompts, which run side by side, as they grow."""
         encoded = [
             self.chat_template.render_ids(prompt)  # type: ignore[arg-type]
@@ -141,8 +141,7 @@ class LLM:
             else self._encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
-        requests = self._submit(encoded, sampling_params)
-        return self._chunks(requests)
+        return self._chunks(self._submit(encoded, sampling_params))
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -158,6 +157,9 @@ class LLM:
             params = list(sampling_params)
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(params)} sampling_params")
+        for wish in params:
+            if not isinstance(wish, SamplingParams):
+                raise ValueError(f"sampling_params must be SamplingParams, not {wish!r:.80}")
         requests: list[Request] = []
         try:
             for prompt, wish in zip(prompts, params, strict=True):
@@ -165,7 +167,7 @@ class LLM:
                 ids = tuple(prompt)
                 new_text = partial(self._new_text, ids, wish)
                 requests.append(self.engine.requests[self.engine.add(ids, wish, new_text=new_text)])
-        except ValueError:
+        except BaseException:
             for request in requests:
                 self.engine.abort(request.id)
             raise
@@ -175,9 +177,15 @@ class LLM:
     def _new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
         return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
 
-    def _chunks(self, requests: list[Request]) -> Iterator[Chunk]:
+    def _chunks(self, requests: list[Request]) -> Chunks:
         """Run the engine until these requests have ended; events of others wait in their mail."""
+        chunks = self._run(requests)
+        next(chunks)  # begun, it ends its requests when closed or forgotten; else it would not
+        return chunks
+
+    def _run(self, requests: list[Request]) -> Chunks:
         try:
+            yield _BEGUN
             while any(not r.is_finished or self._mail[r.id] for r in requests):
                 for prompt_index, request in enumerate(requests):
                     mail = self._mail[request.id]
@@ -214,9 +222,10 @@ class LLM:
         news: list[list[list[Chunk]]] = [[[] for _ in range(r.params.n)] for r in requests]
         ended, total = 0, sum(request.params.n for request in requests)
         show = len(prompts) > 1 if progress is None else progress
-        with count_bar("Answering") if show else _no_bar() as report:
+        bar = count_bar("Answering") if show else _no_bar()
+        with closing(self._chunks(requests)) as chunks, bar as report:
             report(0, total)
-            for chunk in self._chunks(requests):
+            for chunk in chunks:
                 news[chunk.prompt_index][chunk.index].append(chunk)
                 if chunk.finish_reason:
                     ended += 1
@@ -238,11 +247,9 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
+        if not _is_list(prompt) or not all(type(token) is int for token in prompt):
+            raise ValueError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
         for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise ValueError(
-                    f"a prompt must be text or a list of token ids, not {prompt!r:.80}"
-                )
             if not 0 <= token < self.arch.vocab_size:
                 raise ValueError(
                     f"the prompt has token {token}, but this model's ids are "
@@ -279,12 +286,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -352,12 +354,16 @@ def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
     )
 
 
+def _is_list(prompts: object) -> bool:
+    return isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
+
+
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return not _is_list(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
-def _is_chat(prompt: Prompt | Sequence[Message]) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+def _is_chat(prompt: Any) -> bool:
+    return _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _writer(trace: IO[str] | None) -> Callable[[Record], None] | None:
@@ -388,4 +394,4 @@ def _interrupt_between_steps() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if pending:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # now whoever handles it may

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 
@@ -94,12 +94,15 @@ def _show(chunks: Iterable[Chunk]) -> str:
     except KeyboardInterrupt:
         pass
     print()
-    if arrivals_s and _remarks.is_terminal:
-        first_s, rest_s = arrivals_s[0] - start_s, arrivals_s[-1] - arrivals_s[0]
-        rate = f", {(len(arrivals_s) - 1) / rest_s:.1f} tok/s" if rest_s else ""
-        _remarks.print(
-            f"[{len(arrivals_s)} tokens, first after {first_s:.2f} s{rate}, {how}]",
-            style="dim",
-            markup=False,
-        )
+    if _remarks.is_terminal:
+        remarks = [f"{len(arrivals_s)} tokens", *_speed(start_s, arrivals_s), how]
+        _remarks.print(f"[{', '.join(remarks)}]", style="dim", markup=False)
     return "".join(texts)
+
+
+def _speed(start_s: float, arrivals_s: list[float]) -> Iterator[str]:
+    if arrivals_s:
+        yield f"first after {arrivals_s[0] - start_s:.2f} s"
+    if len(arrivals_s) > 1:
+        rate_per_s = (len(arrivals_s) - 1) / (arrivals_s[-1] - arrivals_s[0])
+        yield f"{rate_per_s:.1f} tok/s"

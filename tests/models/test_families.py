@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ridgeline.arch import ModelArch
-from ridgeline.models.families import model_from_config, model_from_gguf
-from ridgeline.models.weights import ModelFileError, Tensor
+from ridgeline.models.families import model_from_config
+from ridgeline.models.weights import ModelFileError
 from tests.models.tiny import (
     CONFIG,
     as_tensors,
-    gguf_metadata,
+    from_gguf,
     gguf_weights,
+    hf,
     hf_weights,
     interleave,
 )
@@ -31,22 +30,6 @@ SPLIT = {
     "attn_norm": "input_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
 }
-
-
-def hf(config: dict[str, Any], **kinds: Any) -> tuple[ModelArch, dict[str, Tensor]]:
-    return model_from_config(config, as_tensors(hf_weights(config, **kinds)), "model")
-
-
-def arch_of(**changes: Any) -> ModelArch:
-    """The architecture of the tiny Llama with ``changes`` to its config; None takes a key out."""
-    config = {k: v for k, v in (CONFIG | changes).items() if v is not None}
-    return hf(config)[0]
-
-
-def from_gguf(
-    changes: dict[str, Any], raw: dict[str, np.ndarray], arch: str = "llama"
-) -> tuple[ModelArch, dict[str, Tensor]]:
-    return model_from_gguf(gguf_metadata(CONFIG, arch) | changes, as_tensors(raw), "x.gguf")
 
 
 def test_llama_of_hugging_face() -> None:
@@ -152,100 +135,6 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
     assert hf(config, fused=name.startswith("Phi3"), biases=biases)[0].windows == windows
 
 
-def test_llama3_scaling() -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    rope = arch_of(rope_scaling=scaling, rope_theta=500.0, head_dim=16, num_attention_heads=2,
-                   num_key_value_heads=1).rope  # fmt: skip
-    wanted = []
-    for i in range(8):
-        frequency = 500.0 ** (-2 * i / 16)
-        wavelength = 2 * math.pi / frequency
-        if wavelength < 64 / 4:
-            scaled = frequency
-        elif wavelength > 64 / 1:
-            scaled = frequency / 32
-        else:
-            smooth = (64 / wavelength - 1) / (4 - 1)
-            scaled = (1 - smooth) * frequency / 32 + smooth * frequency
-        wanted.append(frequency / scaled)
-    assert rope.divisors == pytest.approx(wanted)
-    assert wanted[0] == 1
-    assert wanted[-1] == pytest.approx(32)
-    assert any(1 < d < 31 for d in wanted)
-    assert rope.attention_factor == 1.0
-
-
-def test_linear_scaling_under_its_old_name() -> None:
-    rope = arch_of(rope_scaling={"type": "linear", "factor": 4.0}).rope
-    assert rope.divisors == (4.0,) * 4
-
-
-def test_the_newer_place_of_rope_parameters() -> None:
-    parameters = {"rope_type": "linear", "factor": 2, "rope_theta": 5000}
-    rope = arch_of(rope_theta=None, rope_parameters=parameters).rope
-    assert (rope.theta, rope.divisors) == (5000.0, (2.0,) * 4)
-    assert arch_of(rope_theta=None, rope_parameters={"rope_type": "default"}).rope.theta == 10000.0
-
-
-def yarn_divisors(theta: float, dim: int, factor: float, original: int) -> list[float]:
-    """YaRN as its paper states it: a ramp over channels between 32 turns and one."""
-
-    def channel(turns: float) -> float:
-        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = max(math.floor(channel(32)), 0), min(math.ceil(channel(1)), dim - 1)
-    divisors = []
-    for i in range(dim // 2):
-        interpolated = min(1.0, max(0.0, (i - low) / (high - low)))
-        divisors.append(1 / (interpolated / factor + 1 - interpolated))
-    return divisors
-
-
-@pytest.mark.parametrize(("theta", "original"), [(10000.0, 1024), (10000.0, 128), (10.0, 4096)])
-def test_yarn_scaling(theta: float, original: int) -> None:
-    one_head = {"head_dim": 32, "num_attention_heads": 1, "num_key_value_heads": 1}
-    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
-    rope = arch_of(rope_scaling=scaling, rope_theta=theta, **one_head).rope
-    wanted = yarn_divisors(theta, 32, 4.0, original)
-    assert rope.divisors == pytest.approx(wanted)
-    assert any(1.1 < d < 3.9 for d in wanted)
-
-
-def test_yarn_extends_the_context_and_cools_attention() -> None:
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-    arch = arch_of(rope_scaling=scaling)
-    assert arch.rope.attention_factor == pytest.approx(1 + 0.1 * math.log(4))
-    assert arch.max_position == 4096
-    given = arch_of(rope_scaling=scaling | {"attention_factor": 1.5})
-    assert given.rope.attention_factor == 1.5
-    weighted = arch_of(rope_scaling=scaling | {"mscale": 2.0, "mscale_all_dim": 0.5})
-    wanted = (1 + 0.2 * math.log(4)) / (1 + 0.05 * math.log(4))
-    assert weighted.rope.attention_factor == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
-def test_longrope_under_each_of_its_names(name: str) -> None:
-    scaling = {"type": name, "short_factor": [1.0, 1.5], "long_factor": [2, 8.5]}
-    config = CONFIG | {
-        "architectures": ["Phi3ForCausalLM"],
-        "rope_scaling": scaling,
-        "partial_rotary_factor": 0.5,
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 256,
-    }
-    rope = hf(config, fused=True)[0].rope
-    assert rope.divisors_for(256) == (1.0, 1.5)
-    assert rope.divisors_for(257) == (2.0, 8.5)
-    wanted = math.sqrt(1 + math.log(4096 / 256) / math.log(256))
-    assert rope.attention_factor == pytest.approx(wanted)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -254,6 +143,7 @@ def test_longrope_under_each_of_its_names(name: str) -> None:
         ({"architectures": [["x"]]}, "architecture"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', not true or false"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         (
@@ -356,42 +246,6 @@ def test_facts_of_a_gguf_file() -> None:
     assert from_gguf({}, raw)[0].tied_embeddings
     qwen = gguf_weights(CONFIG, "qwen2", biases="qkv")
     assert from_gguf({"qwen2.attention.sliding_window": 12}, qwen, "qwen2")[0].windows[0] is None
-
-
-def test_rope_of_a_gguf_file() -> None:
-    raw = gguf_weights(CONFIG, "llama")
-    linear = from_gguf({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, raw)
-    assert linear[0].rope.divisors == (2.0,) * 4
-    yarn = {
-        "llama.rope.scaling.type": "yarn",
-        "llama.rope.scaling.factor": 4.0,
-        "llama.rope.scaling.original_context_length": 1024,
-    }
-    rope = from_gguf(yarn, raw)[0].rope
-    assert rope.divisors == pytest.approx(yarn_divisors(10000.0, 8, 4.0, 1024))
-    assert rope.attention_factor == pytest.approx(1 + 0.1 * math.log(4))
-    raw["rope_freqs.weight"] = np.array([1, 2, 4, 8], np.float32)
-    assert from_gguf({}, raw)[0].rope.divisors == (1.0, 2.0, 4.0, 8.0)
-    with pytest.raises(ModelFileError, match="rope scaling 'dynamic'"):
-        from_gguf({"llama.rope.scaling.type": "dynamic"}, raw)
-
-    phi = gguf_weights(CONFIG, "phi3", fused=True)
-    phi["rope_factors_short.weight"] = np.array([1.0, 1.5], np.float32)
-    phi["rope_factors_long.weight"] = np.array([2.0, 8.5], np.float32)
-    keys = {
-        "phi3.rope.dimension_count": 4,
-        "phi3.rope.scaling.original_context_length": 64,
-        "phi3.rope.scaling.attn_factor": 1.25,
-    }
-    rope = from_gguf(keys, phi, "phi3")[0].rope
-    assert (rope.divisors_for(64), rope.divisors_for(65)) == ((1.0, 1.5), (2.0, 8.5))
-    assert rope.attention_factor == 1.25
-    phi["rope_factors_long.weight"][1] = np.nan
-    with pytest.raises(ModelFileError, match=r"'rope_factors_long.weight'\[1\] is nan"):
-        from_gguf(keys, phi, "phi3")
-    del phi["rope_factors_long.weight"]
-    with pytest.raises(ModelFileError, match=r"'rope_factors_long.weight': found no such tensor"):
-        from_gguf(keys, phi, "phi3")
 
 
 @pytest.mark.parametrize(

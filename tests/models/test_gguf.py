@@ -208,6 +208,11 @@ def test_a_hostile_file_is_refused_at_once(lie: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no such file"):
+        read_gguf(tmp_path / "absent.gguf")
+
+
 @pytest.mark.parametrize("element", [4, 8], ids=["numbers", "strings"])
 def test_a_sparse_file_cannot_back_a_lie(element: int, tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"

@@ -84,10 +84,29 @@ def test_merges_follow_the_scores_as_sentencepiece_does(scores: list[float], tex
 
 GGUF = {
     "tokenizer.ggml.model": "llama",
-    "tokenizer.ggml.tokens": ["<unk>", "a", "b", "ab"],
-    "tokenizer.ggml.scores": np.zeros(4, np.float32),
-    "tokenizer.ggml.token_type": np.array([2, 1, 1, 1]),
+    "tokenizer.ggml.tokens": ["<unk>", "a", "b", "ab", "▁"],
+    "tokenizer.ggml.scores": np.zeros(5, np.float32),
+    "tokenizer.ggml.token_type": np.array([2, 1, 1, 1, 1]),
 }
+
+
+def test_what_has_neither_piece_nor_bytes_is_unknown() -> None:
+    tokenizer = load_tokenizer(GGUF)
+    assert tokenizer.encode("aéüb") == [4, 1, 0, 2]  # neighbours are one unknown
+    assert tokenizer.is_special(0)
+
+
+def test_text_that_spells_a_byte_token_is_text() -> None:
+    tokens = ["<unk>", "<0x0A>", *"<0xA>", "<0", "<0x", "<0x0", "<0x0A"]
+    metadata = GGUF | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.zeros(len(tokens)),
+        "tokenizer.ggml.token_type": np.array([2, 6] + [1] * (len(tokens) - 2)),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = load_tokenizer(metadata)
+    assert tokenizer.encode("<0x0A>") == [tokens.index("<0x0A"), tokens.index(">")]
+    assert tokenizer.token_bytes(1) == b"\n"
 
 
 @pytest.mark.parametrize(
@@ -102,12 +121,12 @@ GGUF = {
         ({"model": "gpt2", "pre": "gpt-2"}, "merges is missing"),
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": ["a", 1]}, "not a list of strings"),
-        ({"tokens": ["a", "a", "b", "c"]}, "same token twice"),
-        ({"tokens": ["<unk>", "a", "b", "a" * 2000]}, "above 1024 letters"),
-        ({"scores": None}, "scores must hold one number for each of the 4 tokens"),
+        ({"tokens": ["a", "a", "b", "c", "d"]}, "same token twice"),
+        ({"tokens": ["<unk>", "a", "b", "c", "a" * 2000]}, "above 1024 letters"),
+        ({"scores": None}, "scores must hold one number for each of the 5 tokens"),
         ({"scores": np.zeros(3)}, "scores must hold one number"),
-        ({"scores": [0.0, float("nan"), 0.0, 0.0]}, "not a number"),
-        ({"token_type": np.zeros((4, 0))}, "not a number"),
+        ({"scores": [0.0, float("nan"), 0.0, 0.0, 0.0]}, "not a number"),
+        ({"token_type": np.zeros((5, 0))}, "not a number"),
         ({"unknown_token_id": 7}, "unknown_token_id 7 is not a token"),
     ],
 )

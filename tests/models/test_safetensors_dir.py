@@ -321,6 +321,8 @@ def test_chat_templates(make_directory: Maker) -> None:
     assert load_directory(inline).chat_template == "one"
     (inline / "chat_template.jinja").write_text("file ü", encoding="utf-8")
     assert load_directory(inline).chat_template == "file ü"
+    (inline / "chat_template.jinja").write_bytes(b"\xff")
+    assert "chat_template.jinja: not UTF-8" in refusal(inline)
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert (
         load_directory(make_directory("b", tokenizer_config={"chat_template": named})).chat_template

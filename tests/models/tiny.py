@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from ridgeline.arch import ModelArch
+from ridgeline.models.families import model_from_config, model_from_gguf
 from ridgeline.models.weights import Tensor
 
 Config = dict[str, Any]
@@ -175,3 +177,19 @@ def write_gguf(path: Path, metadata: dict[str, Any], raw: Raw) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def hf(config: dict[str, Any], **kinds: Any) -> tuple[ModelArch, dict[str, Tensor]]:
+    return model_from_config(config, as_tensors(hf_weights(config, **kinds)), "model")
+
+
+def arch_of(**changes: Any) -> ModelArch:
+    """The architecture of the tiny Llama with ``changes`` to its config; None takes a key out."""
+    config = {k: v for k, v in (CONFIG | changes).items() if v is not None}
+    return hf(config)[0]
+
+
+def from_gguf(
+    changes: dict[str, Any], raw: dict[str, np.ndarray], arch: str = "llama"
+) -> tuple[ModelArch, dict[str, Tensor]]:
+    return model_from_gguf(gguf_metadata(CONFIG, arch) | changes, as_tensors(raw), "x.gguf")

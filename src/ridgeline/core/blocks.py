@@ -29,7 +29,6 @@ class BlockPool:
         self.content: list[Content | None] = [None] * num_blocks
         self.index: dict[bytes, int] = {}
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self.num_evictions = 0
 
     def take(self) -> int:
         """Return a block to write in, evicting what was freed longest ago.
@@ -41,7 +40,6 @@ class BlockPool:
         if evicted is not None:
             del self.index[evicted.key]
             self.content[block] = None
-            self.num_evictions += 1
         self.refs[block] = 1
         return block
 

@@ -7,7 +7,7 @@ else. It knows no text format, no thread and no file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Text
@@ -225,7 +225,5 @@ class Engine:
 
 
 def _changed(params: SamplingParams) -> dict[str, object]:
-    default = SamplingParams()
-    names = (field.name for field in fields(params))
-    values = {name: getattr(params, name) for name in names}
-    return {name: value for name, value in values.items() if value != getattr(default, name)}
+    default = asdict(SamplingParams())
+    return {name: value for name, value in asdict(params).items() if value != default[name]}

@@ -10,8 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAX_LOGPROBS = 100
-MAX_SEQUENCES = 1024
+_RANGES = {  # lowest and highest; whole numbers where these are
+    "n": (1, 1024),
+    "temperature": (0.0, 100.0),
+    "top_k": (-1, 1 << 31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-(1 << 63), (1 << 64) - 1),
+    "max_tokens": (1, 1 << 31),
+    "min_tokens": (0, 1 << 31),
+    "logprobs": (0, 100),
+    "prompt_logprobs": (0, 100),
+}
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +77,16 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1, MAX_SEQUENCES)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _integer("top_k", self.top_k, -1, 1 << 31)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _optional("seed", self.seed, -(1 << 63), (1 << 64) - 1)
-        _optional("max_tokens", self.max_tokens, 1, 1 << 31)
-        _integer("min_tokens", self.min_tokens, 0, 1 << 31)
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                _check(name, value, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens is {self.min_tokens}: more than max_tokens ({self.max_tokens})"
             )
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
-        _optional("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _optional("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         # Frozen for good: what the caller passed may change under us.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
@@ -104,23 +109,12 @@ class SamplingParams:
                     )
 
 
-def _number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
+def _check(name: str, value: Any, low: float, high: float) -> None:
+    whole = isinstance(low, int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ValueError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
     if not low <= value <= high:  # nor is NaN within
-        raise ValueError(f"{name} is {value!r}: it must be from {low:g} to {high:g}")
-
-
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be a whole number, not {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}: it must be from {low} to {high}")
-
-
-def _optional(name: str, value: object, low: int, high: int) -> None:
-    if value is not None:
-        _integer(name, value, low, high)
+        raise ValueError(f"{name} is {value!r}: it must be from {low} to {high}")
 
 
 def _stop_strings(stop: Sequence[str] | str) -> tuple[str, ...]:
@@ -134,20 +128,20 @@ def _stop_strings(stop: Sequence[str] | str) -> tuple[str, ...]:
 def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:
     tokens = _listed("stop_token_ids", ids)
     for token in tokens:
-        _integer("stop_token_ids", token, 0, 1 << 31)
+        _check("stop_token_ids", token, 0, 1 << 31)
     return tokens
 
 
 def _listed(name: str, values: object) -> tuple[Any, ...]:
     if values is not None and not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a list, not {values!r}")
-    return tuple(values or ())
+    return () if values is None else tuple(values)
 
 
 def _biases(biases: Mapping[int, float]) -> dict[int, float]:
     if not isinstance(biases, Mapping):
         raise ValueError(f"logit_bias must map token ids to numbers, not {biases!r}")
     for token, bias in biases.items():
-        _integer("logit_bias token id", token, 0, 1 << 31)
-        _number(f"logit_bias of token {token}", bias, -100.0, 100.0)
+        _check("logit_bias token id", token, 0, 1 << 31)
+        _check(f"logit_bias of token {token}", bias, -100.0, 100.0)
     return dict(biases)

@@ -220,8 +220,8 @@ class Scheduler:
                 if i in output.errors:
                     events.append(self._end(seq, FinishReason.ERROR, output.errors[i]))
                     continue
-                for offset, logprobs in enumerate(output.prompt_logprobs.get(i, ())):
-                    seq.request.prompt_logprobs[work.start + 1 + offset] = logprobs
+                found = output.prompt_logprobs.get(i, ())
+                seq.request.prompt_logprobs.update(enumerate(found, work.start + 1))
             num_tokens = len(work.tokens)
             seq.num_computed += num_tokens
             seq.num_pending -= num_tokens

@@ -68,11 +68,6 @@ class Step(NamedTuple):
     preempted: tuple[SeqId, ...]
     waits: tuple[tuple[SeqId, Wait], ...]
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute."""
-        return sum(len(work.tokens) for work in self.work)
-
 
 class TokenLogprobs(NamedTuple):
     """Log-probability of one token, and of the likeliest ones in its place (natural log)."""

@@ -1,0 +1,390 @@
+"""Sampling against a plain statement of every filter, and the generator against its published
+test vectors. ``Plain`` below is that statement: dictionaries, sorting and sums, one rule a line."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ridgeline.backends.sampling import Row, adjust, keep, rank_tokens, sample, uniform
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling
+
+BORDER = 1e-9  # closer to a threshold than this, rounding may decide
+
+
+class Plain:
+    """What the parameters mean, token by token, in Python's own floats."""
+
+    def __init__(self, logits: np.ndarray, row: Row) -> None:
+        params, prompt_len = row.sampling.params, row.sampling.prompt_len
+        answer = row.history[prompt_len:]
+        self.logits = {token: float(logit) for token, logit in enumerate(logits)}
+        for token in set(row.history):
+            logit, penalty = self.logits[token], params.repetition_penalty
+            self.logits[token] = logit / penalty if logit > 0 else logit * penalty
+        for token in set(answer):
+            self.logits[token] -= params.presence_penalty
+            self.logits[token] -= params.frequency_penalty * answer.count(token)
+        for token, bias in (params.logit_bias or {}).items():
+            self.logits[token] += bias
+        if row.position - prompt_len < params.min_tokens:
+            for token in row.sampling.suppressed:
+                self.logits[token] = -math.inf
+        self.is_at_border = False
+        self.order = sorted(self.logits, key=lambda token: (-self.logits[token], token))
+        self.chosen = self._filter(params)
+
+    def _filter(self, params: SamplingParams) -> dict[int, float]:
+        """Probabilities of the tokens that survive, likeliest first."""
+        best = self.order[0]
+        if params.temperature == 0:
+            return {best: 1.0}
+        weight = {t: self._weight(t, best, params.temperature) for t in self.order}
+        left = self.order if params.top_k < 1 else self.order[: params.top_k]
+        if params.top_p < 1:
+            left = left[: self._nucleus([weight[t] for t in left], params.top_p)]
+        shares = [weight[token] / weight[best] - params.min_p for token in left]
+        self.is_at_border |= any(0 < abs(share) < BORDER for share in shares)
+        left = [t for t in left if weight[t] > 0 and weight[t] >= params.min_p * weight[best]]
+        total = math.fsum(weight[token] for token in left)
+        return {token: weight[token] / total for token in left}
+
+    def _weight(self, token: int, best: int, temperature: float) -> float:
+        return math.exp((self.logits[token] - self.logits[best]) / temperature)
+
+    def _nucleus(self, weights: list[float], top_p: float) -> int:
+        """How many from the front it takes to reach ``top_p`` of the whole; at least one."""
+        total, reached = math.fsum(weights), 0.0
+        for count, weight in enumerate(weights, start=1):
+            reached += weight / total
+            self.is_at_border |= abs(reached - top_p) < BORDER
+            if reached >= top_p:
+                return count
+        return len(weights)
+
+    def draw(self, u: float) -> int:
+        """Inverse of the cumulative distribution at ``u``."""
+        reached = 0.0
+        for token, probability in self.chosen.items():
+            reached += probability
+            self.is_at_border |= abs(reached - u) < BORDER
+            if u < reached:
+                return token
+        return list(self.chosen)[-1]
+
+
+def make_row(
+    params: SamplingParams,
+    *,
+    seed: int = 1,
+    prompt: tuple[int, ...] = (),
+    answer: tuple[int, ...] = (),
+    suppressed: tuple[int, ...] = (),
+) -> Row:
+    """A row as the backend makes it: history only where penalties need it."""
+    history = prompt + answer if params.penalises else ()
+    sampling = Sampling(params, len(prompt), suppressed)
+    return Row(sampling, seed, len(prompt) + len(answer), history)
+
+
+def draw(logits: Any, row: Row) -> int | None:
+    (token,) = sample(np.asarray([logits], np.float32), np.zeros(1, np.intp), [row])
+    return token
+
+
+def survivors(logits: Any, **filters: Any) -> list[int]:
+    chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
+    return list(keep(np.asarray(logits, np.float64), **chosen)[0])
+
+
+# --- every filter ------------------------------------------------------------------------------
+
+# Quarters: ties are common, and sums are exact.
+QUARTERS = st.integers(-24, 24).map(lambda quarters: quarters / 4)
+
+
+@st.composite
+def cases(draw_from: st.DrawFn) -> tuple[np.ndarray, Row]:
+    size = draw_from(st.integers(1, 12))
+    ids = st.integers(0, size - 1)
+    logits = draw_from(st.lists(QUARTERS, min_size=size, max_size=size))
+    params = SamplingParams(
+        temperature=draw_from(st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.5, 100.0])),
+        top_k=draw_from(st.integers(-1, size + 3)),
+        top_p=draw_from(st.just(1.0) | st.floats(0, 1)),
+        min_p=draw_from(st.just(0.0) | st.floats(0, 1)),
+        repetition_penalty=draw_from(st.sampled_from([1.0, 0.5, 1.25, 3.0])),
+        presence_penalty=draw_from(st.sampled_from([0.0, -1.5, 0.75, 2.0])),
+        frequency_penalty=draw_from(st.sampled_from([0.0, -0.5, 0.25, 2.0])),
+        logit_bias=draw_from(st.none() | st.dictionaries(ids, QUARTERS, max_size=4)),
+        min_tokens=draw_from(st.integers(0, 4)),
+    )
+    row = make_row(
+        params,
+        seed=draw_from(st.integers(0, 2**64 - 1)),
+        prompt=tuple(draw_from(st.lists(ids, max_size=5))),
+        answer=tuple(draw_from(st.lists(ids, max_size=5))),
+        suppressed=tuple(draw_from(st.sets(ids, max_size=max(0, size - 1)))),
+    )
+    return np.array(logits, np.float32), row
+
+
+@given(cases())
+@settings(max_examples=600, deadline=None)
+def test_all_filters_together(case: tuple[np.ndarray, Row]) -> None:
+    logits, row = case
+    plain = Plain(logits, row)
+    wanted = plain.draw(uniform(row.seed, row.position))
+    assume(not plain.is_at_border)
+    np.testing.assert_allclose(adjust(logits, row), list(plain.logits.values()), rtol=1e-12)
+    params = row.sampling.params
+    if params.temperature > 0:
+        ids, weights = keep(
+            adjust(logits, row), params.temperature, params.top_k, params.top_p, params.min_p
+        )
+        assert list(ids) == list(plain.chosen)
+        np.testing.assert_allclose(weights / weights.sum(), list(plain.chosen.values()), rtol=1e-9)
+    assert draw(logits, row) == wanted
+
+
+LARGE = np.random.default_rng(0).normal(0, 2, 5000).astype(np.float32)
+FILTERS = [
+    {},
+    {"top_k": 1},
+    {"top_k": 3000},
+    {"top_k": 3000, "top_p": 0.9},
+    {"top_k": 6000, "top_p": 0.9},
+    {"top_p": 0.1},  # settled among the first 1024
+    {"top_p": 0.6},
+    {"top_p": 0.999},  # not settled there
+    {"top_p": 0.95, "temperature": 5.0},
+    {"min_p": 0.05},
+    {"top_p": 0.99, "min_p": 0.02, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_large_vocabulary(filters: dict[str, Any], ties: bool) -> None:
+    logits = np.round(LARGE * 2) / 2 if ties else LARGE
+    params = SamplingParams(**filters)
+    for i in range(25):
+        row = make_row(params, seed=i, prompt=(1, 2, 3), answer=(3, 4, 5 + i))
+        plain = Plain(logits, row)
+        ids, _ = keep(
+            adjust(logits, row), params.temperature, params.top_k, params.top_p, params.min_p
+        )
+        assert list(ids) == list(plain.chosen)
+        assert draw(logits, row) == plain.draw(uniform(row.seed, row.position))
+
+
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 2048])
+def test_equal_logits_are_ordered_by_id_at_any_size(size: int) -> None:
+    flat = np.zeros(size)
+    assert survivors(flat) == list(range(size))
+    assert survivors(flat, top_p=0.5) == list(range(math.ceil(size / 2)))
+    assert survivors(flat, top_k=size // 3) == list(range(size // 3))
+
+
+def test_top_p_reaches_exactly_and_counts_what_top_k_left() -> None:
+    halves = np.log([0.5, 0.25, 0.125, 0.125])
+    assert survivors(halves, top_p=0.5) == [0]
+    assert survivors(halves, top_p=0.501) == [0, 1]
+    assert survivors(halves, top_p=0.8) == [0, 1, 2]
+    assert survivors(halves, top_p=0.65, top_k=2) == [0]  # of 0.75; of the whole it took two
+    assert survivors([1.0, 1.0, 0.0], top_p=0.0) == [0]
+
+
+def test_min_p_is_a_share_of_the_likeliest() -> None:
+    halves = [0.0, math.log(0.5), math.log(0.25)]
+    assert survivors(halves, min_p=0.4) == [0, 1]
+    assert survivors([2.0, 2.0, 1.0], min_p=1.0) == [0, 1]
+
+
+def test_repetition_sees_the_prompt_and_the_other_penalties_do_not() -> None:
+    logits = np.array([2.0, -2.0, 2.0, 2.0], np.float32)
+    both = {"prompt": (0, 1, 0), "answer": (2, 2)}
+    repetition = make_row(SamplingParams(repetition_penalty=2.0), **both)
+    assert list(adjust(logits, repetition)) == [1.0, -4.0, 1.0, 2.0]
+    presence = make_row(SamplingParams(presence_penalty=0.5), **both)
+    assert list(adjust(logits, presence)) == [2.0, -2.0, 1.5, 2.0]
+    frequency = make_row(SamplingParams(frequency_penalty=0.5), **both)
+    assert list(adjust(logits, frequency)) == [2.0, -2.0, 1.0, 2.0]
+
+
+# --- the edges ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("u_of", range(20))
+def test_one_token_left_is_taken_whatever_the_draw(u_of: int) -> None:
+    logits = np.linspace(-1, 1, 10)
+    bias = {token: -100.0 for token in range(10) if token != 3}
+    assert draw(logits, make_row(SamplingParams(logit_bias=bias), seed=u_of)) == 3
+    assert draw(logits, make_row(SamplingParams(temperature=1e-6), seed=u_of)) == 9
+    assert draw(logits, make_row(SamplingParams(top_p=0.0), seed=u_of)) == 9
+    assert draw(logits, make_row(SamplingParams(top_k=1), seed=u_of)) == 9
+
+
+def test_a_high_temperature_is_nearly_even() -> None:
+    rows = [make_row(SamplingParams(temperature=100.0), seed=seed) for seed in range(3000)]
+    picks = sample(np.array([[0.0, 3.0]], np.float32), np.zeros(3000, np.intp), rows)
+    assert abs(picks.count(1) / 3000 - 1 / (1 + math.exp(-0.03))) < 0.03
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    tie = [0.0, 7.0, 7.0]
+    assert draw(tie, make_row(SamplingParams(temperature=0))) == 1
+    assert draw(tie, make_row(SamplingParams(temperature=0, logit_bias={2: 0.5}))) == 2
+    penalised = SamplingParams(temperature=0, presence_penalty=0.5)
+    assert draw(tie, make_row(penalised, answer=(1,))) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_stop_ids_cannot_come_before_min_tokens(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, min_tokens=2)
+    logits = [0.0, 90.0, 0.5]
+    for answer, wanted in [((), {0, 2}), ((0,), {0, 2}), ((0, 0), {1})]:
+        row = make_row(params, prompt=(0,), answer=answer, suppressed=(1,))
+        assert draw(logits, row) in wanted
+    assert draw([0.0, 1.0], make_row(params, suppressed=(0, 1))) is None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_damaged_row_fails_alone(bad: float) -> None:
+    logits = np.random.default_rng(1).normal(size=(6, 40)).astype(np.float32)
+    kinds = [SamplingParams(temperature=t, top_p=p) for t, p in [(0, 1), (1, 1), (1, 0.5)]] * 2
+    rows = [make_row(params, seed=i) for i, params in enumerate(kinds)]
+    before = sample(logits, np.arange(6), rows)
+    assert None not in before
+    damaged = logits.copy()
+    damaged[2, 7] = bad
+    assert sample(damaged, np.arange(6), rows) == [*before[:2], None, *before[3:]]
+    forbidden = make_row(SamplingParams(min_tokens=1), suppressed=tuple(range(40)))
+    blocked = sample(logits, np.arange(6), [*rows[:4], forbidden, rows[5]])
+    assert blocked == [*before[:4], None, before[5]]
+
+
+def test_no_row_is_no_answer() -> None:
+    assert sample(np.empty((0, 8), np.float32), np.zeros(0, np.intp), []) == []
+
+
+# --- the draw ----------------------------------------------------------------------------------
+
+
+def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> list[int]:
+    """Philox4x32-10 once more, in arrays of numpy (Salmon et al., SC 2011)."""
+    x, k, low = np.array(counter, np.uint64), np.array(key, np.uint64), np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        product = x[[0, 2]] * np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
+        high = product >> np.uint64(32)
+        x = np.array([high[1] ^ x[1] ^ k[0], product[1] & low, high[0] ^ x[3] ^ k[1], product[0]])
+        x, k = x & low, (k + np.array([0x9E3779B9, 0xBB67AE85], np.uint64)) & low
+    return [int(word) for word in x]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "published"),
+    [
+        ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_the_second_statement_has_the_published_values(
+    counter: str, key: str, published: str
+) -> None:
+    words = [tuple(int(word, 16) for word in text.split()) for text in (counter, key, published)]
+    assert philox(words[0], words[1]) == list(words[2])
+
+
+def test_uniform_zero_is_the_published_value() -> None:
+    assert uniform(0, 0) == (0x6627E8D5 << 21 | 0xE169C58D >> 11) / 2**53
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
+@settings(deadline=None)
+def test_uniform_is_the_generator_at_a_position(seed: int, position: int) -> None:
+    counter = (position % 2**32, position // 2**32, 0, 0)
+    x0, x1, _, _ = philox(counter, (seed % 2**32, seed // 2**32))
+    assert uniform(seed, position) == (x0 * 2**21 + x1 // 2**11) / 2**53
+    assert 0 <= uniform(seed, position) < 1
+
+
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_neighbouring_draws_are_unrelated(vary: str) -> None:
+    values = [uniform(i, 5) if vary == "seed" else uniform(5, i) for i in range(6000)]
+    cells = Counter(
+        (int(a * 6), int(b * 6)) for a, b in zip(values[::2], values[1::2], strict=True)
+    )
+    assert chi_square(cells, {(a, b): 1 / 36 for a in range(6) for b in range(6)}) < limit(35)
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}], ids=str)
+def test_draws_follow_the_probabilities(filters: dict[str, Any]) -> None:
+    logits = np.array([[1.0, 0.0, 2.0, 1.0, -1.0, 0.5]], np.float32)
+    params = SamplingParams(temperature=0.9, **filters)
+    rows = [Row(Sampling(params, 0, ()), 123, position, ()) for position in range(6000)]
+    found = Counter(sample(logits, np.zeros(6000, np.intp), rows))
+    wanted = Plain(logits[0], rows[0]).chosen
+    assert set(found) == set(wanted)
+    assert chi_square(found, wanted) < limit(len(wanted) - 1)
+
+
+def chi_square(found: Counter[Any], wanted: dict[Any, float]) -> float:
+    total = found.total()
+    return sum((found[x] - total * p) ** 2 / (total * p) for x, p in wanted.items())
+
+
+def limit(freedom: int) -> float:
+    """Far beyond what chance would do: mean and four and a half standard deviations."""
+    return freedom + 4.5 * math.sqrt(2 * freedom)
+
+
+def test_a_row_does_not_see_its_neighbours() -> None:
+    logits = np.random.default_rng(2).normal(0, 2, (8, 60)).astype(np.float32)
+    params = [SamplingParams(temperature=t, top_k=k) for t in (0.0, 1.2) for k in (0, 5)] * 2
+    rows = [make_row(p, seed=i, answer=(i,)) for i, p in enumerate(params)]
+    together = sample(logits, np.arange(8), rows)
+    assert together == [draw(logits[i], row) for i, row in enumerate(rows)]
+    order = np.random.default_rng(3).permutation(8)
+    assert sample(logits, order, [rows[i] for i in order]) == [together[i] for i in order]
+
+
+# --- logprobs ----------------------------------------------------------------------------------
+
+
+def test_logprobs_are_of_the_raw_logits_and_ties_rank_by_id() -> None:
+    logits = np.array([[0.0, 2.0, 1.0, 2.0], [3.0, 3.0, 3.0, 3.0]], np.float32)
+    first, second = rank_tokens(logits, [3, 2], top=3)
+    norm = math.log(1 + 2 * math.exp(2) + math.exp(1))
+    assert (first.token, first.rank) == (3, 2)
+    assert first.logprob == pytest.approx(2 - norm)
+    assert [token for token, _ in first.top] == [1, 3, 2]
+    assert [logprob for _, logprob in first.top] == pytest.approx([2 - norm, 2 - norm, 1 - norm])
+    assert (second.rank, second.top) == (3, tuple((t, math.log(0.25)) for t in (0, 1, 2)))
+
+
+@given(st.lists(QUARTERS, min_size=1, max_size=9), st.data())
+@settings(deadline=None)
+def test_the_rank_of_a_token_is_its_place_among_the_top(logits: list[float], data: Any) -> None:
+    token, top = data.draw(st.integers(0, len(logits) - 1)), data.draw(st.integers(0, 12))
+    (entry,) = rank_tokens(np.array([logits], np.float32), [token], top)
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    assert entry.rank == order.index(token) + 1
+    assert [t for t, _ in entry.top] == order[:top]
+    assert all(math.exp(logprob) <= 1 + 1e-12 for _, logprob in entry.top)

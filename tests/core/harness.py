@@ -1,0 +1,181 @@
+"""What the tests of the core share: small engines over the ledger, and what each step must obey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.core.engine import Engine
+from ridgeline.core.kvcache import KVCache, hash_block
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Orca, Policy, SplitFuse, Static, Wish
+from ridgeline.core.request import Request, Sequence
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
+from ridgeline.records import Record
+from tests.fakes import Ledger, expected_tokens
+
+POLICIES = (Static(), Orca(), SplitFuse())
+
+
+@dataclass(frozen=True)
+class YoungestFirst:
+    """A policy that wishes in the worst order, so that the young are granted, then preempted."""
+
+    reserve_full: bool = False
+    whole_prompts: bool = False
+
+    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+        for seq in reversed(running):
+            yield seq, seq.num_pending, 1
+        for seq in waiting:
+            yield seq, seq.num_pending, 1
+
+
+class Clock:
+    """Seconds that pass by one with each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+@dataclass
+class Watched:
+    """A runner that checks each step as a whole, then lets the ledger compute it.
+
+    ``during`` is called before the ledger runs and ``after`` behind it: what happens elsewhere
+    while a step is computed, or an exception of the backend.
+    """
+
+    scheduler: Scheduler
+    ledger: Ledger
+    during: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+    steps: list[Step] = field(default_factory=list)
+
+    def execute(self, step: Step) -> StepOutput:
+        self.steps.append(step)
+        check_step(self.scheduler, step)
+        self.during()
+        output = self.ledger.execute(step)
+        self.after()
+        return output
+
+
+def check_step(scheduler: Scheduler, step: Step) -> None:
+    """What holds for each step of every policy."""
+    sizes = {work.seq_id: len(work.tokens) for work in step.work}
+    waits = dict(step.waits)
+    running, waiting = ([seq.id for seq in q] for q in (scheduler.running, scheduler.waiting))
+    assert len(sizes) == len(step.work), "a sequence runs twice in one step"
+    assert sum(sizes.values()) <= scheduler.max_num_batched_tokens
+    assert len(running) <= scheduler.max_num_seqs
+    assert sorted([*sizes, *waits]) == sorted([*running, *waiting]), "each runs, or says why not"
+    assert running[0] in sizes, "the oldest that runs must advance"
+    if scheduler.policy.whole_prompts:
+        assert all(work.seeds for work in step.work), "a prompt ran in pieces"
+    assert set(step.preempted) <= set(waiting)
+    assert all(waits[seq_id] is Wait.BLOCKS for seq_id in step.preempted)
+    targets = [new for _, new in step.copies]
+    assert len(set(targets)) == len(targets), "two copies into one block"
+    assert all(scheduler.kv.pool.refs[block] == 1 for block in targets)
+
+
+def make_scheduler(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    *,
+    policy: Policy = POLICIES[2],
+    budget: int = 64,
+    seats: int = 8,
+    caching: bool = True,
+    hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
+) -> Scheduler:
+    kv = KVCache(num_blocks, block_size, enable_prefix_caching=caching, hash_block=hash_block)
+    return Scheduler(kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats)
+
+
+def make_request(request_id: int, prompt: Listing[int], **params: Any) -> Request:
+    return Request(request_id, tuple(prompt), SamplingParams(**params), max_model_len=1000)
+
+
+def make_engine(
+    scheduler: Scheduler | None = None,
+    *,
+    max_model_len: int = 1000,
+    eos_ids: tuple[int, ...] = (),
+    vocab_size: int = 4,
+    on_record: Callable[[Record], None] | None = None,
+) -> tuple[Engine, Watched]:
+    """Return an engine over a ledger with a clock that counts, and the runner between them."""
+    scheduler = scheduler or make_scheduler()
+    ledger = Ledger(len(scheduler.kv.pool.refs), scheduler.kv.block_size, vocab_size)
+    runner = Watched(scheduler, ledger)
+    engine = Engine(
+        scheduler,
+        runner,
+        Clock(),
+        max_model_len=max_model_len,
+        eos_ids=eos_ids,
+        on_record=on_record,
+    )
+    return engine, runner
+
+
+def expected(request: Request, vocab_size: int = 4) -> dict[SeqId, list[int]]:
+    """Return what the ledger answers to a request that has not run yet, sequence by sequence."""
+    seeds = request.sequences[0].seeds
+    most = request.max_len - len(request.prompt)
+    return {
+        (request.id, i): expected_tokens(request.prompt, seed, most, vocab_size, request.stop_ids)
+        for i, seed in enumerate(seeds)
+    }
+
+
+def finish(engine: Engine, max_steps: int = 2000) -> list[Event]:
+    """Run until nothing is left, checking all invariants after each step; return all events."""
+    events: list[Event] = []
+    while engine.has_work():
+        events += engine.step()
+        engine.check()
+        max_steps -= 1
+        assert max_steps, "the engine does not come to an end"
+    assert not any(engine.scheduler.kv.pool.refs), "blocks are left over"
+    assert not engine.requests
+    return events
+
+
+def tokens_of(events: Listing[Event]) -> dict[SeqId, list[int]]:
+    """Return the tokens of each sequence in order."""
+    out: dict[SeqId, list[int]] = {}
+    for event in events:
+        out.setdefault(event.seq_id, [])
+        if event.token is not None:
+            out[event.seq_id].append(event.token)
+    return out
+
+
+def reasons_of(events: Listing[Event]) -> dict[SeqId, FinishReason]:
+    """Return how each sequence ended."""
+    return {event.seq_id: event.finish_reason for event in events if event.finish_reason}
+
+
+def run_step(scheduler: Scheduler, tokens: dict[SeqId, tuple[int, ...]] | None = None) -> Step:
+    """Schedule and commit one step with given tokens (else zeros); return the step."""
+    step = scheduler.schedule()
+    known = tokens or {}
+    sampled = (known.get(work.seq_id, (0,) * len(work.seeds)) for work in step.work)
+    scheduler.commit(step, StepOutput(tuple(sampled)))
+    scheduler.check()
+    return step
+
+
+def sizes_of(step: Step) -> dict[SeqId, int]:
+    """Return how many tokens of each sequence are in a step, in the order of the work."""
+    return {work.seq_id: len(work.tokens) for work in step.work}

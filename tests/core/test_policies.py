@@ -1,0 +1,60 @@
+"""Policies: the order of their wishes, and that each stays small."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
+from ridgeline.core.request import Sequence
+from tests.core.harness import POLICIES, make_request
+
+
+def seq(request_id: int, num_pending: int) -> Sequence:
+    one = make_request(request_id, [1] * 10).sequences[0]
+    one.num_computed, one.num_pending = 10 - num_pending, num_pending
+    return one
+
+
+def wishes(
+    policy: Policy, running: list[Sequence], waiting: list[Sequence]
+) -> list[tuple[int, int, int]]:
+    return [(s.id[0], wanted, least) for s, wanted, least in policy.wishes(running, waiting)]
+
+
+def test_static_names_nobody_new_before_the_batch_is_done() -> None:
+    running, waiting = [seq(0, 1), seq(1, 1)], [seq(2, 9), seq(3, 4)]
+    assert wishes(Static(), running, waiting) == [(0, 1, 1), (1, 1, 1)]
+    assert wishes(Static(), [], waiting) == [(2, 9, 9), (3, 4, 4)]
+
+
+def test_orca_names_all_whole_the_running_first() -> None:
+    running, waiting = [seq(0, 1), seq(1, 1)], [seq(2, 9)]
+    assert wishes(Orca(), running, waiting) == [(0, 1, 1), (1, 1, 1), (2, 9, 9)]
+
+
+def test_splitfuse_decodes_before_prompts_and_takes_them_in_pieces() -> None:
+    running, waiting = [seq(0, 7), seq(1, 1), seq(2, 5), seq(3, 1)], [seq(4, 1), seq(5, 9)]
+    assert wishes(SplitFuse(), running, waiting) == [
+        (1, 1, 1),
+        (3, 1, 1),
+        (0, 7, 1),
+        (2, 5, 1),
+        (4, 1, 1),
+        (5, 9, 1),
+    ]
+
+
+def test_who_reserves_and_who_runs_whole() -> None:
+    assert [(policy.reserve_full, policy.whole_prompts) for policy in POLICIES] == [
+        (True, True),
+        (True, True),
+        (False, False),
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_a_policy_is_a_generator_of_at_most_25_lines(policy: Policy) -> None:
+    assert inspect.isgeneratorfunction(policy.wishes)
+    assert len(inspect.getsource(type(policy)).splitlines()) <= 25

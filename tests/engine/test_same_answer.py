@@ -1,0 +1,244 @@
+"""The same answer: a request's tokens and logprobs depend on nothing but the request.
+
+Each way of running below (batch, chunks, cache, preemption, policy, blocks, threads) must repeat
+what the requests answered one by one. On ``reference`` logprobs may differ by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ridgeline.llm
+from ridgeline import LLM, RequestOutput, SamplingParams
+from ridgeline.config import EngineConfig, default_home
+from ridgeline.models.pull import pull
+from ridgeline.models.weights import Checkpoint, ModelFileError
+from ridgeline.records import Record, RequestRecord, StepRecord
+
+pytestmark = pytest.mark.engine
+
+LOGPROB_TOLERANCE = {"reference": 1e-4}
+NUM_TOKENS = 24
+NUM_BLOCKS = 512  # of the runner; an engine may use fewer
+_STORY = "Once upon a time, in a small village by the sea, there lived an old lighthouse keeper"
+
+
+def _params(**wishes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1, **wishes)
+
+
+GREEDY = _params(temperature=0)
+SEEDED = _params(temperature=0.8, seed=17)
+REQUESTS: list[tuple[str, SamplingParams]] = [
+    ("The capital of France is", GREEDY),
+    (f"{_STORY} who", SEEDED),
+    ("def fibonacci(n):", _params(temperature=0.8, seed=4, n=3)),
+    (f"{_STORY} named Tom. Every night he", GREEDY),
+    ("2 + 2 =", _params(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)),
+    ("Water boils at", _params(temperature=0.8, seed=6, top_k=40, frequency_penalty=0.3)),
+    ("The three primary colours are", SEEDED),
+]
+
+
+@dataclass
+class Log:
+    """The engine's records."""
+
+    requests: list[RequestRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def __call__(self, record: Record) -> None:
+        if isinstance(record, RequestRecord):
+            self.requests.append(record)
+        elif isinstance(record, StepRecord):
+            self.steps.append(record)
+
+
+Load = Callable[..., tuple[LLM, Log]]
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
+    """Return a function from options to an ``LLM`` and its records.
+
+    Decoding the weights is what takes long, so models with the same block size and threads share a
+    runner, and with it whatever others left in its cache; everything above it is built anew.
+    """
+    try:
+        path = pull("smollm2", default_home())
+    except ModelFileError:
+        raise
+    except ValueError as error:
+        pytest.skip(f"smollm2 cannot be had: {error}")
+    make_runner, runners = ridgeline.llm._runner, {}
+
+    def shared_runner(config: EngineConfig, checkpoint: Checkpoint, report: Any) -> Any:
+        assert config.num_blocks * config.block_size <= NUM_BLOCKS * 16
+        key = (config.backend, config.block_size, config.threads)
+        if key not in runners:
+            runners.clear()  # one at a time: each holds all weights
+            runners[key] = make_runner(config, checkpoint, report)
+        return runners[key]
+
+    def build(backend: str, **options: Any) -> tuple[LLM, Log]:
+        base = {"kv_cache_memory": kv_bytes(8192), "max_model_len": 128, "threads": 1}
+        llm = LLM(path, backend=backend, **(base | options))
+        llm.engine.on_record = log = Log()
+        return llm, log
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ridgeline.llm, "_runner", shared_runner)
+        yield build
+
+
+def kv_bytes(num_tokens: int) -> int:
+    """Return the cache memory for so many tokens of smollm2 in float32."""
+    return num_tokens * 46_080
+
+
+Expected = list[RequestOutput]
+
+
+@pytest.fixture(scope="module")
+def alone(load: Load) -> Callable[[str], Expected]:
+    """Return the function from a backend to the answers that it gives one by one."""
+    known: dict[str, Expected] = {}
+
+    def answers(backend: str) -> Expected:
+        if backend not in known:
+            llm, log = load(backend)
+            known[backend] = [llm.generate(*request)[0] for request in REQUESTS]
+            assert all(len(s.work) <= 3 and not s.preempted for s in log.steps)
+        return known[backend]
+
+    return answers
+
+
+def ask(llm: LLM, indexes: list[int]) -> list[RequestOutput]:
+    chosen = [REQUESTS[i] for i in indexes]
+    return llm.generate([text for text, _ in chosen], [params for _, params in chosen])
+
+
+def assert_same(backend: str, outs: list[RequestOutput], wanted: list[RequestOutput]) -> None:
+    for out, want in zip(outs, wanted, strict=True):
+        assert len(out.outputs) == len(want.outputs)
+        for got, expected in zip(out.outputs, want.outputs, strict=True):
+            where = f"answer {got.index} to {want.prompt!r}"
+            assert got.token_ids == expected.token_ids, where
+            assert got.text == expected.text, where
+            assert got.logprobs is not None
+            assert expected.logprobs is not None
+            for token, mine, theirs in zip(
+                got.token_ids, got.logprobs, expected.logprobs, strict=True
+            ):
+                difference = abs(mine[token].logprob - theirs[token].logprob)
+                assert difference <= LOGPROB_TOLERANCE[backend], where
+                assert mine.keys() == theirs.keys(), where
+
+
+def test_in_batches(backend: str, load: Load, alone: Callable[[str], Expected]) -> None:
+    wanted = alone(backend)
+    llm, log = load(backend)
+    everyone = list(range(len(REQUESTS)))
+    for indexes in ([3, 0], everyone, everyone[::-1] * 7):
+        assert_same(backend, ask(llm, indexes), [wanted[i] for i in indexes])
+    sizes = {len(step.work) for step in log.steps}
+    assert {2, 9} <= sizes
+    assert max(sizes) >= 63
+
+
+CHUNKS = [
+    {"max_num_batched_tokens": 8, "max_num_seqs": 3},
+    {"max_num_batched_tokens": 16, "max_num_seqs": 16},
+    {"max_num_batched_tokens": 33, "max_num_seqs": 33},
+    {"max_num_batched_tokens": 2048},
+]
+
+
+@pytest.mark.parametrize("options", CHUNKS, ids=str)
+@pytest.mark.parametrize("is_caching", [True, False], ids=["prefix cache", "no prefix cache"])
+def test_in_chunks(
+    backend: str,
+    options: dict[str, Any],
+    is_caching: bool,
+    load: Load,
+    alone: Callable[[str], Expected],
+) -> None:
+    wanted = alone(backend)
+    llm, log = load(backend, enable_prefix_caching=is_caching, **options)
+    indexes = [0, 1, 3, 4]
+    assert_same(backend, ask(llm, indexes), [wanted[i] for i in indexes])
+    pieces = {count for step in log.steps for _, start, count in step.work if start == 0}
+    assert max(pieces) <= options["max_num_batched_tokens"]
+
+
+def test_with_a_warm_prefix_cache(
+    backend: str, load: Load, alone: Callable[[str], Expected]
+) -> None:
+    wanted = alone(backend)
+    llm, _ = load(backend)
+    for i, num_cached in [(1, 0), (1, 16), (3, 16), (3, 16)]:
+        (out,) = ask(llm, [i])
+        assert out.num_cached_tokens == num_cached
+        assert_same(backend, [out], [wanted[i]])
+
+
+@pytest.mark.parametrize("is_caching", [True, False], ids=["prefix cache", "no prefix cache"])
+def test_preempted(
+    backend: str, is_caching: bool, load: Load, alone: Callable[[str], Expected]
+) -> None:
+    wanted = alone(backend)
+    llm, log = load(
+        backend,
+        kv_cache_memory=kv_bytes(128),
+        enable_prefix_caching=is_caching,
+    )
+    indexes = [0, 1, 2, 3, 5]
+    assert_same(backend, ask(llm, indexes), [wanted[i] for i in indexes])
+    assert sum(record.num_preemptions > 0 for record in log.requests) >= 2
+
+
+@pytest.mark.parametrize("policy", ["static", "orca", "splitfuse"])
+def test_under_every_policy(
+    backend: str, policy: str, load: Load, alone: Callable[[str], Expected]
+) -> None:
+    wanted = alone(backend)
+    llm, _ = load(backend, policy=policy, max_num_seqs=4)
+    indexes = [3, 2, 1, 0]
+    assert_same(backend, ask(llm, indexes), [wanted[i] for i in indexes])
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 2}, {"block_size": 1}, {"block_size": 32}], ids=str
+)
+def test_on_another_runner(
+    backend: str, options: dict[str, Any], load: Load, alone: Callable[[str], Expected]
+) -> None:
+    wanted = alone(backend)
+    llm, _ = load(backend, **options)
+    indexes = list(range(len(REQUESTS)))
+    assert_same(backend, ask(llm, indexes), wanted)
+    assert_same(backend, ask(llm, [1]), [wanted[1]])
+
+
+def test_what_others_ask_meanwhile(
+    backend: str, load: Load, alone: Callable[[str], Expected]
+) -> None:
+    """Requests that come and go during an answer do not touch it."""
+    wanted = alone(backend)[1]
+    llm, _ = load(backend)
+    text = ""
+    for number, chunk in enumerate(llm.stream(*REQUESTS[1])):
+        text += chunk.text
+        if number == 3:
+            stream = llm.stream(*REQUESTS[2])
+            next(stream)
+        if number == 8:
+            stream.close()
+            ask(llm, [0])
+    assert text == wanted.outputs[0].text

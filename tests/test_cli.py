@@ -1,0 +1,175 @@
+"""The command line as people use it: a process, its two outputs, its status, a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RIDGELINE = Path(sys.executable).parent / "ridgeline"
+TIMEOUT_S = 300
+
+
+def ridgeline(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [str(RIDGELINE), *arguments]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["run"], 2, "model"),
+        (["run", "smollm2", "x", "--no-such-flag"], 2, "no-such-flag"),
+        (["run", "smollm2", "x", "--policy", "fair"], 2, "splitfuse"),
+        (["run", "smollm2", "x", "--block-size", "0"], 2, "--block-size is 0"),
+        (["run", "smollm2", "x", "--temperature", "-1"], 2, "temperature is -1"),
+        (["run", "smollm3", "x"], 1, "did you mean 'smollm2'"),
+        (["run", "/no/such/file.gguf", "x"], 1, "/no/such/file.gguf"),
+        (["pull", "../x"], 1, "../x"),
+    ],
+)
+def test_errors_are_short_and_have_a_status(arguments: list[str], status: int, words: str) -> None:
+    done = ridgeline(*arguments)
+    assert done.returncode == status
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = ridgeline("run", "smollm3", "x", "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_damaged_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(b"GGUF" + bytes(7))
+    done = ridgeline("run", str(path), "x")
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "damaged.gguf" in done.stderr
+
+
+def test_version_models_and_doctor() -> None:
+    assert re.fullmatch(r"ridgeline \d+\.\d+\.\d+\n", ridgeline("--version").stdout)
+    assert "smollm2" in ridgeline("models").stdout
+    doctor = ridgeline("doctor")
+    assert doctor.returncode == 0
+    for fact in ("processor", "instruction sets", "memory", "backend"):
+        assert fact in doctor.stdout
+
+
+@pytest.mark.engine
+def test_run_answers_on_standard_output_alone() -> None:
+    arguments = ("--raw", "--temperature", "0", "--max-tokens", "4")
+    done = ridgeline("run", "smollm2", "The capital of France is", *arguments)
+    assert done.returncode == 0
+    assert done.stdout == " Paris.\n\n\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.engine
+def test_run_takes_a_piped_prompt_and_writes_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "run.jsonl"
+    done = ridgeline(
+        "run", "smollm2", "--temperature", "0", "--max-tokens", "8", "--trace", str(trace),
+        stdin="Say hello.",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    records = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [record["type"] for record in records[:2]] == ["engine", "step"]
+    assert records[-1]["type"] == "request"
+
+
+@pytest.mark.engine
+def test_run_says_what_it_gave_up_for_memory() -> None:
+    done = ridgeline(
+        "run", "smollm2", "Hi", "--max-tokens", "2", "--kv-cache-memory", "8MiB",
+        "--max-model-len", "4096",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert re.search(r"note: .*--max-model-len", done.stderr)
+
+
+@pytest.mark.engine
+def test_too_long_a_prompt_names_the_numbers() -> None:
+    done = ridgeline("run", "smollm2", "one two three four", "--raw", "--max-model-len", "4")
+    assert done.returncode == 1
+    assert re.search(r"4 tokens.*4 \(--max-model-len\)", done.stderr)
+
+
+@pytest.mark.engine
+def test_bench_offline_ends_with_one_json_document() -> None:
+    arguments = ("--prompt-tokens", "8", "--new-tokens", "3", "--max-model-len", "64")
+    done = ridgeline("bench", "offline", "smollm2", *arguments)
+    assert done.returncode == 0
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert set(result["median"]) == {"single", "batch4", "batch16", "batch64"}
+    assert all(shape["decode_tokens_per_s"] > 0 for shape in result["median"].values())
+
+
+@pytest.mark.engine
+def test_chat_keeps_the_conversation_and_ctrl_c_stops_an_answer() -> None:
+    with Terminal("run", "smollm2", "--temperature", "0") as terminal:
+        terminal.wait_for(">>> ")
+        terminal.type("/help\n")
+        terminal.wait_for("/clear")
+        terminal.type("Write a very long story about the sea.\n")
+        time.sleep(0.5)
+        terminal.wait_for(" ")
+        terminal.interrupt()
+        terminal.wait_for("stopped by you")
+        terminal.wait_for(">>> ")
+        terminal.type("What is 2+2?\n")
+        terminal.wait_for("complete]|longest]")
+        terminal.type("/exit\n")
+        assert terminal.status() == 0
+
+
+class Terminal:
+    """A ridgeline process on a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(RIDGELINE, ["ridgeline", *arguments])
+        self.seen = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def type(self, text: str) -> None:
+        self.seen = ""
+        os.write(self.fd, text.encode())
+
+    def interrupt(self) -> None:
+        os.write(self.fd, b"\x03")
+
+    def wait_for(self, pattern: str) -> None:
+        end_s = time.monotonic() + TIMEOUT_S
+        while not re.search(pattern, self.seen):
+            left_s = end_s - time.monotonic()
+            ready, _, _ = select.select([self.fd], [], [], max(0.0, left_s))
+            if not ready:
+                os.kill(self.pid, signal.SIGKILL)
+                pytest.fail(f"{pattern!r} did not come; seen: {self.seen!r}")
+            self.seen += os.read(self.fd, 4096).decode(errors="replace")
+
+    def status(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

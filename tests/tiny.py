@@ -1,0 +1,140 @@
+"""Tiny random models in memory, one for each structure that a backend must know, and the same
+computed the plain way: one sequence, no cache, no batch, float64, a loop over positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.arch import ModelArch, Rope
+from ridgeline.models.weights import Checkpoint, Tensor
+
+Arrays = dict[str, NDArray[np.float32]]
+
+PLAIN = ModelArch(
+    num_layers=2,
+    hidden_size=24,
+    intermediate_size=40,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_size=50,
+    max_position=1024,
+    norm_eps=1e-5,
+    rope=Rope(theta=1e4, dim=8),
+    windows=(None, None),
+)
+_LONG = Rope(
+    theta=1e4,
+    dim=8,
+    divisors=(1.0, 1.5, 2.0, 3.0),
+    long_divisors=(2.0, 3.0, 5.0, 9.0),
+    attention_factor=1.2,
+    original_max_position=32,
+)
+ARCHS = {
+    "plain": PLAIN,
+    "tied": replace(PLAIN, tied_embeddings=True),
+    "qkv bias": replace(PLAIN, qkv_bias=True),
+    "all biases": replace(PLAIN, qkv_bias=True, o_bias=True),
+    "qk norm": replace(PLAIN, qk_norm=True, norm_eps=1e-2),
+    "window": replace(PLAIN, windows=(5, 5)),
+    "mixed windows": replace(PLAIN, windows=(None, 1)),
+    "partial rope": replace(PLAIN, rope=Rope(theta=1e3, dim=4)),
+    "scaled rope": replace(PLAIN, rope=replace(_LONG, long_divisors=())),
+    "long rope": replace(PLAIN, rope=_LONG),
+    "one kv head": replace(PLAIN, num_kv_heads=1),
+    "as many kv heads": replace(PLAIN, num_kv_heads=4),
+}
+
+
+def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
+    """Weights of a size that keeps values lively: norms near 1, the rest near 1 / sqrt(in)."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for name, shape in arch.matrix_shapes().items():
+        values = rng.normal(0, 1, shape)
+        if name.endswith("norm"):
+            values = 1 + values / 4
+        elif name != "embed" or arch.tied_embeddings:
+            values *= 2 / np.sqrt(shape[-1])
+        arrays[name] = values.astype(np.float32)
+    return arrays
+
+
+def checkpoint(arch: ModelArch, arrays: Arrays | None = None) -> Checkpoint:
+    """The arrays (or random ones) as a reader would hand them out."""
+    tensors = {
+        name: Tensor(name, "F32", a.shape, np.atleast_2d(a).view(np.uint8))
+        for name, a in (arrays or random_arrays(arch)).items()
+    }
+    return Checkpoint(Path("tiny"), arch, tensors, (2,), 1, False, None, {})
+
+
+def plain_logits(
+    arch: ModelArch, arrays: Arrays, tokens: tuple[int, ...], max_model_len: int
+) -> NDArray[np.float64]:
+    """Logits after each token, ``[tokens, vocab]``."""
+    w = {name: array.astype(np.float64) for name, array in arrays.items()}
+    x = w["embed"][list(tokens)]
+    for i in range(arch.num_layers):
+        layer = {n.removeprefix(f"layers.{i}."): a for n, a in w.items()}
+        x = x + _attention(arch, layer, _norm(x, layer["attn_norm"], arch), i, max_model_len)
+        y = _norm(x, layer["mlp_norm"], arch)
+        gate = y @ layer["gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ layer["up"].T)) @ layer["down"].T
+    return _norm(x, w["norm"], arch) @ w["embed" if arch.tied_embeddings else "head"].T
+
+
+def _attention(
+    arch: ModelArch,
+    layer: dict[str, NDArray[np.float64]],
+    x: NDArray[np.float64],
+    i: int,
+    upto: int,
+) -> NDArray[np.float64]:
+    def project(name: str, heads: int) -> NDArray[np.float64]:
+        out = x @ layer[name].T + (layer[f"{name}_bias"] if arch.qkv_bias else 0)
+        out = out.reshape(len(x), heads, arch.head_dim)
+        if name != "v":
+            out = _norm(out, layer[f"{name}_norm"], arch) if arch.qk_norm else out
+            for position in range(len(x)):
+                for head in range(heads):
+                    out[position, head] = _rotated(arch.rope, out[position, head], position, upto)
+        return out
+
+    q, k = project("q", arch.num_heads), project("k", arch.num_kv_heads)
+    v = project("v", arch.num_kv_heads)
+    window = arch.windows[i] or len(x)
+    out = np.empty_like(q)
+    for position in range(len(x)):
+        seen = slice(max(0, position - window + 1), position + 1)
+        for head in range(arch.num_heads):
+            kv_head = head * arch.num_kv_heads // arch.num_heads
+            weights = np.exp(k[seen, kv_head] @ q[position, head] / np.sqrt(arch.head_dim))
+            out[position, head] = weights @ v[seen, kv_head] / weights.sum()
+    return out.reshape(len(x), -1) @ layer["o"].T + (layer["o_bias"] if arch.o_bias else 0)
+
+
+def _rotated(
+    rope: Rope, channels: NDArray[np.float64], position: int, upto: int
+) -> NDArray[np.float64]:
+    half = rope.dim // 2
+    is_long = rope.long_divisors and upto > rope.original_max_position
+    divisors = (rope.long_divisors if is_long else rope.divisors) or (1.0,) * half
+    out = channels.copy()
+    for pair in range(half):
+        angle = position / rope.theta ** (2 * pair / rope.dim) / divisors[pair]
+        turn = complex(np.cos(angle), np.sin(angle)) * rope.attention_factor
+        turned = complex(channels[pair], channels[pair + half]) * turn
+        out[pair], out[pair + half] = turned.real, turned.imag
+    return out
+
+
+def _norm(
+    x: NDArray[np.float64], weight: NDArray[np.float64], arch: ModelArch
+) -> NDArray[np.float64]:
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + arch.norm_eps) * weight
