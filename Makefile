@@ -51,12 +51,12 @@ lint: .venv/ready-test
 	@$(STEP) "Linting" $(BIN)/ruff check .
 	@$(STEP) "Checking the format" $(BIN)/ruff format --check --quiet .
 	@$(STEP) "Checking types" $(BIN)/mypy
-	@$(STEP) "Checking who imports whom" $(BIN)/lint-imports --no-cache --no-show-logo
+	@$(STEP) "Checking who imports whom" $(BIN)/lint-imports --no-cache --no-logo
 	@$(STEP) "Checking sizes" $(BIN)/python tools/size.py
 
 pure: .venv/ready-test
 	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q tests/core tests/decoding \
-		--cov=ridgeline.core --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+		--cov=src/ridgeline/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 engine: .venv/ready-test
 	@$(STEP) "Tests of files, backends and real models" $(BIN)/pytest -q \

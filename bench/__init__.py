@@ -1,0 +1,1 @@
+"""Benchmarks for developers: python -m bench.NAME."""

@@ -5,7 +5,7 @@ All begin with the same lines, so the KV cache of those is shared too.
 
 from ridgeline import LLM, SamplingParams
 
-shown = "Q: What is the capital of Spain?\nA: Madrid\nQ: What is the capital of Sweden?\nA: Stockholm\n"
+shown = "Q: What is the capital of Spain?\nA: Madrid\n"
 countries = ["France", "Italy", "Japan", "Egypt", "Peru", "Norway", "Kenya", "India"]
 prompts = [f"{shown}Q: What is the capital of {country}?\nA:" for country in countries]
 params = SamplingParams(temperature=0, max_tokens=12, stop="\n")

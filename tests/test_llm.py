@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,7 @@ def test_closing_one_stream_leaves_the_other(llm: LLM) -> None:
         ([5.5], None, "5.5"),
         (["fine", None], None, "None"),
         (7, None, "7"),
+        (b"The cat", None, "b'The cat'"),
         ([40] * 128, None, "128"),
         (["fine", [40] * 500], None, "500"),
         (["one", "two"], [GREEDY], "2 prompts, but 1"),
@@ -337,6 +339,12 @@ def test_somebody_elses_handler_gets_the_signal(llm: LLM, monkeypatch: pytest.Mo
     assert out.outputs[0].finish_reason == "length"
 
 
+def test_another_thread_may_run_it(llm: LLM) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        (out,) = pool.submit(llm.generate, "hello", GREEDY).result()
+    assert out.outputs == llm.generate("hello", GREEDY)[0].outputs
+
+
 # --- logprobs, answers, trace ------------------------------------------------------------------
 
 
@@ -377,7 +385,8 @@ def test_the_trace_is_json_lines(model: Path, tmp_path: Path) -> None:
     with LLM(model, trace=trace, kv_cache_memory="1MiB") as llm:
         params = SamplingParams(max_tokens=4, logit_bias={7: 1.0}, stop=["zzz"], ignore_eos=True)
         llm.generate(["one", "two"], params)
-    records = [json.loads(line) for line in trace.read_text().splitlines()]
+        lines = trace.read_text().splitlines()  # while the engine is still at work
+    records = [json.loads(line) for line in lines]
     kinds = [record["type"] for record in records]
     assert kinds == ["engine", *["step"] * 4, "request", "request"]
     assert records[1]["arrived"] == [0, 1]

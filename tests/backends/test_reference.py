@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -193,6 +194,26 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing() -> None:
     assert output == StepOutput(((),), {}, {}, {})
 
 
+def test_attention_holds_little_at_once() -> None:
+    """Neither the longest context, nor blocks reserved ahead, weigh on every sequence."""
+    context = 1 << 15
+    runner = ReferenceRunner(
+        checkpoint(PLAIN), num_blocks=context // 16, block_size=16, max_model_len=context
+    )
+    table = tuple(range(context // 16))
+    decodes = [work((1,), table, index=i) for i in range(200)]
+    many = step(*decodes, work((1,) * context, table, start=context - 1, index=200))
+    prompt = step(work((1,) * context, table, start=context - 1024))
+    few = step(*decodes)
+    for one, most_bytes in [(few, 2 << 20), (many, 32 << 20), (prompt, 64 << 20)]:
+        tracemalloc.start()
+        output = runner.execute(one)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert not output.errors
+        assert peak_bytes < most_bytes
+
+
 # --- the cache ---------------------------------------------------------------------------------
 
 
@@ -273,6 +294,9 @@ def test_each_seed_draws_for_itself_from_the_same_logits() -> None:
         assert entry.logprob == pytest.approx(wanted[token], abs=TOLERANCE)
     (alone,) = make(PLAIN).execute(step(both[0]._replace(seeds=seeds[7:8]))).tokens
     assert alone == output.tokens[0][7:8]
+    runner, item = make(PLAIN), work(TOKENS[:5], (0, 1), start=3, params=params, seeds=seeds)
+    runner.execute(step(work(TOKENS[:5], (0, 1), end=3, params=params)))
+    assert runner.execute(step(item)).tokens[0] == output.tokens[0]  # the position counts
     assert len(output.tokens[1]) == 1
 
 
@@ -332,11 +356,17 @@ def test_damage_in_the_middle_of_a_prompt_is_not_forgotten(poisoned: ReferenceRu
 def test_damaged_logits_are_an_error_of_their_row() -> None:
     arrays = random_arrays(PLAIN)
     arrays["head"][5, 0] = np.inf
-    output = make(PLAIN, arrays=arrays).execute(
-        step(work(TOKENS[:5], (0, 1)), work(TOKENS[:9], (2, 3, 4), end=4, index=1))
+    output = make(
+        PLAIN, arrays=arrays
+    ).execute(
+        step(
+            work(TOKENS[:5], (0, 1)),
+            work(TOKENS[:9], (2, 3, 4), end=4, index=1),  # asks for no logits yet
+            work(TOKENS[:9], (5, 6, 7), end=4, params=PROMPT_TOO, index=2),
+        )
     )
-    assert set(output.errors) == {0}
-    assert output.tokens == ((), ())
+    assert set(output.errors) == {0, 2}
+    assert output.tokens == ((), (), ())
 
 
 # --- loading -----------------------------------------------------------------------------------
@@ -353,5 +383,6 @@ def test_progress_reaches_the_files_size(name: str) -> None:
         progress=lambda done, total: seen.append((done, total)),
     )
     total = sum(math.prod(shape) * 4 for shape in ARCHS[name].matrix_shapes().values())
-    assert seen == sorted(seen)
+    assert [part for part, _ in seen] == sorted({part for part, _ in seen})
+    assert len(seen) == len(ARCHS[name].matrix_shapes())
     assert seen[-1] == (total, total)

@@ -82,6 +82,7 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
         assert all(work.seeds for work in step.work), "a prompt ran in pieces"
     assert set(step.preempted) <= set(waiting)
     assert all(waits[seq_id] is Wait.BLOCKS for seq_id in step.preempted)
+    assert all(seq_id > running[-1] for seq_id in step.preempted), "the youngest give way"
     targets = [new for _, new in step.copies]
     assert len(set(targets)) == len(targets), "two copies into one block"
     assert all(scheduler.kv.pool.refs[block] == 1 for block in targets)

@@ -13,6 +13,7 @@ positions of context, H query heads, K key/value heads, G = H / K, D channels of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -28,7 +29,10 @@ from ridgeline.models.weights import Checkpoint
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
 
-_QUERY_TILE = 256  # tokens of one prompt that attend at once: bounds the score matrix
+# Bounds on what attention holds at once, however long the contexts and large the batch are.
+_QUERY_TILE = 256  # tokens of one prompt
+_SCORES = 1 << 21  # per head: tokens times positions that they look at
+_POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
 _LOGIT_ROWS = 256  # rows of logits at once: prompt_logprobs ask for one per prompt token
 
 
@@ -112,11 +116,7 @@ class ReferenceRunner:
         position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
         slot_T = np.concatenate([_slots(work, block_size) for work in items])
         cos, sin = self._cos[position_T, None], self._sin[position_T, None]
-        groups = list(_groups(items))
-        masks = {
-            window: [group.mask_BNL(block_size, window) for group in groups]
-            for window in dict.fromkeys(arch.windows)
-        }
+        groups = list(_groups(items, block_size))
         finite_T = np.ones(len(ids), bool)
         num_q, num_qk = arch.num_heads, arch.num_heads + arch.num_kv_heads
         x = self._embed[ids]
@@ -129,8 +129,8 @@ class ReferenceRunner:
             qk = rotate(qk, cos, sin)
             finite_T[~self._write(i, slot_T, qk[:, num_q:], v_TKD)] = False
             out = np.empty((len(ids), num_q, arch.head_dim), np.float32)
-            for group, mask in zip(groups, masks[arch.windows[i]], strict=True):
-                out[group.rows_BN] = self._attend(i, qk[group.rows_BN, :num_q], group, mask)
+            for group in groups:
+                out[group.rows_BN] = self._attend(i, qk[group.rows_BN, :num_q], group)
             x = x + _linear(out.reshape(len(ids), -1), layer.o, layer.o_bias)
             gate_up = _linear(rms_norm(x, layer.mlp_norm, arch.norm_eps), layer.gate_up, None)
             gate, up = np.split(gate_up, 2, axis=1)
@@ -150,9 +150,7 @@ class ReferenceRunner:
             cache.reshape(-1, *cache.shape[2:])[slot_T] = new
         return finite
 
-    def _attend(
-        self, layer: int, q_BNHD: Floats, group: _Group, mask_BNL: NDArray[np.bool_]
-    ) -> Floats:
+    def _attend(self, layer: int, q_BNHD: Floats, group: _Group) -> Floats:
         """Return softmax(q k / sqrt(D)) v over each sequence's own blocks, as [B, N, H, D]."""
         B, N, H, D = q_BNHD.shape
         K = self.arch.num_kv_heads
@@ -162,6 +160,7 @@ class ReferenceRunner:
         scores = q @ k_BLKD.transpose(0, 2, 3, 1)
         scores *= np.float32(D**-0.5)
         by_token = scores.reshape(B, K, H // K, N, -1)
+        mask_BNL = group.mask_BNL(self.block_size, self.arch.windows[layer])
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
         by_token -= by_token.max(axis=-1, keepdims=True)
         np.exp(by_token, out=by_token)
@@ -203,6 +202,9 @@ class ReferenceRunner:
             for i, (work, end) in enumerate(zip(items, ends, strict=True))
             if work.targets
         }
+        for i, entries in prompt_logprobs.items():
+            if any(math.isnan(entry.logprob) for entry in entries):
+                errors.setdefault(i, "the model's logits for the prompt are not finite")
         return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
 
     def _prompt_logprobs(self, work: Work, hidden_N: Floats) -> Iterator[TokenLogprobs]:
@@ -297,19 +299,32 @@ def _slots(work: Work, block_size: int) -> Ints:
     return slots + positions % block_size
 
 
-def _groups(items: tuple[Work, ...]) -> Iterator[_Group]:
-    """Cut long items into tiles and put tiles of equal length together."""
-    tiles: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+def _groups(items: tuple[Work, ...], block_size: int) -> Iterator[_Group]:
+    """Cut long items into tiles; put tiles of equal length and like context together."""
+    tiles: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
     row = 0
     for work in items:
-        for low in range(0, len(work.tokens), _QUERY_TILE):
-            size = min(_QUERY_TILE, len(work.tokens) - low)
-            tiles.setdefault(size, []).append((row + low, work.start + low, work.table))
+        tile = max(1, min(_QUERY_TILE, _SCORES // (work.start + len(work.tokens))))
+        for low in range(0, len(work.tokens), tile):
+            size, start = min(tile, len(work.tokens) - low), work.start + low
+            seen = work.table[: -(-(start + size) // block_size)]
+            tiles.setdefault(size, []).append((seen, row + low, start))
         row += len(work.tokens)
     for size, members in tiles.items():
-        longest = max(len(table) for _, _, table in members)
-        yield _Group(
-            np.array([first for first, _, _ in members])[:, None] + np.arange(size),
-            np.array([start for _, start, _ in members])[:, None] + np.arange(size),
-            np.array([table + table[:1] * (longest - len(table)) for _, _, table in members]),
-        )
+        members.sort(key=lambda member: len(member[0]))  # the longest pads the others
+        most = min(_SCORES // size, _POSITIONS)
+        first = 0
+        for end in range(1, len(members) + 1):
+            if end == len(members) or (end + 1 - first) * len(members[end][0]) * block_size > most:
+                yield _group(members[first:end], size)
+                first = end
+
+
+def _group(members: list[tuple[tuple[int, ...], int, int]], size: int) -> _Group:
+    tables, rows, starts = zip(*members, strict=True)
+    longest = len(tables[-1])
+    return _Group(
+        np.array(rows)[:, None] + np.arange(size),
+        np.array(starts)[:, None] + np.arange(size),
+        np.array([table + table[:1] * (longest - len(table)) for table in tables]),
+    )

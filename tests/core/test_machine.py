@@ -1,0 +1,187 @@
+"""Any sequence of adds, steps, aborts and failures, against a plain model of what must come out.
+
+The model is what each sequence would say if it were served alone. The ledger verifies every read
+of the cache on the way, ``Watched`` every step, and ``check`` every state in between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ridgeline.core.kvcache import hash_block
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Policy
+from ridgeline.core.step import Event, FinishReason, SeqId
+from tests.core.harness import POLICIES, expected, finish, make_engine, make_scheduler
+
+MAX_LEN = 24
+STOP_ID = 3
+
+# Two letters in runs: equal prefixes, and so sharing, are the rule.
+PROMPTS = st.lists(st.sampled_from([(0,), (1,), (0, 0, 0, 0), (0, 1, 0, 1)]), min_size=1).map(
+    lambda runs: tuple(letter for run in runs for letter in run)[:16]
+)
+REQUESTS = st.fixed_dictionaries(
+    {
+        "prompt": PROMPTS,
+        "max_tokens": st.integers(1, 8),
+        "n": st.sampled_from((1, 1, 2, 3)),
+        "stop_token_ids": st.sampled_from(((), (STOP_ID,))),
+        "prompt_logprobs": st.sampled_from((None, None, None, 0)),
+    }
+)
+
+
+def weak_hash(parent_key: bytes, tokens: tuple[int, ...]) -> bytes:
+    return bytes([hash_block(parent_key, tokens)[0] & 3])
+
+
+class Broken(Exception):
+    """What a backend may raise."""
+
+
+class Core(RuleBasedStateMachine):
+    """An engine over the ledger, and what each of its sequences must say."""
+
+    @initialize(
+        policy=st.sampled_from(POLICIES),
+        block_size=st.integers(1, 16),
+        spare_blocks=st.integers(0, 6),
+        seats=st.integers(1, 5),
+        budget=st.integers(5, 40),
+        caching=st.sampled_from((True, True, False)),
+        weak=st.booleans(),
+    )
+    def start(
+        self,
+        policy: Policy,
+        block_size: int,
+        spare_blocks: int,
+        seats: int,
+        budget: int,
+        caching: bool,
+        weak: bool,
+    ) -> None:
+        self.scheduler = make_scheduler(
+            -(-MAX_LEN // block_size) + spare_blocks,  # down to one longest request and no more
+            block_size,
+            policy=policy,
+            budget=max(budget, MAX_LEN) if policy.whole_prompts else budget,
+            seats=seats,
+            caching=caching,
+            hash_block=weak_hash if weak else hash_block,
+        )
+        self.engine, self.runner = make_engine(self.scheduler, max_model_len=MAX_LEN)
+        self.answers: dict[SeqId, list[int]] = {}  # what must be said
+        self.reasons: dict[SeqId, FinishReason] = {}  # and why it ends
+        self.said: dict[SeqId, list[int]] = {}
+        self.ended: dict[SeqId, FinishReason] = {}
+        self.cut_short: set[int] = set()  # requests that were aborted or failed
+
+    def hear(self, events: list[Event]) -> None:
+        for event in events:
+            assert event.seq_id not in self.ended, "news after the end"
+            said = self.said.setdefault(event.seq_id, [])
+            answer = self.answers[event.seq_id]
+            if event.token is not None:
+                assert event.token == answer[len(said)]
+                said.append(event.token)
+            if event.finish_reason is not None:
+                self.ended[event.seq_id] = event.finish_reason
+            if event.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert said == answer
+                assert event.finish_reason is self.reasons[event.seq_id]
+            else:
+                assert said != answer, "it should have ended"
+
+    # --- what may happen -------------------------------------------------------------------------
+
+    @rule(wish=REQUESTS)
+    def add(self, wish: dict[str, Any]) -> None:
+        params = {name: value for name, value in wish.items() if name != "prompt"}
+        request_id = self.engine.add(wish["prompt"], SamplingParams(**params))
+        answers = expected(self.engine.requests[request_id])
+        self.answers |= answers
+        for seq_id, answer in answers.items():
+            stopped = answer[-1] in wish["stop_token_ids"]
+            self.reasons[seq_id] = FinishReason.STOP if stopped else FinishReason.LENGTH
+
+    @rule(times=st.integers(1, 6))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.hear(self.engine.step())
+            self.engine.check()
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(list(self.engine.requests)))
+        self.cut_short.add(request_id)
+        self.hear(self.engine.abort(request_id))
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), wish=st.none() | REQUESTS)
+    def step_while_others_come_and_go(
+        self, data: st.DataObject, wish: dict[str, Any] | None
+    ) -> None:
+        gone = data.draw(st.sets(st.sampled_from(list(self.engine.requests)), max_size=3))
+
+        def come_and_go() -> None:
+            for request_id in sorted(gone):
+                self.cut_short.add(request_id)
+                self.hear(self.engine.abort(request_id))
+            if wish is not None:
+                self.add(wish)
+            self.engine.check()
+
+        self.runner.during = come_and_go
+        self.hear(self.engine.step())
+        self.runner.during = lambda: None
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(when=st.sampled_from(("during", "after")))
+    def step_whose_backend_breaks(self, when: str) -> None:
+        def fail() -> None:
+            raise Broken
+
+        setattr(self.runner, when, fail)
+        with pytest.raises(Broken):
+            self.engine.step()
+        setattr(self.runner, when, lambda: None)
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data())
+    def step_with_an_error(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(list(self.engine.requests)))
+        self.runner.ledger.fail = {request_id: "wrong"}
+        events = self.engine.step()
+        self.runner.ledger.fail = {}
+        failed = {event.seq_id[0] for event in events if event.error}
+        assert failed <= {request_id}
+        self.cut_short |= failed
+        self.hear(events)
+
+    # --- what must hold --------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_is_broken(self) -> None:
+        if hasattr(self, "engine"):  # hypothesis asks before ``start`` too
+            self.engine.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.hear(finish(self.engine))
+        for seq_id, answer in self.answers.items():
+            if seq_id[0] not in self.cut_short:
+                assert self.said[seq_id] == answer, f"{seq_id} is not what it says alone"
+                assert self.ended[seq_id] is self.reasons[seq_id]
+
+
+TestCore = Core.TestCase
+TestCore.settings = settings(max_examples=200, stateful_step_count=30)

@@ -1,0 +1,193 @@
+"""Do the pure tests notice? Break the core by hand, one way at a time, and see them fail.
+
+    python -m tests.mutants
+
+Each mutant is a copy of src and tests with one piece of text replaced. Printed is a row for each;
+exit status 1 when the tests pass on one, or when its text is not found exactly once any more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PURE_TESTS = ("tests/core", "tests/decoding")
+NEEDED = ("src", *PURE_TESTS, "tests/__init__.py", "tests/conftest.py", "tests/fakes.py")
+WORKERS = 2
+
+
+class Mutant(NamedTuple):
+    """A wrong core: in this file below src/ridgeline, ``old`` is replaced by ``new``."""
+
+    file: str
+    old: str
+    new: str
+    why: str  # what is wrong with it
+
+
+BLOCKS, CACHE, REQUEST = "core/blocks.py", "core/kvcache.py", "core/request.py"
+SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/engine.py"
+PARAMS, TEXT = "core/params.py", "decoding/text.py"
+
+MUTANTS = (
+    Mutant(BLOCKS, "block is not None and self.content[block] == content", "True",
+           "equal keys are believed"),
+    Mutant(BLOCKS, "self.free.popitem(last=False)", "self.free.popitem(last=True)",
+           "the freshest is evicted"),
+    Mutant(BLOCKS, "self.free.move_to_end(block, last=False)", "pass",
+           "unknown content outlives known"),
+    Mutant(BLOCKS, "del self.index[evicted.key]", "pass",
+           "what was evicted is still found"),
+    Mutant(CACHE, "Content(seq.keys[i], table[i - 1] if i else ROOT, tokens)",
+           "Content(seq.keys[i], ROOT, tokens)",
+           "a block is told by its own tokens alone"),
+    Mutant(CACHE, "key=parent_key, digest_size=16", "digest_size=16",
+           "keys are not chained"),
+    Mutant(CACHE, " - sum(refs[block] == 0 for block in prefix)", "",
+           "free blocks of the prefix count twice"),
+    Mutant(CACHE, "refs[seq.table[written]] > 1", "refs[seq.table[written]] > 2",
+           "two write into one block"),
+    Mutant(CACHE, "self.copies.append((old, table[written]))", "pass",
+           "copy-on-write without the copy"),
+    Mutant(CACHE, "grow + shared > len(self.pool.free)", "grow > len(self.pool.free)",
+           "the copy's block is not asked for"),
+    Mutant(CACHE, "self.pool.share(twin)", "pass",
+           "a twin is used without being held"),
+    Mutant(CACHE, "break  # another content has this key: stay private", "continue",
+           "publishing goes on behind a private block"),
+    Mutant(CACHE, "child.capacity = parent.capacity = full", "child.capacity = full",
+           "after a fork the parent writes in place"),
+    Mutant(CACHE, "range((len(seq.tokens) - 1) // self.block_size)",
+           "range(len(seq.tokens) // self.block_size)",
+           "a cached prompt leaves nothing to compute"),
+    Mutant(CACHE, " or seq.request.params.prompt_logprobs is not None", "",
+           "prompt logprobs of a cached prefix are missing"),
+    Mutant(CACHE, "pair for pair in self.copies if self.pool.refs[pair[1]]",
+           "pair for pair in self.copies",
+           "copies into blocks that were given back"),
+    Mutant(CACHE, "seq.num_published * self.block_size <= num_computed <= seq.num_computed:",
+           "0 <= num_computed <= seq.num_computed:",
+           "published tokens are rolled back"),
+    Mutant(CACHE, """        for block in reversed(seq.table):
+            self.pool.release(block)
+        if""", """        for block in seq.table:
+            self.pool.release(block)
+        if""", "roots are evicted before leaves"),
+    Mutant(SCHEDULER, "other.id > seq.id", "other.id != seq.id",
+           "the young take from the old"),
+    Mutant(SCHEDULER, "key=_by_age, reverse=True", "key=_by_age",
+           "the oldest of the young gives way first"),
+    Mutant(SCHEDULER, "left += self._withdraw(", "self._withdraw(",
+           "tokens taken back are lost"),
+    Mutant(SCHEDULER, "del granted[i], work[i]", "pass",
+           "a preempted sequence stays in the step"),
+    Mutant(SCHEDULER, "if num_running >= self.max_num_seqs:", "if num_running > self.max_num_seqs:",
+           "one seat too many"),
+    Mutant(SCHEDULER, "len(self.running) < self.max_num_seqs", "self.running",
+           "answers fork without a seat"),
+    Mutant(SCHEDULER, "rest = refusal ", "refusal ",
+           "who waits does not say why"),
+    Mutant(SCHEDULER, "                if preempted:\n", "                if False:\n",
+           "someone is admitted into the room just made"),
+    Mutant(SCHEDULER, "seq.seeds if num_tokens == pending else ()", "seq.seeds",
+           "tokens are sampled in the middle of a prompt"),
+    Mutant(SCHEDULER, "            if seq.status is _FINISHED:", "            if False:",
+           "an aborted sequence goes on"),
+    Mutant(SCHEDULER, "        self.kv.copies.clear()\n        events", "        events",
+           "copies are made again and again"),
+    Mutant(SCHEDULER, "parent.seeds = parent.seeds[:1]", "pass",
+           "a parent forks at every step"),
+    Mutant(REQUEST, "if len(prompt) >= max_model_len:", "if len(prompt) > max_model_len:",
+           "no room for an answer"),
+    Mutant(REQUEST, "() if params.ignore_eos else eos_ids", "eos_ids",
+           "ignore_eos is ignored"),
+    Mutant(REQUEST, "(seed + i * _SEED_STRIDE)", "(seed)",
+           "all answers are the same"),
+    Mutant(POLICIES, "for seq in running or waiting:", "for seq in (*running, *waiting):",
+           "static is orca"),
+    Mutant(POLICIES, "            if seq.num_pending == 1:", "            if seq.num_pending <= 2:",
+           "a sequence is wished for twice"),
+    Mutant(ENGINE, "self.scheduler.retract()", "pass",
+           "a failed step counts as done"),
+    Mutant(ENGINE, "times.error or event.error", "event.error",
+           "an error is forgotten"),
+    Mutant(ENGINE, "times.scheduled_s is None", "True",
+           "times are those of the last admission"),
+    Mutant(PARAMS, "isinstance(value, bool) or", "",
+           "true is a number"),
+    Mutant(PARAMS, "return dict(biases)", "return biases",
+           "the caller can change what was checked"),
+    Mutant(TEXT, "min(found)", "max(found)",
+           "the last stop string counts, not the first"),
+    Mutant(TEXT, "range(longest, 0, -1)", "range(1, longest + 1)",
+           "too little is held back"),
+    Mutant(TEXT, "max(map(len, self._stop)) - 1", "max(map(len, self._stop)) - 2",
+           "the last but one character is not held back"),
+)  # fmt: skip
+
+
+# The tests must pass on this one, or their failures mean nothing.
+UNBROKEN = Mutant(BLOCKS, "class BlockPool:", "class BlockPool:", "nothing")
+
+
+def apply(mutant: Mutant, folder: Path) -> bool:
+    """Copy what the pure tests need, break it; False if the text is not there just once."""
+    for name in NEEDED:
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    path = folder / "src" / "ridgeline" / mutant.file
+    text = path.read_text()
+    path.write_text(text.replace(mutant.old, mutant.new))
+    return text.count(mutant.old) == 1
+
+
+def judge(mutant: Mutant) -> tuple[str, float]:
+    """Run the pure tests on a mutant; return what became of it, and the seconds it took."""
+    start_s = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if not apply(mutant, folder):
+            return "NOT FOUND", 0.0
+        done = subprocess.run(
+            [*command, "--hypothesis-profile=mutants", *PURE_TESTS],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            check=False,
+        )
+    verdicts = {0: "SURVIVED", 1: "killed"}  # anything else means that the tests did not run
+    return verdicts.get(done.returncode, "BROKEN"), time.monotonic() - start_s
+
+
+def main() -> int:
+    start_s = time.monotonic()
+    if judge(UNBROKEN)[0] != "SURVIVED":
+        print("The pure tests fail as it is: mend that first.", file=sys.stderr)
+        return 1
+    with ThreadPoolExecutor(WORKERS) as pool:
+        results = pool.map(judge, MUTANTS)
+        bad = 0
+        for mutant, (verdict, seconds) in zip(MUTANTS, results, strict=True):
+            bad += verdict != "killed"
+            print(f"{verdict:9} {seconds:5.1f} s  {mutant.file:18} {mutant.why}", flush=True)
+    total_s = time.monotonic() - start_s
+    print(f"{len(MUTANTS) - bad} of {len(MUTANTS)} mutants killed in {total_s:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
