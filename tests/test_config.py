@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline import config, costs
+from ridgeline.backends.reference import step_bytes
 from ridgeline.config import Options, default_home, parse_bytes, resolve
 from ridgeline.core.policies import Orca, SplitFuse, Static
 from tests.tiny import PLAIN
@@ -48,7 +49,7 @@ def test_sizes(size: int | str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ["", "GiB", "-4", "4 GiB free", "4TiB", "0", 0, -1, "1e9", True, "nan", "4,5GiB"]
+    "size", ["", "GiB", "-4", "4 GiB free", "4TiB", "0", "0.5", 0, -1, "1e9", True, "nan", "4,5GiB"]
 )
 def test_what_is_no_size_is_named(size: Any) -> None:
     with pytest.raises(ValueError, match=r"is not a size: write bytes") as caught:
@@ -184,3 +185,20 @@ def test_home_is_the_variable_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> N
     assert default_home() == Path("/somewhere")
     monkeypatch.setenv("RIDGELINE_HOME", "")
     assert default_home() == Path.home() / ".cache" / "ridgeline"
+
+
+def test_a_small_token_budget_lowers_the_default_number_of_sequences(
+    memory: pytest.MonkeyPatch,
+) -> None:
+    assert resolve(Options(max_num_batched_tokens=64), ARCH).max_num_seqs == 64
+
+
+def test_more_sequences_than_tokens_a_step_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ValueError, match=r"--max-num-batched-tokens 8 is less than --max-num-seqs"):
+        Options(max_num_batched_tokens=8, max_num_seqs=9)
+    Options(max_num_batched_tokens=9, max_num_seqs=9)
+
+
+def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> None:
+    short, long = (step_bytes(ARCH, 2048, length) for length in (256, 4096))
+    assert long - short > 4 * 2 * ARCH.num_heads * (1 << 20)

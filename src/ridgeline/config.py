@@ -16,11 +16,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ridgeline import costs
 from ridgeline.arch import ModelArch
+from ridgeline.backends.reference import step_bytes
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.memory import available_bytes, fit_kv_cache
 
 POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfuse": SplitFuse}
 
+_DEFAULT_MAX_NUM_SEQS = 256
 _DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 _DEFAULT_KV_BYTES = 4 << 30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -37,7 +39,7 @@ class Options:
     max_model_len: int | None = _option(
         None, "Longest sequence, prompt and answer together, in tokens. Default: the model's."
     )
-    max_num_seqs: int = _option(256, "Sequences that may run at once.")
+    max_num_seqs: int | None = _option(None, "Sequences that may run at once. Default: 256.")
     max_num_batched_tokens: int | None = _option(
         None, "Tokens that one step may compute. Default: 2048."
     )
@@ -68,11 +70,17 @@ class Options:
             if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
                 allowed = ", ".join(get_args(kind))
                 raise ValueError(f"{_flag(name)} is {getattr(self, name)!r}, not one of {allowed}")
-        for name in ("max_num_seqs", "block_size"):
+        _at_least("block_size", self.block_size, 1)
+        _at_least("max_model_len", self.max_model_len, 2)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "threads"):
             _at_least(name, getattr(self, name), 1)
-        for name, least in (("max_model_len", 2), ("max_num_batched_tokens", 1), ("threads", 1)):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), least)
+        if self.max_num_seqs and (self.max_num_batched_tokens or self.max_num_seqs) < (
+            self.max_num_seqs
+        ):
+            raise ValueError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
+                f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
+            )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
 
@@ -110,27 +118,28 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
     policy = POLICIES[options.policy]()
     batched = options.max_num_batched_tokens or max(
         _DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        options.max_num_seqs,
+        options.max_num_seqs or 0,
         model_len if policy.whole_prompts else 0,
     )
+    max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     kv_bytes_per_block = options.block_size * costs.kv_bytes_per_token(arch, 4)
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
     one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=available_bytes(),
         weights_bytes=costs.weight_bytes(arch, 4),
-        step_bytes=_step_bytes(arch, batched),
+        step_bytes=step_bytes(arch, batched, model_len),
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=options.block_size,
         wanted_kv_bytes=wish,
         wanted_model_len=model_len,
-        max_num_seqs=min(options.max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
+        max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
     )
     return EngineConfig(
         backend=backend,
         policy=policy,
         max_model_len=plan.max_model_len,
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=batched,
         block_size=options.block_size,
         num_blocks=plan.num_blocks,
@@ -153,9 +162,10 @@ def parse_bytes(size: int | str) -> int:
     Raises ValueError if it is neither, or not positive.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(size).strip().lower())
-    if match is None or float(match[1]) <= 0:
+    num_bytes = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    if num_bytes < 1:
         raise ValueError(f"{size!r} is not a size: write bytes, or a number with MiB or GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    return num_bytes
 
 
 def _backend(options: Options) -> str:
@@ -172,15 +182,10 @@ def _backend(options: Options) -> str:
     return "reference"
 
 
-def _step_bytes(arch: ModelArch, num_tokens: int) -> int:
-    """Return what the largest step needs beside weights and cache: activations and logits."""
-    width = 6 * arch.hidden_size + 4 * arch.intermediate_size
-    width += 4 * (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
-    logits_rows = min(num_tokens, 256)
-    return 4 * (num_tokens * width + 3 * logits_rows * arch.vocab_size)
-
-
 def _at_least(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless ``value`` is left open (None) or large enough."""
+    if value is None and name != "block_size":
+        return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{_flag(name)} is {value!r}: a whole number of at least {least}, please")
 

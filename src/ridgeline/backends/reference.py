@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from ridgeline.arch import Rope
+from ridgeline.arch import ModelArch, Rope
 from ridgeline.backends.sampling import Row, rank_tokens, sample
 from ridgeline.core.step import Step, StepOutput, TokenLogprobs, Work
 from ridgeline.models.weights import Checkpoint
@@ -256,6 +256,17 @@ class ReferenceRunner:
         self._layers = [layer(i) for i in range(arch.num_layers)]
         self._norm = get("norm")
         self._head = self._embed if arch.tied_embeddings else get("head")
+
+
+def step_bytes(arch: ModelArch, num_tokens: int, max_model_len: int) -> int:
+    """Return what a step of ``num_tokens`` needs at most, beside weights and cache."""
+    kv_size = arch.num_kv_heads * arch.head_dim
+    activations = 6 * arch.hidden_size + 4 * (arch.intermediate_size + kv_size)
+    activations += 4 * arch.num_heads * arch.head_dim
+    scores = 2 * arch.num_heads * min(_SCORES, num_tokens * max_model_len)
+    gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
+    logits = 3 * min(num_tokens, _LOGIT_ROWS) * arch.vocab_size
+    return 4 * (num_tokens * activations + scores + gathered + logits)
 
 
 def rope_tables(rope: Rope, max_model_len: int) -> tuple[Floats, Floats]:
