@@ -31,7 +31,6 @@ _COMPLETIONS = (
 _QUESTIONS = (
     "Name the three primary colours.",
     "Write one sentence about the sea.",
-    "How do I boil an egg?",
     "What is the opposite of 'cold'?",
 )
 _MAX_TOKENS = 48
@@ -94,6 +93,8 @@ def _stream(llm: LLM, answers: list[_Answer], console: Console) -> None:
             answer.text += chunk.text
             answer.is_done = chunk.finish_reason is not None
             live.update(_panels(answers))
+    if not console.is_terminal:  # there the last frame does not end its line
+        console.print()
 
 
 def _panels(answers: list[_Answer]) -> Columns:
@@ -104,7 +105,7 @@ def _panels(answers: list[_Answer]) -> Columns:
         text.append(answer.text if continued else answer.text.lstrip(), style="default not dim")
         style = "green" if answer.is_done else "yellow"
         title = "completion" if continued else answer.title
-        panels.append(Panel(text, title=title, border_style=style, width=_PANEL_WIDTH, height=12))
+        panels.append(Panel(text, title=title, border_style=style, width=_PANEL_WIDTH, height=11))
     return Columns(panels)
 
 
