@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline import config, costs
-from ridgeline.backends.reference import step_bytes
+from ridgeline.backends.reference import footprint
 from ridgeline.config import Options, default_home, parse_bytes, resolve
 from ridgeline.core.policies import Orca, SplitFuse, Static
 from tests.tiny import PLAIN
@@ -89,11 +89,14 @@ def test_every_option_explains_itself() -> None:
 
 def test_what_is_left_open_is_chosen(memory: pytest.MonkeyPatch) -> None:
     chosen = resolve(Options(), ARCH)
-    assert (chosen.backend, chosen.policy) == ("reference", SplitFuse())
+    assert (chosen.backend, chosen.policy) == ("cpu", SplitFuse())
+    assert (chosen.dtype, chosen.kv_cache_dtype) == ("auto", "int8")
     assert (chosen.max_model_len, chosen.max_num_seqs) == (ARCH.max_position, 256)
     assert (chosen.max_num_batched_tokens, chosen.block_size) == (2048, 16)
     assert chosen.threads == len(os.sched_getaffinity(0))
-    assert chosen.kv_bytes == chosen.num_blocks * 16 * TOKEN_BYTES
+    # A byte for each of 4, and a scale of 4 bytes for each head's key and value.
+    per_head = ARCH.num_layers * ARCH.num_kv_heads * 2
+    assert chosen.kv_bytes == chosen.num_blocks * 16 * (TOKEN_BYTES // 4 + 4 * per_head)
     assert chosen.notes == ()
 
 
@@ -105,6 +108,7 @@ def test_wishes_are_kept_where_they_fit(memory: pytest.MonkeyPatch) -> None:
         block_size=8,
         kv_cache_memory="100MiB",
         policy="orca",
+        backend="reference",
         enable_prefix_caching=False,
         threads=3,
         seed=9,
@@ -130,7 +134,7 @@ def test_whole_prompts_need_a_budget_for_the_longest(
 
 def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.MonkeyPatch) -> None:
     memory.setattr(config, "available_bytes", lambda: WEIGHT_BYTES + 200 * MIB)
-    small = {"max_num_batched_tokens": 256}
+    small: dict[str, Any] = {"max_num_batched_tokens": 256, "backend": "reference"}
     chosen = resolve(Options(kv_cache_memory="1GiB", **small), ARCH)
     (note,) = chosen.notes
     assert "not 1.0 GiB" in note
@@ -144,7 +148,8 @@ def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.Monk
 
 
 def test_a_small_cache_shortens_sequences_and_says_so(memory: pytest.MonkeyPatch) -> None:
-    chosen = resolve(Options(kv_cache_memory=100 * 16 * TOKEN_BYTES), ARCH)
+    wishes = Options(kv_cache_memory=100 * 16 * TOKEN_BYTES, backend="reference")
+    chosen = resolve(wishes, ARCH)
     (note,) = chosen.notes
     assert (chosen.num_blocks, chosen.max_model_len) == (100, 1600)
     assert "1,600 tokens, not 4,096" in note
@@ -155,7 +160,7 @@ def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) ->
     memory.setattr(config, "available_bytes", lambda: WEIGHT_BYTES)
     weights = f"{WEIGHT_BYTES / MIB:.1f} MiB for weights"
     with pytest.raises(ValueError, match=f"not enough memory.*{weights}"):
-        resolve(Options(), ARCH)
+        resolve(Options(backend="reference"), ARCH)
     memory.setattr(config, "available_bytes", lambda: 1 << 40)
     with pytest.raises(ValueError, match=r"--kv-cache-memory.*too little"):
         resolve(Options(kv_cache_memory="1KiB"), ARCH)
@@ -166,8 +171,10 @@ def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) ->
     [
         ({"max_model_len": 4097}, "--max-model-len 4097 .* 4096"),
         ({"backend": "cuda"}, "--backend cuda"),
-        ({"dtype": "int4"}, "--dtype int4"),
-        ({"kv_cache_dtype": "f16"}, "--kv-cache-dtype f16"),
+        ({"dtype": "bf16"}, "--dtype bf16"),
+        ({"backend": "reference", "dtype": "int4"}, "--dtype int4: the reference"),
+        ({"backend": "reference", "kv_cache_dtype": "f16"}, "--kv-cache-dtype f16: the reference"),
+        ({"block_size": 8}, "--block-size is 8: the cpu backend needs a multiple of 16"),
         ({"kv_cache_memory": "lots"}, "'lots' is not a size"),
     ],
 )
@@ -200,5 +207,5 @@ def test_more_sequences_than_tokens_a_step_are_refused_before_anything_is_loaded
 
 
 def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> None:
-    short, long = (step_bytes(ARCH, 2048, length) for length in (256, 4096))
+    (_, short, _), (_, long, _) = (footprint(ARCH, 2048, length) for length in (256, 4096))
     assert long - short > 4 * 2 * ARCH.num_heads * (1 << 20)

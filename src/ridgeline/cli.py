@@ -22,6 +22,7 @@ from rich.table import Table
 
 from ridgeline import LLM, SamplingParams, __version__
 from ridgeline.bench.offline import bench
+from ridgeline.bench.quality import quality
 from ridgeline.config import Options, default_home
 from ridgeline.doctor import report
 from ridgeline.models.pull import SHORT_NAMES, pull, pulled_models
@@ -202,6 +203,25 @@ def bench_offline(
     """Fixed shapes: prefill, one stream, many streams. The last line is one JSON document."""
     with _load(model, options, {}) as (llm, _):
         bench(llm, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+
+@bench_app.command("quality")
+@engine_options
+def bench_quality(
+    model: Model,
+    text: Annotated[
+        Path | None, typer.Option(help="A UTF-8 text. Default: pages of Python's own manual.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to use.")] = 2048,
+    *,
+    options: Options,
+) -> None:
+    """KL divergence, top-1 agreement and perplexity of each format against f32.
+
+    --backend, --dtype and --kv-cache-dtype narrow the list of formats; --max-model-len is the
+    length of the windows that the text is cut into. The last line is one JSON document.
+    """
+    quality(model, text_file=text, num_tokens=tokens, options=options)
 
 
 @contextmanager

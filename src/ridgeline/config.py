@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ridgeline import costs
 from ridgeline.arch import ModelArch
-from ridgeline.backends.reference import step_bytes
+from ridgeline.backends import reference
+from ridgeline.backends.cpu import weights as cpu
+from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.memory import available_bytes, fit_kv_cache
 
@@ -90,6 +91,8 @@ class EngineConfig:
     """Plain values to build an engine from. ``notes`` are lines for the user."""
 
     backend: str
+    dtype: str
+    kv_cache_dtype: str
     policy: Policy
     max_model_len: int
     max_num_seqs: int
@@ -108,13 +111,14 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
 
     Raises ValueError if an option contradicts another or the model, or if nothing fits.
     """
-    backend = _backend(options)
+    backend, dtype, kv_cache_dtype = _formats(options)
     model_len = min(options.max_model_len or arch.max_position, arch.max_position)
     if options.max_model_len and options.max_model_len > arch.max_position:
         raise ValueError(
             f"--max-model-len {options.max_model_len} is more than the {arch.max_position} tokens "
             f"that this model was trained for"
         )
+    threads = options.threads or len(os.sched_getaffinity(0))
     policy = POLICIES[options.policy]()
     batched = options.max_num_batched_tokens or max(
         _DEFAULT_MAX_NUM_BATCHED_TOKENS,
@@ -122,13 +126,18 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         model_len if policy.whole_prompts else 0,
     )
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
-    kv_bytes_per_block = options.block_size * costs.kv_bytes_per_token(arch, 4)
+    if backend == "cpu":
+        footprint = cpu.footprint(arch, dtype, kv_cache_dtype, batched, model_len, threads)
+    else:
+        footprint = reference.footprint(arch, batched, model_len)
+    weights_bytes, step_bytes, kv_bytes_per_token = footprint
+    kv_bytes_per_block = options.block_size * kv_bytes_per_token
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
     one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=available_bytes(),
-        weights_bytes=costs.weight_bytes(arch, 4),
-        step_bytes=step_bytes(arch, batched, model_len),
+        weights_bytes=weights_bytes,
+        step_bytes=step_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=options.block_size,
         wanted_kv_bytes=wish,
@@ -137,6 +146,8 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
     )
     return EngineConfig(
         backend=backend,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         policy=policy,
         max_model_len=plan.max_model_len,
         max_num_seqs=max_num_seqs,
@@ -145,7 +156,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         num_blocks=plan.num_blocks,
         kv_bytes=plan.num_blocks * kv_bytes_per_block,
         enable_prefix_caching=options.enable_prefix_caching,
-        threads=options.threads or len(os.sched_getaffinity(0)),
+        threads=threads,
         seed=options.seed,
         notes=plan.notes,
     )
@@ -168,18 +179,26 @@ def parse_bytes(size: int | str) -> int:
     return num_bytes
 
 
-def _backend(options: Options) -> str:
-    if options.backend not in ("auto", "reference"):
+def _formats(options: Options) -> tuple[str, str, str]:
+    """Return backend, dtype and K/V dtype, checked against each other."""
+    backend = "cpu" if options.backend == "auto" else options.backend
+    if backend == "cuda":
+        raise ValueError("--backend cuda is not in this version yet: use cpu or reference")
+    if backend == "reference":
+        for name in ("dtype", "kv_cache_dtype"):
+            if getattr(options, name) not in ("auto", "f32"):
+                raise ValueError(
+                    f"{_flag(name)} {getattr(options, name)}: the reference backend has f32 only"
+                )
+        return backend, "f32", "f32"
+    if options.dtype == "bf16":
+        raise ValueError("--dtype bf16 is not in this version yet: use f32, int8, int4 or auto")
+    if options.block_size % TOKENS:
         raise ValueError(
-            f"--backend {options.backend} is not in this version yet: use reference or auto"
+            f"--block-size is {options.block_size}: the cpu backend needs a multiple of {TOKENS}"
         )
-    if options.dtype not in ("auto", "f32"):
-        raise ValueError(f"--dtype {options.dtype}: the reference backend computes in f32 only")
-    if options.kv_cache_dtype not in ("auto", "f32"):
-        raise ValueError(
-            f"--kv-cache-dtype {options.kv_cache_dtype}: the reference backend keeps f32 only"
-        )
-    return "reference"
+    kv_cache_dtype = "int8" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    return backend, options.dtype, kv_cache_dtype
 
 
 def _at_least(name: str, value: object, least: int) -> None:

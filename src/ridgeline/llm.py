@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.config import EngineConfig, Options, default_home, resolve
 from ridgeline.core.engine import Engine
@@ -25,7 +26,7 @@ from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Text
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import Event, TokenLogprobs
+from ridgeline.core.step import Event, Runner, TokenLogprobs
 from ridgeline.decoding.text import TextStream
 from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.checkpoint import load_checkpoint
@@ -33,7 +34,7 @@ from ridgeline.models.pull import pull
 from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
 from ridgeline.models.weights import Checkpoint
 from ridgeline.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
-from ridgeline.progress import bytes_bar, count_bar
+from ridgeline.progress import bytes_bar, count_bar, say
 from ridgeline.records import Record, to_json
 
 Message = Mapping[str, Any]
@@ -73,7 +74,7 @@ class LLM:
         self.generation_defaults: dict[str, Any] = dict(checkpoint.generation_defaults)
         self._trace = open(wishes.trace, "w", buffering=1) if wishes.trace else None  # noqa: SIM115
         with bytes_bar(f"Loading {self.path.name}") as report:
-            runner = _runner(self.config, checkpoint, report)
+            runner = new_runner(self.config, checkpoint, report)
         self.engine = _engine(self.config, checkpoint, runner, _writer(self._trace))
         self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
 
@@ -290,23 +291,34 @@ class LLM:
         self.close()
 
 
-def _runner(
+def new_runner(
     config: EngineConfig, checkpoint: Checkpoint, report: Callable[[int, int], None]
-) -> ReferenceRunner:
-    return ReferenceRunner(
+) -> CpuRunner | ReferenceRunner:
+    """Return the backend that ``config`` names, with its weights loaded."""
+    shape = {
+        "num_blocks": config.num_blocks,
+        "block_size": config.block_size,
+        "max_model_len": config.max_model_len,
+        "num_threads": config.threads,
+    }
+    if config.backend == "reference":
+        return ReferenceRunner(checkpoint, progress=report, **shape)
+    return CpuRunner(
         checkpoint,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        max_model_len=config.max_model_len,
-        num_threads=config.threads,
+        dtype=config.dtype,
+        cache_dtype=config.kv_cache_dtype,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kernel_cache=default_home() / "kernels",
         progress=report,
+        announce=lambda: say("compiling kernels (once)"),
+        **shape,
     )
 
 
 def _engine(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    runner: ReferenceRunner,
+    runner: Runner,
     on_record: Callable[[Record], None] | None,
 ) -> Engine:
     kv = KVCache(

@@ -5,6 +5,7 @@ It measures nothing itself: whoever works calls back.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,11 @@ from rich.progress import (
 )
 
 Report = Callable[[int, int], None]  # done, total
+
+
+def say(what: str) -> None:
+    """Say what takes a moment, on standard error."""
+    print(what, file=sys.stderr)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,17 @@ CACHE = Path(os.environ.get("RIDGELINE_HOME", Path.home() / ".cache" / "ridgelin
 CHECKPOINT, VOCABULARY = "stories15M.bin", "stories15M.tokenizer.bin"
 
 
-@pytest.fixture(params=["reference"])
+BACKENDS: dict[str, dict[str, Any]] = {
+    "reference": {"backend": "reference"},
+    "cpu": {"backend": "cpu"},  # 4-bit and 8-bit weights as the file has them, int8 cache
+    "cpu-f32": {"backend": "cpu", "dtype": "f32", "kv_cache_dtype": "f32"},
+    "cpu-int8-f16": {"backend": "cpu", "dtype": "int8", "kv_cache_dtype": "f16"},
+}
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Name of a backend; a test that asks for it runs on each."""
+    """Key of ``BACKENDS``; a test that asks for it runs on each."""
     return str(request.param)
 
 

@@ -15,12 +15,17 @@ TOLERANCE = 1e-4
 
 
 def check(path: Path, answers: list[Answer], **options: Any) -> None:
-    """Assert that the engine, given all prompts at once, says what transformers says.
+    """Assert that each backend, given all prompts at once, says what transformers says.
 
     Every logprob of the vocabulary at every position within 1e-4, every greedy token equal; a
     prompt is left at a token where transformers' two best are within 0.02 and ours is the other.
     """
-    options = {"backend": "reference", "dtype": "f32", "max_model_len": 64, **options}
+    for backend in ("reference", "cpu"):
+        exact = {"backend": backend, "dtype": "f32", "kv_cache_dtype": "f32"}
+        _check(path, answers, **{"max_model_len": 64, **exact, **options})
+
+
+def _check(path: Path, answers: list[Answer], **options: Any) -> None:
     llm = LLM(str(path), **options)
     params = SamplingParams(
         temperature=0,

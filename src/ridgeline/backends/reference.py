@@ -14,7 +14,7 @@ positions of context, H query heads, K key/value heads, G = H / K, D channels of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,9 @@ from threadpoolctl import ThreadpoolController
 
 from ridgeline.arch import ModelArch, Rope
 from ridgeline.backends.sampling import Row, rank_tokens, sample
-from ridgeline.core.step import Step, StepOutput, TokenLogprobs, Work
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.costs import kv_bytes_per_token, weight_bytes
 from ridgeline.models.weights import Checkpoint
 
 Floats = NDArray[np.float32]
@@ -106,6 +108,21 @@ class ReferenceRunner:
                 self.v_cache[:, new] = self.v_cache[:, old]
             hidden, finite_T = self._forward(step.work)
             return self._sample(step.work, hidden, finite_T)
+
+    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
+        """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
+
+        For measuring a runner that no engine uses: the cache holds one text, in blocks 0, 1, ...
+        ``tokens`` continue it at position ``start``; earlier calls computed what is before that.
+        """
+        blocks = tuple(range(self.num_blocks))
+        sampling = Sampling(SamplingParams(), 0, ())
+        work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), ())
+        with (
+            self._blas.limit(limits=self._num_threads, user_api="blas"),
+            np.errstate(all="ignore"),
+        ):
+            return self._logits(self._forward((work,))[0])
 
     # --- the model -----------------------------------------------------------------------------
 
@@ -258,15 +275,16 @@ class ReferenceRunner:
         self._head = self._embed if arch.tied_embeddings else get("head")
 
 
-def step_bytes(arch: ModelArch, num_tokens: int, max_model_len: int) -> int:
-    """Return what a step of ``num_tokens`` needs at most, beside weights and cache."""
+def footprint(arch: ModelArch, num_tokens: int, max_model_len: int) -> tuple[int, int, int]:
+    """Return bytes of the weights, of a step of ``num_tokens``, and of a token in the cache."""
     kv_size = arch.num_kv_heads * arch.head_dim
     activations = 6 * arch.hidden_size + 4 * (arch.intermediate_size + kv_size)
     activations += 4 * arch.num_heads * arch.head_dim
     scores = 2 * arch.num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     logits = 3 * min(num_tokens, _LOGIT_ROWS) * arch.vocab_size
-    return 4 * (num_tokens * activations + scores + gathered + logits)
+    step_bytes = 4 * (num_tokens * activations + scores + gathered + logits)
+    return weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4)
 
 
 def rope_tables(rope: Rope, max_model_len: int) -> tuple[Floats, Floats]:

@@ -1,0 +1,288 @@
+"""Attention over the paged cache: rope and store, scores, softmax, and the weighted sum.
+
+The cache is made of records, one for 16 tokens of one key/value head in one layer:
+
+    int8  K: [D / 4][16 tokens][4] u8 (value + 128), V: [4][D][4 tokens] s8, then a scale for each
+          token's key, and for its value: 16 f32 each
+    f16, f32  K: [D][16 tokens], V: [16 tokens][D]
+
+D is the padded head: the first channels of the rotating pairs, the second channels, the rest, each
+padded to 16 with zeros. A row's query is D signed bytes per head, then (scale, -128 * sum) of each
+head; or floats.
+
+A row's softmax has a fixed order: all scores, their maximum, then exponentials added up lane by
+lane from its first visible block. Nothing is rescaled on the way, and what is masked is exactly
+zero, so neither the tile a row is in nor the blocks around it change a bit of it.
+"""
+
+from __future__ import annotations
+
+from ridgeline.backends.cpu.float_attention import emit_float_scores, emit_float_weigh
+from ridgeline.backends.cpu.heads import TOKENS, Heads, record_at, row_parts
+from ridgeline.backends.cpu.ir import (
+    F16,
+    F32,
+    I8,
+    I32,
+    Function,
+    Value,
+    exp,
+    fma,
+    maximum,
+    nearest,
+    select,
+    sqrt,
+    vec,
+)
+from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, prefetch
+from ridgeline.backends.cpu.rows import FLOATS, largest_of, scale_to_bytes, to_integers
+
+_BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
+_LOWEST = -1e30  # below every score
+_STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
+
+
+def emit_attention(module: object, form: Dot, heads: Heads) -> None:
+    """Emit ``rope``, and ``scores_N``, ``weigh_N`` for one query and a tile; ``softmax``."""
+    _emit_rope(module, heads)
+    _emit_softmax(module, heads)
+    for queries in dict.fromkeys((1, heads.tile)):
+        if heads.cache == "int8":
+            _emit_scores(module, form, heads, queries)
+            _emit_weigh(module, form, heads, queries)
+        else:
+            emit_float_scores(module, heads, queries)
+            emit_float_weigh(module, heads, queries)
+
+
+# --- rope, and into the cache ------------------------------------------------------------------
+
+
+def _emit_rope(module: object, heads: Heads) -> None:
+    """``rope(row, bias, cos, sin, norms, query, record, token, kv_head, poison)``: one K/V head.
+
+    ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them;
+    ``record`` is where this head's keys and values of these 16 tokens are, ``token`` the place
+    among them. ``norms`` are the weights of the norms of q and k. A model without them ignores
+    ``bias`` and ``norms``. If a key or a value is not finite, the f32 at ``poison`` becomes 1.
+    """
+    fn = Function(module, "rope", 10)
+    row, bias, cos, sin, norms, query, record, token, kv_head, poison = fn.args
+
+    def load(offset: Value) -> list[Value]:
+        at = [offset + 64 * i for i in range(heads.size // 16)]
+        x = [fn.load(row + a, FLOATS, 4) for a in at]
+        if heads.qkv_bias:
+            x = [value + fn.load(bias + a, FLOATS, 4) for value, a in zip(x, at, strict=True)]
+        return x
+
+    head_bytes = heads.size * 4
+    q_heads = kv_head * (heads.group * head_bytes)
+    keys = (kv_head + heads.num_heads) * head_bytes
+    for g in range(heads.group):
+        rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, norms)
+        _store_query(fn, heads, rotated, query, kv_head * heads.group + g)
+    rotated = _rotated(fn, heads, load(keys), cos, sin, norms + head_bytes)
+    plain = load(keys + heads.num_kv_heads * head_bytes)
+    if heads.cache == "int8":
+        _store_bytes(fn, heads, rotated, plain, record, token)
+    else:
+        _store_floats(fn, heads, rotated, plain, record, token)
+    # Rounding to bytes, and comparing, would swallow it: what is wrong must be said here.
+    size = largest_of(rotated) + largest_of(plain)
+    with fn.when((size - size).equals(0.0).equals(0)):
+        fn.store(fn.value(1.0, F32), poison, 4)
+    fn.finish()
+
+
+def _rotated(
+    fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, norm: Value
+) -> list[Value]:
+    """Return a head's vectors after its norm, if any, and rope (Su et al., 2021)."""
+    if heads.qk_norm:
+        total = x[0] * x[0]
+        for value in x[1:]:
+            total = fma(value, value, total)
+        mean = total.reduce(lambda a, b: a + b) * (1.0 / heads.num_channels)
+        scale = (1.0 / sqrt(mean + heads.eps)).splat(16)
+        x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
+    pairs = heads.half // 16
+    first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
+    c = [fn.load(cos + 64 * i, FLOATS, 4) for i in range(pairs)]
+    s = [fn.load(sin + 64 * i, FLOATS, 4) for i in range(pairs)]
+    turned = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    turned += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    return turned + rest
+
+
+def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
+    softmax_scale = heads.num_channels**-0.5
+    if heads.cache != "int8":
+        for i, value in enumerate(x):
+            fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)
+        return
+    scale, inverse = scale_to_bytes(largest_of(x))
+    integers = [to_integers(value, inverse) for value in x]
+    total = integers[0]
+    for value in integers[1:]:
+        total = total + value
+    for i, value in enumerate(integers):
+        fn.store(value.signed(I8), query + head * heads.size + 16 * i, 1)
+    entry = query + heads.num_heads * heads.size + head * 8
+    fn.store(scale * softmax_scale, entry, 4)
+    fn.store(total.reduce(lambda a, b: a + b) * -128, entry + 4, 4)
+
+
+def _store_bytes(
+    fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
+) -> None:
+    scales = record + heads.scales_at + token * 4
+    scale, inverse = scale_to_bytes(largest_of(k))
+    fn.store(scale, scales, 4)
+    for i, value in enumerate(k):
+        unsigned = to_integers(value, inverse).signed(I8) ^ -128
+        quads = unsigned.bits(vec(I32, 4))
+        for j in range(4):
+            fn.store(quads.lane(j), record + (4 * i + j) * 64 + token * 4, 4)
+    scale, inverse = scale_to_bytes(largest_of(v))
+    fn.store(scale, scales + 64, 4)
+    # Single bytes: the four tokens of a word may belong to different threads.
+    column = record + TOKENS * heads.size + (token >> 2) * (heads.size * 4) + (token & 3)
+    for i, value in enumerate(v):
+        signed = to_integers(value, inverse).signed(I8)
+        for j in range(16):
+            fn.store(signed.lane(j), column + (16 * i + j) * 4, 1)
+
+
+def _store_floats(
+    fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
+) -> None:
+    size, narrow = heads.value_bytes, heads.cache == "f16"
+    v_row = record + TOKENS * heads.size * size + token * (heads.size * size)
+    for i in range(len(k)):
+        key, value = (x.signed(F16) if narrow else x for x in (k[i], v[i]))
+        fn.store(value, v_row + 16 * size * i, size)
+        for j in range(16):
+            fn.store(key.lane(j), record + ((16 * i + j) * TOKENS + token) * size, size)
+
+
+# --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
+#
+# ``records`` is where record 0 of this layer and head is, ``stride`` the bytes from block to block,
+# ``table`` the sequence's blocks (i32) from the first visible one on, ``count`` how many.
+
+
+def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
+    """``scores_N(query, records, stride, table, count, kv_head, out, out_stride)``.
+
+    Scores of ``queries`` rows of queries, each with all heads of the group, over ``count`` blocks.
+    """
+    fn = Function(module, f"scores_{queries}", 8)
+    query, records, stride, table, count, kv_head, out, out_stride = fn.args
+    first = kv_head * heads.group
+    base = query + first * heads.size
+    entries = query + heads.num_heads * heads.size + first * 8
+    rows = [(n, g) for n in range(queries) for g in range(heads.group)]
+    q_at = [base + n * heads.query_bytes + g * heads.size for n, g in rows]
+    entry_at = [entries + n * heads.query_bytes + g * 8 for n, g in rows]
+    with fn.loop(count) as block:
+        record = record_at(fn, records, stride, table, block)
+        ahead = fn.lower(block + 3, count - 1)
+        coming = record_at(fn, records, stride, table, ahead)
+        sums = [fn.var(fn.load(entry + 4, I32, 4).splat(16)) for entry in entry_at]
+        with fn.loop(heads.size // 4, step=4) as quad:
+            for i in range(4):
+                at = (quad + i) * 64
+                keys = fn.load(record + at, _BYTES, 64)
+                prefetch(fn, coming + at)
+                prefetch(fn, record + TOKENS * heads.size + at, locality=2)
+                for total, q in zip(sums, q_at, strict=True):
+                    x = broadcast4(fn, q + (quad + i) * 4)
+                    total.set(dot(form, total.get(), keys, x))
+        scales = fn.load(record + heads.scales_at, FLOATS, 64)
+        for r, (total, entry) in enumerate(zip(sums, entry_at, strict=True)):
+            score = total.get().signed(F32) * scales * fn.load(entry, F32, 4).splat(16)
+            fn.store(score, out + out_stride * r + block * 64, 4)
+    fn.finish()
+
+
+def _emit_softmax(module: object, heads: Heads) -> None:
+    """``softmax(scores, low, high, count, records, stride, table, planes, scale)``: one row.
+
+    Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
+    int8: as 16 bits in two planes of bytes per block at ``planes``, else as floats in place.
+    ``scale`` receives what the weighted sum must be multiplied by.
+    """
+    fn = Function(module, "softmax", 9)
+    scores, low, high, count, records, stride, table, planes, scale_at = fn.args
+    is_int8 = heads.cache == "int8"
+    lanes = fn.lanes(I32, list(range(16)))
+    low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
+
+    def visible(block: Value) -> Value:
+        position = lanes + (block.signed(I32) * 16).splat(16)
+        return (position >= low_v) & (position < high_v)
+
+    top = fn.var(fn.lanes(F32, [_LOWEST] * 16))
+    with fn.loop(count) as block:
+        score = fn.load(scores + block * 64, FLOATS, 4)
+        top.set(maximum(select(visible(block), score, _LOWEST), top.get()))
+    highest = top.get().reduce(maximum).splat(16)
+    total, most = (fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2))
+    with fn.loop(count) as block:
+        score = fn.load(scores + block * 64, FLOATS, 4)
+        p = select(visible(block), exp(score - highest), 0.0)
+        total.set(total.get() + p)
+        if is_int8:
+            values = record_at(fn, records, stride, table, block) + heads.scales_at + 64
+            p = select(visible(block), p * fn.load(values, FLOATS, 64), 0.0)
+            most.set(maximum(p, most.get()))
+        fn.store(p, scores + block * 64, 4)
+    denominator = total.get().reduce(lambda a, b: a + b)
+    if not is_int8:
+        fn.store(1.0 / denominator, scale_at, 4)
+        fn.finish()
+        return
+    largest = most.get().reduce(maximum)
+    steps = select(largest > 0.0, _STEPS / largest, fn.value(0.0, F32)).splat(16)
+    with fn.loop(count) as block:
+        p = nearest(fn.load(scores + block * 64, FLOATS, 4) * steps).signed(I32)
+        fn.store((p >> 8).signed(I8), planes + block * 32, 1)
+        fn.store(p.signed(I8), planes + block * 32 + 16, 1)
+    fn.store(largest * (1.0 / _STEPS) / denominator, scale_at, 4)
+    fn.finish()
+
+
+def _emit_weigh(module: object, form: Dot, heads: Heads, queries: int) -> None:
+    """``weigh_N(planes, plane_stride, records, stride, table, count, scales, out, out_stride)``.
+
+    Weighted sums of values, for all rows of the tile; ``out`` is this group's first head, and
+    ``out_stride`` the bytes from a query's row to the next.
+    """
+    fn = Function(module, f"weigh_{queries}", 9)
+    planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
+    rows = [(n, g) for n in range(queries) for g in range(heads.group)]
+    for part, wide in row_parts(heads, len(rows), sums_per_vector=2):
+        with fn.loop(heads.size // 16, step=wide) as column:
+            zero = fn.lanes(I32, [0] * 16)
+            sums = [[[fn.var(zero) for _ in range(2)] for _ in range(wide)] for _ in part]
+            with fn.loop(count) as block:
+                record = record_at(fn, records, stride, table, block) + TOKENS * heads.size
+                for quad in range(4):
+                    at = record + quad * (heads.size * 4) + column * 64
+                    values = [fn.load(at + 64 * j, _BYTES, 64) for j in range(wide)]
+                    for row, row_sums in zip(part, sums, strict=True):
+                        p_at = planes + plane_stride * row + block * 32 + 4 * quad
+                        for plane in range(2):
+                            p = broadcast4(fn, p_at + 16 * plane)
+                            for j, value in enumerate(values):
+                                total = row_sums[j][plane]
+                                total.set(dot(form, total.get(), p, value))
+            for row, row_sums in zip(part, sums, strict=True):
+                n, g = rows[row]
+                scale = fn.load(scales + 4 * row, F32, 4).splat(16)
+                for j, (high, low) in enumerate(row_sums):
+                    joined = fma(high.get().signed(F32), 256.0, low.get().signed(F32))
+                    at = out + out_stride * n + g * heads.size * 4 + (column + j) * 64
+                    fn.store(joined * scale, at, 4)
+    fn.finish()

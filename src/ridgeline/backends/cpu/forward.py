@@ -1,0 +1,289 @@
+"""A whole step as one compiled function, ``step(plan, thread)``, which every thread runs.
+
+Two thread plans, by how many rows (tokens) the step has:
+
+* **columns**, below 4 rows: every thread computes its share of each product's outputs for all rows,
+  and they meet five times a layer. What is cheap - norms, quantising - each does for itself.
+* **rows**, from 4 on: a thread takes its own rows through a whole layer, in blocks of 64, and they
+  meet once a layer, when keys and values are in the cache.
+
+Both call the same kernels in the same order for a row, so they give the same bits. This module
+allocates nothing and knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ridgeline.backends.cpu.head import BEST_BYTES
+from ridgeline.backends.cpu.heads import TOKENS
+from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum, select
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, KINDS, TILE
+from ridgeline.backends.cpu.plan import (
+    BLOCK,
+    COLUMN_ROWS,
+    HEAD_TILES,
+    MATRIX,
+    PLAN,
+    Sizes,
+    Thread,
+    Words,
+)
+
+
+def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
+    """Emit ``step(plan, thread)`` for the kinds of weights that occur."""
+    _emit_product(module, kinds)
+    _emit_attend(module, sizes)
+    for name, body in (("columns", _columns), ("rows", _rows), ("head", _head)):
+        fn = Function(module, name, 2)
+        body(Thread(fn, sizes))
+        fn.finish()
+    fn = Function(module, "step", 2)
+    plan, thread = fn.args
+    words = Words(fn, plan, PLAN)
+    with fn.when(words["does_layers"] > 0):
+        few = words["num_rows"] <= COLUMN_ROWS
+        with fn.when(few):
+            fn.call("columns", plan, thread)
+        with fn.when(few.equals(0)):
+            fn.call("rows", plan, thread)
+        fn.call("barrier", words["sync"], words["num_threads"])
+    fn.call("head", plan, thread)
+    fn.call("barrier", words["sync"], words["num_threads"])
+    fn.finish()
+
+
+def _emit_product(module: object, kinds: Sequence[str]) -> None:
+    """``product(matrix, part, num_parts, num_rows, operand...)``: a share of a matrix's outputs.
+
+    ``tiles(matrix, first, last, num_rows, operand...)``: those of tiles ``first`` up to ``last``.
+    """
+    fn = Function(module, "product", 10)
+    matrix, part, num_parts, *rest = fn.args
+    num_tiles = Words(fn, matrix, MATRIX)["num_tiles"]
+    first, last = num_tiles * part // num_parts, num_tiles * (part + 1) // num_parts
+    fn.call("tiles", matrix, first, last, *rest)
+    fn.finish()
+    fn = Function(module, "tiles", 10)
+    matrix, first, last, num_rows, *operand = fn.args
+    words = Words(fn, matrix, MATRIX)
+    for kind in kinds:
+        with fn.when(words["kind"].equals(KINDS.index(kind))):
+            fn.call(
+                f"linear_{kind}", words["tiles"], first, last, words["num_records"], num_rows,
+                *operand,
+            )  # fmt: skip
+    fn.finish()
+
+
+def _emit_attend(module: object, sizes: Sizes) -> None:
+    """``attend(plan, thread, window, records, first, count, kv_head, out)``: see ``Thread``."""
+    fn = Function(module, "attend", 8)
+    _, _, window, records, first, count, kv_head, out = fn.args
+    thread = Thread(fn, sizes)
+    plan, heads = thread.plan, sizes.heads
+    position = fn.load(plan["positions"] + first * 4, I32, 4).signed(I64)
+    reach = select(window > 0, window, fn.i64(1 << 40))
+    start = maximum(position - reach + 1, 0) >> 4 << 4  # of the first visible block
+    num_blocks = (position + count - start + TOKENS - 1) >> 4
+    table = thread.table(first) + (start >> 2)
+    stride, query = plan["records_stride"], plan["queries"] + first * heads.query_bytes
+    scores, planes, scales = (thread.mine(name) for name in ("scores", "planes", "scales"))
+    score_stride = plan["scores_stride"]
+    if heads.cache == "int8":
+        weights, weight_stride = planes, score_stride >> 1
+    else:
+        weights, weight_stride = scores, score_stride
+    walk = (records, stride, table, num_blocks)
+    out_stride = fn.i64(sizes.attention * 4)
+    for queries in dict.fromkeys((1, heads.tile)):
+        with fn.when(count.equals(queries)):
+            fn.call(f"scores_{queries}", query, *walk, kv_head, scores, score_stride)
+            with fn.loop(queries * heads.group) as row:
+                at = position + row // heads.group
+                low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
+                fn.call(
+                    "softmax", scores + row * score_stride, low, high, num_blocks, records,
+                    stride, table, planes + row * (score_stride >> 1), scales + row * 4,
+                )  # fmt: skip
+            fn.call(f"weigh_{queries}", weights, weight_stride, *walk, scales, out, out_stride)
+    fn.finish()
+
+
+def _columns(thread: Thread) -> None:
+    """Few rows: each thread computes its share of every product's outputs."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    num_rows, share = plan["num_rows"], (thread.number, plan["num_threads"])
+    x, x_bytes = thread.mine("x"), sizes.hidden * 4
+    y, attended = thread.shared("y"), thread.shared("attended")
+    with fn.loop(num_rows) as m:
+        fn.call("copy", x + m * x_bytes, plan["x"] + m * x_bytes, sizes.hidden)
+    with thread.layers() as (layer, cache):
+        with fn.loop(num_rows) as m:
+            thread.norm(x + m * x_bytes, layer["attn_norm"], m)
+        thread.qkv(layer, share, num_rows, thread.shared("qkv"))
+        thread.barrier()
+        with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=plan["num_threads"]) as h:
+            with fn.loop(num_rows) as m:
+                thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
+            with fn.loop(num_rows) as m:
+                out = attended + m * (sizes.attention * 4)
+                thread.attend(layer, cache, (m, fn.i64(1)), h, out)
+        thread.barrier()
+        with fn.loop(num_rows) as m:
+            _attended_to_activations(thread, attended + m * (sizes.attention * 4), m)
+        thread.product(layer, "o", share, num_rows, y, x_bytes)
+        thread.barrier()
+        with fn.loop(num_rows) as m:
+            _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
+            thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
+        _gated_share(thread, layer, share)
+        thread.barrier()
+        thread.product(layer, "down", share, num_rows, y, x_bytes, "gated", "shared")
+        thread.barrier()
+        with fn.loop(num_rows) as m:
+            fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
+    with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
+        fn.call("copy", plan["x"] + m * x_bytes, x + m * x_bytes, sizes.hidden)
+
+
+def _attended_to_activations(thread: Thread, attended: Value, row: Value) -> None:
+    size = thread.sizes.attention
+    if not thread.sizes.quantised:
+        thread.fn.call("copy", thread.floats("in", row), attended, size)
+    thread.quantise("in", attended, row, size)
+
+
+def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
+    thread.fn.call("add", x, y, thread.sizes.hidden)
+    if thread.sizes.o_bias:
+        thread.fn.call("add", x, layer["o_bias"], thread.sizes.hidden)
+
+
+def _gated_share(thread: Thread, layer: Words, share: tuple[Value, Value]) -> None:
+    """Compute this thread's share of the gated channels, into the shared activations."""
+    fn, sizes, num_rows = thread.fn, thread.sizes, thread.plan["num_rows"]
+    gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
+    up = gate + sizes.intermediate * 4
+    thread.product(layer, "gate", share, num_rows, gate, stride)
+    thread.product(layer, "up", share, num_rows, up, stride)
+    part, num_parts = share
+    num_tiles = sizes.intermediate // TILE
+    first, last = num_tiles * part // num_parts * TILE, num_tiles * (part + 1) // num_parts * TILE
+    owner = "mine" if sizes.quantised else "shared"
+    with fn.loop(num_rows) as m:
+        at, out = m * stride + first * 4, thread.floats("gated", m, owner) + first * 4
+        fn.call("gate", gate + at, up + at, out, last - first)
+        thread.quantise("gated", out, m, last - first, first, "shared")
+
+
+def _rows(thread: Thread) -> None:
+    """Many rows: each thread takes its own through a layer, and meets the others once."""
+    fn, plan = thread.fn, thread.plan
+    first, last = (
+        fn.load(plan["row_bounds"] + (thread.number + i) * 4, I32, 4).signed(I64) for i in (0, 1)
+    )
+    with thread.layers() as (layer, cache):
+        with fn.loop(last, start=first, step=BLOCK) as low:
+            _project(thread, layer, cache, low, fn.lower(low + BLOCK, last))
+        thread.barrier()
+        item = fn.var(fn.load(plan["item_bounds"] + thread.number * 4, I32, 4).signed(I64))
+        with fn.loop(last, start=first, step=BLOCK) as low:
+            high = fn.lower(low + BLOCK, last)
+            _attend_block(thread, layer, cache, item, low, high)
+            _finish_layer(thread, layer, low, high)
+    # The next layer's keys and values go where nobody reads before its own barrier.
+
+
+def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value) -> None:
+    """Norm a block of rows, compute queries, keys and values, and store them."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    with fn.loop(high - low) as m:
+        thread.norm(plan["x"] + (low + m) * (sizes.hidden * 4), layer["attn_norm"], m)
+    whole = (fn.i64(0), fn.i64(1))
+    thread.qkv(layer, whole, high - low, thread.mine("qkv"))
+    with fn.loop(high - low) as m, fn.loop(sizes.heads.num_kv_heads) as h:
+        thread.rope(layer, cache, low + m, thread.mine("qkv") + m * (sizes.qkv * 4), h)
+
+
+def _attend_block(
+    thread: Thread, layer: Words, cache: Value, item: Any, low: Value, high: Value
+) -> None:
+    """Handle the items of a block of rows; ``item`` moves on."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    end = fn.load(plan["item_bounds"] + (thread.number + 1) * 4, I32, 4).signed(I64)
+
+    def first_row() -> Value:
+        return fn.load(plan["items"] + item.get() * 8, I32, 4).signed(I64)
+
+    # The entry behind the last item is there, and lies behind every row.
+    with fn.loop_while(lambda: (item.get() < end) & (first_row() < high)):
+        row = first_row()
+        count = fn.load(plan["items"] + item.get() * 8 + 4, I32, 4).signed(I64)
+        out = thread.mine("attended") + (row - low) * (sizes.attention * 4)
+        with fn.loop(sizes.heads.num_kv_heads) as h:
+            thread.attend(layer, cache, (row, count), h, out)
+        item.set(item.get() + 1)
+
+
+def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:
+    """Take a block of rows from what they attended to through the rest of the layer."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    num_rows, whole = high - low, (fn.i64(0), fn.i64(1))
+    x, y, x_bytes = plan["x"] + low * (sizes.hidden * 4), thread.mine("y"), sizes.hidden * 4
+    gate, stride = thread.mine("gate_up"), sizes.gate_up_stride
+    up = gate + sizes.intermediate * 4
+    with fn.loop(num_rows) as m:
+        attended = thread.mine("attended") + m * (sizes.attention * 4)
+        _attended_to_activations(thread, attended, m)
+    thread.product(layer, "o", whole, num_rows, y, x_bytes)
+    with fn.loop(num_rows) as m:
+        _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
+        thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
+    thread.product(layer, "gate", whole, num_rows, gate, stride)
+    thread.product(layer, "up", whole, num_rows, up, stride)
+    with fn.loop(num_rows) as m:
+        out = thread.floats("gated", m)
+        fn.call("gate", gate + m * stride, up + m * stride, out, sizes.intermediate)
+        thread.quantise("gated", out, m, sizes.intermediate)
+    thread.product(layer, "down", whole, num_rows, y, x_bytes, "gated")
+    with fn.loop(num_rows) as m:
+        fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
+
+
+def _head(thread: Thread) -> None:
+    """Norm the rows that want a token, then compute logits, a few tiles at a time."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    num_rows, num_threads = plan["num_head_rows"], plan["num_threads"]
+    x_stride = sizes.hidden * (1 if sizes.quantised else 4)
+    entry_stride = sizes.hidden // TILE * ENTRY_BYTES
+    with fn.loop(num_rows, start=thread.number, step=num_threads) as j:
+        row = fn.load(plan["head_rows"] + j * 4, I32, 4).signed(I64)
+        target = plan["head_x"] + j * x_stride
+        out = thread.floats("in", fn.i64(0)) if sizes.quantised else target
+        fn.call("norm", plan["x"] + row * (sizes.hidden * 4), plan["final_norm"], out, sizes.hidden)
+        if sizes.quantised:
+            fn.call("quantise", out, target, plan["head_entries"] + j * entry_stride, sizes.hidden)
+    thread.barrier()
+    num_tiles, stride = plan["head_num_tiles"], HEAD_TILES * TILE * 4
+    first, last = (num_tiles * (thread.number + i) // num_threads for i in (0, 1))
+    head = Words(fn, plan.address("head_tiles"), MATRIX)
+    with fn.loop(num_rows, step=BLOCK * 4) as low, fn.loop(last, start=first, step=HEAD_TILES) as t:
+        count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
+        until, logits = fn.lower(t + HEAD_TILES, last), thread.mine("logits")
+        fn.call(
+            "tiles", head.address("tiles"), t, until, count,
+            plan["head_x"] + low * x_stride, x_stride,
+            plan["head_entries"] + low * entry_stride, entry_stride,
+            logits - t * (TILE * 4), stride,
+        )  # fmt: skip
+        size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
+        with fn.loop(count) as j:
+            row, source = low + j, logits + j * stride
+            best = plan["best"] + (row * num_threads + thread.number) * BEST_BYTES
+            fn.call("best", source, size, t * TILE, best)
+            with fn.when(fn.load(plan["wants_logits"] + row * 4, I32, 4) > 0):
+                target = plan["logits"] + row * plan["logits_stride"] + t * (TILE * 4)
+                fn.call("copy", target, source, (until - t) * TILE)

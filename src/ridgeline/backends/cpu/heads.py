@@ -1,0 +1,74 @@
+"""The shape of attention: heads, records of the cache, and how rows share registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.backends.cpu.ir import I32, I64, Function, Value
+
+TOKENS = 16  # per record
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Shape of attention: numbers of heads, padded parts of a head, and the cache's format."""
+
+    num_heads: int
+    num_kv_heads: int
+    half: int  # padded number of rotating pairs
+    rest: int  # padded number of channels that do not rotate
+    num_channels: int  # before padding
+    cache: str  # int8, f16 or f32
+    qkv_bias: bool
+    qk_norm: bool
+    eps: float
+
+    @property
+    def size(self) -> int:
+        """Channels of a head, padded."""
+        return 2 * self.half + self.rest
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a value in the cache."""
+        return {"int8": 1, "f16": 2, "f32": 4}[self.cache]
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of 16 tokens of one head."""
+        return 2 * TOKENS * self.size * self.value_bytes + (128 if self.cache == "int8" else 0)
+
+    @property
+    def scales_at(self) -> int:
+        """Offset of the scales in a record: keys', and 64 bytes on, values'."""
+        return 2 * TOKENS * self.size
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of a row's query."""
+        per_head = self.size + 8 if self.cache == "int8" else self.size * 4
+        return -(-self.num_heads * per_head // 64) * 64
+
+    @property
+    def tile(self) -> int:
+        """Queries of one sequence that are handled together, if there are so many."""
+        return max(1, min(4, 24 // self.group))
+
+
+def record_at(fn: Function, records: Value, stride: Value, table: Value, index: Value) -> Value:
+    """Return the address of a sequence's ``index``-th visible record."""
+    return records + fn.load(table + index * 4, I32, 4).signed(I64) * stride
+
+
+def row_parts(heads: Heads, num_rows: int, sums_per_vector: int) -> list[tuple[range, int]]:
+    """Cut rows into equal parts whose sums fit the registers; with each, vectors side by side."""
+    most = 24 // sums_per_vector
+    size = max(n for n in range(1, min(num_rows, most) + 1) if num_rows % n == 0)
+    vectors = heads.size // 16
+    wide = max(w for w in (4, 3, 2, 1) if vectors % w == 0 and size * w <= most)
+    return [(range(low, low + size), wide) for low in range(0, num_rows, size)]

@@ -1,0 +1,141 @@
+"""What differs between instruction sets, and nothing else: the byte dot product, and a few hints.
+
+Every form of the dot product gives the same integers, so a processor's features change the speed of
+an answer and never the answer. They are chosen from what the processor can do, not from its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from llvmlite import ir
+
+from ridgeline.backends.cpu.ir import I8, I16, I32, VOID, Function, Value, vec
+
+
+class Dot(Enum):
+    """Ways to add four byte products to each of 16 sums."""
+
+    VNNI512 = "vpdpbusd, 512 bits"
+    VNNI256 = "vpdpbusd, 256 bits"
+    AVX2 = "vpmaddubsw and vpmaddwd"
+    USDOT = "usdot (ARM i8mm)"
+    SDOT = "sdot (ARM dotprod)"
+    PLAIN = "widen and multiply"
+
+
+def choose_dot(features: Mapping[str, bool]) -> Dot:
+    """Return the best form for a processor with these features, as LLVM spells them."""
+    if features.get("avx512vnni"):
+        return Dot.VNNI512
+    if features.get("avxvnni"):
+        return Dot.VNNI256
+    if features.get("avx2"):
+        return Dot.AVX2
+    if features.get("i8mm"):
+        return Dot.USDOT
+    if features.get("dotprod"):
+        return Dot.SDOT
+    return Dot.PLAIN
+
+
+def dot(form: Dot, sums: Value, weights: Value, x: Value, *, max_weight: int = 255) -> Value:
+    """Return ``sums[i] + weights[4 i .. 4 i + 3] . x[4 i .. 4 i + 3]``, exactly.
+
+    Args:
+        form: how.
+        sums: 16 x i32.
+        weights: 64 x u8, none above ``max_weight``.
+        x: 64 x s8, none of them -128.
+        max_weight: below 128 spares AVX2 half the work: its 16-bit sums cannot saturate then.
+    """
+    fn = sums.fn
+    match form:
+        case Dot.VNNI512:
+            return fn.intrinsic("llvm.x86.avx512.vpdpbusd.512", sums.type, sums, weights, x)
+        case Dot.VNNI256:
+            return _in_parts(2, lambda s, w, v: _vnni256(s, w, v), sums, weights, x)
+        case Dot.AVX2:
+            small = max_weight < 128
+            return _in_parts(2, lambda s, w, v: _avx2(s, w, v, small), sums, weights, x)
+        case Dot.USDOT:
+            return _in_parts(4, _usdot, sums, weights, x)
+        case Dot.SDOT:
+            return _in_parts(4, lambda s, w, v: _sdot(s, w, v, max_weight), sums, weights, x)
+        case Dot.PLAIN:
+            return _plain(sums, weights, x)
+
+
+def _in_parts(
+    count: int, part: Callable[[Value, Value, Value], Value], sums: Value, weights: Value, x: Value
+) -> Value:
+    """Apply ``part`` to equal slices and put the sums together again."""
+    size, size_bytes = 16 // count, 64 // count
+    done = []
+    for i in range(count):
+        lanes = range(i * size, (i + 1) * size)
+        slots = range(i * size_bytes, (i + 1) * size_bytes)
+        done.append(part(sums.shuffle(lanes), weights.shuffle(slots), x.shuffle(slots)))
+    while len(done) > 1:
+        width = 2 * done[0].type.count
+        done = [a.shuffle(range(width), b) for a, b in zip(done[::2], done[1::2], strict=True)]
+    return done[0]
+
+
+def _vnni256(sums: Value, weights: Value, x: Value) -> Value:
+    kind = sums.type
+    return sums.fn.intrinsic("llvm.x86.avx512.vpdpbusd.256", kind, sums, weights, x)
+
+
+def _avx2(sums: Value, weights: Value, x: Value, small: bool) -> Value:
+    fn, pairs = sums.fn, vec(I16, 16)
+    ones = fn.lanes(I16, [1] * 16)
+    # A product of u8 and s8 takes 16 bits, the sum of two may take 17: split off the top bit.
+    for part in [weights] if small else [weights & 0x7F, weights & 0x80]:
+        products = fn.intrinsic("llvm.x86.avx2.pmadd.ub.sw", pairs, part, x)
+        sums = sums + fn.intrinsic("llvm.x86.avx2.pmadd.wd", sums.type, products, ones)
+    return sums
+
+
+def _usdot(sums: Value, weights: Value, x: Value) -> Value:
+    name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
+    return sums.fn.intrinsic(name, sums.type, sums, weights, x)
+
+
+def _sdot(sums: Value, weights: Value, x: Value, max_weight: int) -> Value:
+    # u8 = s8 with the top bit as two times 64: both signed.
+    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    if max_weight < 128:
+        return sums.fn.intrinsic(name, sums.type, sums, weights, x)
+    low, top = weights & 0x7F, (weights & 0x80) >> 1
+    for part in (low, top, top):
+        sums = sums.fn.intrinsic(name, sums.type, sums, part, x)
+    return sums
+
+
+def _plain(sums: Value, weights: Value, x: Value) -> Value:
+    products = weights.unsigned(I32) * x.signed(I32)
+    for i in range(4):
+        sums = sums + products.shuffle(range(i, 64, 4))
+    return sums
+
+
+def broadcast4(fn: Function, address: Value) -> Value:
+    """Return the four bytes at ``address``, sixteen times: 64 x s8."""
+    return fn.load(address, I32).splat(16).bits(vec(I8, 64))
+
+
+def prefetch(fn: Function, address: Value, locality: int = 3) -> None:
+    """Ask for the cache line at ``address``; 3 keeps it closest."""
+    pointer = fn.builder.inttoptr(address.raw, ir.PointerType())
+    hints = [ir.Constant(I32, number) for number in (0, locality, 1)]
+    fn.intrinsic("llvm.prefetch.p0", VOID, Value(fn, pointer), *(Value(fn, h) for h in hints))
+
+
+def spin_hint(fn: Function, is_x86: bool) -> None:
+    """Tell the processor that this loop only waits."""
+    if is_x86:
+        fn.intrinsic("llvm.x86.sse2.pause", VOID)
+    else:
+        fn.builder.asm(ir.FunctionType(VOID, []), "yield", "", [], True)

@@ -1,0 +1,197 @@
+"""Matrix products: activations times packed weights, in tiles of rows by outputs.
+
+Weights are packed in tiles of 32 outputs; a tile is a sequence of records, one for each 32 inputs,
+read front to back exactly once:
+
+    w4   640 bytes  [2 halves][4][64] bytes + [2 halves][2][16] f16
+                    byte (v, 4 o + i) of a half: output o; low nibble input 4 v + i, high nibble
+                    input 16 + 4 v + i. Then scale d and offset m of each output: weight = d q + m.
+    w8  1088 bytes  [2 halves][8][64] bytes + [2 halves][16] f16
+                    byte (v, 4 o + i): input 4 v + i as q + 128. Then scale d: weight = d q.
+    f32  4096 bytes [32 inputs][32 outputs] f32
+
+For w4 and w8 a row of activations is signed bytes in groups of 32, and for each group an entry of
+16 bytes: scale s (f32), s * sum of the bytes (f32), -128 * sum (i32). For f32 it is floats.
+
+The sum over inputs runs over the records in order, in one chain per output, with exact integers
+inside a record: so an output depends on its own row alone, whatever tile computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.backends.cpu.ir import F16, F32, I8, I32, Function, Value, Var, fma, vec
+from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, prefetch
+
+TILE = 32  # outputs of a tile, and inputs of a record
+ENTRY_BYTES = 16
+RECORD_BYTES = {"w4": 640, "w8": 1088, "f32": 4096}
+KINDS = ("w4", "w8", "f32")
+
+# Rows x halves that a kernel computes at once; the largest first. They fill the registers without
+# spilling, and spread the cost of unpacking a record over as many rows as possible.
+SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    "w4": ((8, 1), (4, 1), (2, 2), (1, 2)),
+    "w8": ((4, 2), (2, 2), (1, 2)),
+    "f32": ((6, 2), (2, 2), (1, 2)),
+}
+_ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Where a tile's activations and results are: addresses, and bytes from row to row."""
+
+    x: Value
+    x_stride: Value
+    entries: Value
+    entry_stride: Value
+    y: Value
+    y_stride: Value
+
+    def moved(self, row: Value, y_offset: Value) -> Operand:
+        """Return the same from another row on, with results further right."""
+        return Operand(
+            self.x + row * self.x_stride,
+            self.x_stride,
+            self.entries + row * self.entry_stride,
+            self.entry_stride,
+            self.y + row * self.y_stride + y_offset,
+            self.y_stride,
+        )
+
+    @property
+    def arguments(self) -> tuple[Value, ...]:
+        """All of it, to be passed to a function."""
+        return (
+            self.x, self.x_stride, self.entries, self.entry_stride, self.y, self.y_stride,
+        )  # fmt: skip
+
+
+def emit_linear(module: object, form: Dot, kinds: Sequence[str]) -> None:
+    """Emit ``linear_KIND(tiles, first, last, num_records, num_rows, operand...)`` for each kind.
+
+    Computes outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
+    """
+    for kind in kinds:
+        for rows, halves in SHAPES[kind]:
+            _emit_tile(module, form, kind, rows, halves)
+        _emit_product(module, kind)
+
+
+def _emit_product(module: object, kind: str) -> None:
+    fn = Function(module, f"linear_{kind}", 11)
+    tiles, first, last, num_records, num_rows, *rest = fn.args
+    operand = Operand(*rest)
+    tile_bytes = num_records * RECORD_BYTES[kind]
+    with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
+        high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
+        with fn.loop(last, start=first) as tile:
+            weights, column = tiles + tile * tile_bytes, tile * (TILE * 4)
+            row = fn.var(low)
+            for rows, halves in SHAPES[kind]:
+                with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
+                    for half in range(0, 2, halves):
+                        place = operand.moved(row.get(), column + half * 64)
+                        name = f"tile_{kind}_{rows}x{halves}"
+                        fn.call(name, weights, fn.i64(half), num_records, *place.arguments)
+                    row.set(row.get() + rows)
+    fn.finish()
+
+
+def _emit_tile(module: object, form: Dot, kind: str, rows: int, halves: int) -> None:
+    """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs."""
+    fn = Function(module, f"tile_{kind}_{rows}x{halves}", 9)
+    weights, half, num_records, *rest = fn.args
+    operand = Operand(*rest)
+    zero = fn.lanes(F32, [0.0] * 16)
+    sums = [[fn.var(zero) for _ in range(halves)] for _ in range(rows)]
+    tile_bytes = num_records * RECORD_BYTES[kind]
+    with fn.loop(num_records) as k:
+        record = weights + k * RECORD_BYTES[kind]
+        if rows > 1:  # a lone row waits for memory anyway, and the hardware sees the stream
+            _prefetch_tile(fn, record + tile_bytes, RECORD_BYTES[kind] * halves // 2)
+        if kind == "f32":
+            _add_floats(fn, record, half, operand, k, sums)
+        else:
+            _add_bytes(fn, form, kind, record, half, operand, k, sums)
+    for m, row in enumerate(sums):
+        for h, total in enumerate(row):
+            fn.store(total.get(), operand.y + operand.y_stride * m + 64 * h)
+    fn.finish()
+
+
+def _prefetch_tile(fn: Function, address: Value, num_bytes: int) -> None:
+    for offset in range(0, num_bytes, 64):
+        prefetch(fn, address + offset, locality=2)
+
+
+def _add_bytes(
+    fn: Function,
+    form: Dot,
+    kind: str,
+    record: Value,
+    half: Value,
+    operand: Operand,
+    k: Value,
+    sums: list[list[Var]],
+) -> None:
+    """Add one record's products to the sums, 32 inputs as exact integers."""
+    x_rows = [operand.x + operand.x_stride * m + k * TILE for m in range(len(sums))]
+    entries = [
+        operand.entries + operand.entry_stride * m + k * ENTRY_BYTES for m in range(len(sums))
+    ]
+    for h in range(len(sums[0])):
+        weights, scale, offset = _unpack(fn, kind, record, half + h)
+        for m, (x, entry) in enumerate(zip(x_rows, entries, strict=True)):
+            # Two chains of dot products: each waits for the one before.
+            low = high = fn.lanes(I32, [0] * 16)
+            if kind == "w8":  # takes back the 128 that was added to each weight
+                low = fn.load(entry + 8, I32, 4).splat(16)
+            most = 15 if kind == "w4" else 255
+            for v in range(4):
+                low = dot(form, low, weights[v], broadcast4(fn, x + 4 * v), max_weight=most)
+                high = dot(
+                    form, high, weights[4 + v], broadcast4(fn, x + 16 + 4 * v), max_weight=most
+                )
+            product = (low + high).signed(F32) * scale
+            total = fma(product, fn.load(entry, F32, 4).splat(16), sums[m][h].get())
+            if offset is not None:
+                total = fma(offset, fn.load(entry + 4, F32, 4).splat(16), total)
+            sums[m][h].set(total)
+
+
+def _unpack(
+    fn: Function, kind: str, record: Value, half: Value
+) -> tuple[list[Value], Value, Value | None]:
+    """Return the eight byte vectors of a half record, its scales, and its offsets if it has any."""
+    bytes64, floats = vec(I8, 64), vec(F16, 16)
+    if kind == "w8":
+        base = record + half * 512
+        weights = [fn.load(base + 64 * v, bytes64, 64) for v in range(8)]
+        return weights, fn.load(record + 1024 + half * 32, floats, 32).signed(F32), None
+    base = record + half * 256
+    packed = [fn.load(base + 64 * v, bytes64, 64) for v in range(4)]
+    low = [byte & 15 for byte in packed]
+    # Shifting words instead of bytes is one instruction; the mask drops what crossed over.
+    high = [(byte.bits(vec(I32, 16)) >> 4).bits(bytes64) & 15 for byte in packed]
+    scales = record + 512 + half * 64
+    offset = fn.load(scales + 32, floats, 32).signed(F32)
+    return low + high, fn.load(scales, floats, 32).signed(F32), offset
+
+
+def _add_floats(
+    fn: Function, record: Value, half: Value, operand: Operand, k: Value, sums: list[list[Var]]
+) -> None:
+    """Add one record's products to the sums, input by input."""
+    with fn.loop(TILE) as i:
+        weights = [
+            fn.load(record + half * 64 + i * 128 + 64 * h, vec(F32, 16), 64)
+            for h in range(len(sums[0]))
+        ]
+        for m, row in enumerate(sums):
+            x = fn.load(operand.x + operand.x_stride * m + (k * TILE + i) * 4, F32, 4).splat(16)
+            for total, weight in zip(row, weights, strict=True):
+                total.set(fma(weight, x, total.get()))

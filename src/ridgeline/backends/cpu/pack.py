@@ -1,0 +1,202 @@
+"""From a file's tensors to the layouts that kernels read (``linear``).
+
+4-bit and 8-bit blocks of 32 are moved, not changed: Q4_0, Q4_1, Q5_0 and Q8_0 run exactly as they
+are in the file. Q4_K keeps its 4-bit values, its scales become half floats. Everything else is
+quantised again, to 8 bits per weight with a scale for each 32, or with ``int4`` to 4 bits.
+
+It knows no kernels and no steps; it makes one buffer of bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, TILE
+from ridgeline.models.weights import Tensor
+
+Bytes = NDArray[np.uint8]
+Index = NDArray[np.intp]
+_HALF = np.float16
+_T = TypeVar("_T", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A packed matrix: its kind, and bytes ``[tiles, records, record]``."""
+
+    kind: str
+    num_tiles: int
+    num_records: int
+    data: Bytes
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """What the plan says of it, besides its address: kind, tiles, records."""
+        return KINDS.index(self.kind), self.num_tiles, self.num_records
+
+
+def padded(size: int) -> int:
+    """Return ``size`` rounded up to whole tiles."""
+    return -(-size // TILE) * TILE
+
+
+def pack(
+    tensor: Tensor, dtype: str, rows: Index | None = None, columns: Index | None = None
+) -> Matrix:
+    """Pack a matrix ``[out, in]`` for ``dtype``: f32, int8, int4, or auto (as the file has it).
+
+    ``rows`` and ``columns`` say which output and input of the tensor stands where; -1 is zero.
+    Without them both are padded with zeros to whole tiles.
+    """
+    rows = _extended(tensor.shape[0], rows)
+    columns_moved = columns is not None
+    columns = _extended(tensor.shape[1], columns)
+    whole_blocks = not columns_moved and tensor.shape[1] % TILE == 0
+    if dtype == "f32":
+        return _pack_f32(_placed(tensor.to_f32(), rows, columns))
+    keeps_four = dtype != "int8" and whole_blocks
+    if keeps_four and tensor.dtype in ("Q4_0", "Q4_1", "Q4_K"):
+        q4, scale, offset = four_bits(tensor)
+        return _pack_w4(_taken(q4, rows), _taken(scale, rows), _taken(offset, rows))
+    if whole_blocks and tensor.dtype in ("Q8_0", "Q5_0"):
+        q8, scale = eight_bits(tensor)
+        return _pack_w8(_taken(q8, rows), _taken(scale, rows))
+    weights = _placed(tensor.to_f32(), rows, columns)
+    return (
+        _pack_w4(*to_four_bits(weights)) if dtype == "int4" else _pack_w8(*to_eight_bits(weights))
+    )
+
+
+# --- places ------------------------------------------------------------------------------------
+
+
+def _extended(size: int, places: Index | None) -> Index:
+    places = np.arange(size) if places is None else places
+    fill = np.full(padded(len(places)) - len(places), -1)
+    return np.concatenate([places, fill])
+
+
+def _placed(weights: NDArray[np.float32], rows: Index, columns: Index) -> NDArray[np.float32]:
+    out = np.zeros((len(rows), len(columns)), np.float32)
+    out[np.ix_(rows >= 0, columns >= 0)] = weights[np.ix_(rows[rows >= 0], columns[columns >= 0])]
+    return out
+
+
+def _taken(values: NDArray[_T], rows: Index) -> NDArray[_T]:
+    """Return rows by index; row -1 has all zeros, so its weights are zero whatever the bits."""
+    out = values[np.maximum(rows, 0)]
+    out[rows < 0] = 0
+    return out
+
+
+# --- blocks ------------------------------------------------------------------------------------
+
+
+def four_bits(tensor: Tensor) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
+    """Return q ``[out, in]`` u8 below 16, scale and offset ``[out, in / 32]``: w = d q + m."""
+    num_rows, size = tensor.shape
+    if tensor.dtype == "Q4_K":
+        return _four_bits_k(tensor)
+    affine = tensor.dtype == "Q4_1"
+    blocks = tensor.data.reshape(num_rows, size // TILE, 20 if affine else 18)
+    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
+    offset = blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0] if affine else scale * _HALF(-8)
+    nibbles = blocks[:, :, 4 if affine else 2 :]
+    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
+    return q.reshape(num_rows, size), scale, offset
+
+
+def _four_bits_k(
+    tensor: Tensor,
+) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
+    """Q4_K: 256 weights with d, dmin (f16), 8 pairs of 6-bit factors in 12 bytes, then nibbles."""
+    num_rows, size = tensor.shape
+    blocks = tensor.data.reshape(num_rows, size // 256, 144)
+    d, dmin = (blocks[:, :, i : i + 2].copy().view(_HALF).astype(np.float32) for i in (0, 2))
+    packed = blocks[:, :, 4:16]
+    first, second, last = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
+    scales = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=2)
+    minima = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=2)
+    nibbles = blocks[:, :, 16:].reshape(num_rows, size // 256, 4, 32)
+    q = np.stack([nibbles & 15, nibbles >> 4], axis=3).reshape(num_rows, size)
+    shape = (num_rows, size // TILE)
+    return (
+        q,
+        (d * scales).astype(_HALF).reshape(shape),
+        (-dmin * minima).astype(_HALF).reshape(shape),
+    )
+
+
+def eight_bits(tensor: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Return q ``[out, in]`` s8 and scale ``[out, in / 32]`` of Q8_0 or Q5_0: w = d q."""
+    num_rows, size = tensor.shape
+    blocks = tensor.data.reshape(num_rows, size // TILE, -1)
+    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
+    if tensor.dtype == "Q8_0":
+        return blocks[:, :, 2:].copy().view(np.int8).reshape(num_rows, size), scale
+    fifth = np.unpackbits(blocks[:, :, 2:6], axis=2, bitorder="little")
+    nibbles = blocks[:, :, 6:]
+    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2) | fifth << 4
+    return (q.astype(np.int8) - np.int8(16)).reshape(num_rows, size), scale
+
+
+def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Quantise to bytes with a scale for each 32: what Q8_0 does."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    scale = (np.abs(groups).max(axis=2) / 127).astype(_HALF)
+    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-127, 127)
+    return q.astype(np.int8).reshape(weights.shape), scale
+
+
+def to_four_bits(
+    weights: NDArray[np.float32],
+) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
+    """Quantise to 4 bits with a scale and an offset for each 32: what Q4_1 does."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    scale, offset = ((high - low) / 15).astype(_HALF), low.astype(_HALF)
+    steps = (groups - offset.astype(np.float32)[:, :, None]) / _nonzero(scale)[:, :, None]
+    return np.rint(steps).clip(0, 15).astype(np.uint8).reshape(weights.shape), scale, offset
+
+
+def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    return np.where(scale == 0, np.float32(1), scale.astype(np.float32))
+
+
+# --- tiles -------------------------------------------------------------------------------------
+
+
+def _pack_w4(q: Bytes, scale: NDArray[np.float16], offset: NDArray[np.float16]) -> Matrix:
+    tiles, records = len(q) // TILE, q.shape[1] // TILE
+    out = np.empty((tiles, records, RECORD_BYTES["w4"]), np.uint8)
+    # outputs: tile, half, o; inputs: record, nibble, v, i
+    parts = q.reshape(tiles, 2, 16, records, 2, 4, 4).transpose(0, 3, 1, 4, 5, 2, 6)
+    out[:, :, :512] = (parts[:, :, :, 0] | parts[:, :, :, 1] << 4).reshape(tiles, records, 512)
+    pair = np.stack([part.reshape(tiles, 2, 16, records) for part in (scale, offset)], axis=2)
+    out[:, :, 512:] = _as_bytes(pair.transpose(0, 4, 1, 2, 3), tiles, records)
+    return Matrix("w4", tiles, records, out)
+
+
+def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
+    tiles, records = len(q) // TILE, q.shape[1] // TILE
+    out = np.empty((tiles, records, RECORD_BYTES["w8"]), np.uint8)
+    shifted = q.view(np.uint8) ^ 128
+    parts = shifted.reshape(tiles, 2, 16, records, 8, 4).transpose(0, 3, 1, 4, 2, 5)
+    out[:, :, :1024] = parts.reshape(tiles, records, 1024)
+    scales = scale.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
+    out[:, :, 1024:] = _as_bytes(scales, tiles, records)
+    return Matrix("w8", tiles, records, out)
+
+
+def _pack_f32(weights: NDArray[np.float32]) -> Matrix:
+    tiles, records = len(weights) // TILE, weights.shape[1] // TILE
+    parts = weights.reshape(tiles, TILE, records, TILE).transpose(0, 2, 3, 1)
+    return Matrix("f32", tiles, records, _as_bytes(parts, tiles, records))
+
+
+def _as_bytes(values: NDArray[np.generic], tiles: int, records: int) -> Bytes:
+    return np.ascontiguousarray(values).view(np.uint8).reshape(tiles, records, -1)

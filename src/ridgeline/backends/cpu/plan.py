@@ -1,0 +1,242 @@
+"""What a step is told, and where: words, sizes, and a thread's view of them.
+
+The plan is an array of 64-bit words, mostly addresses (``PLAN``); so is each layer (``LAYER``).
+``Thread`` gives both short names, for code under construction, and knows how activations are laid
+out. It decides no order and no shares: that is ``forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.backends.cpu.heads import TOKENS, Heads
+from ridgeline.backends.cpu.ir import I32, I64, Function, Value
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
+
+# ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
+PLAN = (
+    "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
+    "layers", "x", "queries", "cache", "layer_stride", "records_stride",
+    "tables", "table_stride", "positions", "sequences",
+    "poison", "items", "item_bounds", "row_bounds", "cos", "sin", "private", "scores_stride",
+    "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
+    "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
+)  # fmt: skip
+MATRIX = ("tiles", "kind", "num_tiles", "num_records")
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+LAYER = (
+    "window", "attn_norm", "mlp_norm", "qkv_bias", "qk_norms", "o_bias",
+    *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
+)  # fmt: skip
+
+COLUMN_ROWS = 3  # most rows that the columns plan takes
+BLOCK = 64  # rows that a thread takes through a layer together
+HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Padded widths of a model, in floats, and where things are in a thread's private memory."""
+
+    num_layers: int
+    num_channels: int  # of the residual stream, before padding
+    hidden: int
+    intermediate: int
+    heads: Heads
+    quantised: bool  # products take signed bytes; else floats
+    o_bias: bool
+    vocab_size: int
+    scores_floats: int  # of one row of scores
+
+    @property
+    def attention(self) -> int:
+        """All query heads of a row."""
+        return self.heads.num_heads * self.heads.size
+
+    @property
+    def qkv(self) -> int:
+        """Queries, keys and values of a row."""
+        return self.attention + 2 * self.heads.num_kv_heads * self.heads.size
+
+    @property
+    def widest(self) -> int:
+        """The longest row that is ever quantised."""
+        return max(self.hidden, self.intermediate, self.attention)
+
+    @property
+    def float_stride(self) -> int:
+        """Bytes from row to row of float activations: 0 if a row is quantised before the next."""
+        return 0 if self.quantised else self.widest * 4
+
+    @property
+    def entry_stride(self) -> int:
+        """Bytes from row to row of the entries of quantised activations."""
+        return self.widest // TILE * ENTRY_BYTES
+
+    @property
+    def gate_up_stride(self) -> int:
+        """Bytes from row to row of gates and ups; off the multiples of a page."""
+        return (2 * self.intermediate + 48) * 4
+
+    def private(self) -> dict[str, int]:
+        """Return the offset of each buffer in a thread's private memory, and ``end``."""
+        score_rows = self.heads.tile * self.heads.group
+        lengths = {
+            "in_floats": self.widest * 4 + BLOCK * self.float_stride,
+            "in_bytes": BLOCK * self.widest,
+            "in_entries": BLOCK * self.entry_stride,
+            "gated_floats": self.widest * 4 + BLOCK * self.float_stride,
+            "gated_bytes": BLOCK * self.widest,
+            "gated_entries": BLOCK * self.entry_stride,
+            "qkv": BLOCK * self.qkv * 4,
+            "y": BLOCK * self.hidden * 4,
+            "gate_up": BLOCK * self.gate_up_stride,
+            "attended": BLOCK * self.attention * 4,
+            "x": (COLUMN_ROWS + 1) * self.hidden * 4,
+            "scores": score_rows * self.scores_floats * 4,
+            "planes": score_rows * self.scores_floats * 2,
+            "scales": score_rows * 4,
+            "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
+        }
+        offsets, at = {}, 0
+        for name, length in lengths.items():
+            offsets[name] = at
+            at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
+        return offsets | {"end": -(-at // 4096) * 4096}
+
+
+class Words:
+    """An array of 64-bit words by name."""
+
+    def __init__(self, fn: Function, base: Value, names: Sequence[str]) -> None:
+        self._fn = fn
+        self._base = base
+        self._names = names
+
+    def __getitem__(self, name: str) -> Value:
+        return self._fn.load(self._base + 8 * self._names.index(name), I64, 8)
+
+    def address(self, name: str) -> Value:
+        """Return where a word is."""
+        return self._base + 8 * self._names.index(name)
+
+
+class Thread:
+    """What one thread sees of a step: the plan, its private memory, and short names for both."""
+
+    def __init__(self, fn: Function, sizes: Sizes) -> None:
+        self.fn = fn
+        self.sizes = sizes
+        self.plan_address, self.number = fn.args[:2]
+        self.plan = Words(fn, self.plan_address, PLAN)
+        self._offsets = sizes.private()
+        self._private = self.plan["private"]
+
+    def mine(self, name: str) -> Value:
+        """Return the address of a private buffer."""
+        return self._private + self.number * self._offsets["end"] + self._offsets[name]
+
+    def shared(self, name: str) -> Value:
+        """Return the address of thread 0's buffer, which all use in the columns plan."""
+        return self._private + self._offsets[name]
+
+    def barrier(self) -> None:
+        """Wait for the other threads."""
+        self.fn.call("barrier", self.plan["sync"], self.plan["num_threads"])
+
+    @contextmanager
+    def layers(self) -> Iterator[tuple[Words, Value]]:
+        """Loop over the layers: a layer's words, and where its part of the cache begins."""
+        with self.fn.loop(self.sizes.num_layers) as i:
+            words = Words(self.fn, self.plan["layers"] + i * (8 * len(LAYER)), LAYER)
+            yield words, self.plan["cache"] + i * self.plan["layer_stride"]
+
+    def floats(self, group: str, row: Value, owner: str = "mine") -> Value:
+        """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``."""
+        base: Value = getattr(self, owner)(f"{group}_floats")
+        return base + row * self.sizes.float_stride
+
+    def norm(self, x: Value, weight: Value, row: Value) -> None:
+        """Norm a row of x into row ``row`` of the activations."""
+        self.fn.call("norm", x, weight, self.floats("in", row), self.sizes.hidden)
+        self.quantise("in", self.floats("in", row), row, self.sizes.hidden)
+
+    def quantise(
+        self, group: str, source: Value, row: Value, size: Any, at: Any = 0, owner: str = "mine"
+    ) -> None:
+        """Quantise ``size`` floats into a row of activations, from channel ``at`` on.
+
+        Where products take floats there is nothing to do: ``source`` is the row itself.
+        """
+        if self.sizes.quantised:
+            memory = getattr(self, owner)
+            target = memory(f"{group}_bytes") + row * self.sizes.widest + at
+            entries = memory(f"{group}_entries") + row * self.sizes.entry_stride
+            entry = entries + at // TILE * ENTRY_BYTES
+            self.fn.call("quantise", source, target, entry, size)
+
+    def product(
+        self,
+        layer: Words,
+        matrix: str,
+        part: tuple[Value, Value],
+        num_rows: Value,
+        y: Value,
+        y_stride: Any,
+        group: str = "in",
+        owner: str = "mine",
+    ) -> None:
+        """Multiply activations by a matrix; ``part`` is this thread's share of the outputs."""
+        sizes, memory = self.sizes, getattr(self, owner)
+        if sizes.quantised:
+            x, x_stride = memory(f"{group}_bytes"), sizes.widest
+        else:
+            x, x_stride = memory(f"{group}_floats"), sizes.float_stride
+        self.fn.call(
+            "product", layer.address(f"{matrix}_tiles"), *part, num_rows,
+            x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride,
+        )  # fmt: skip
+
+    def qkv(self, layer: Words, part: tuple[Value, Value], num_rows: Value, out: Value) -> None:
+        """Compute queries, keys and values, side by side in a row."""
+        heads, stride = self.sizes.heads, self.sizes.qkv * 4
+        column = 0
+        for matrix, count in (
+            ("q", heads.num_heads), ("k", heads.num_kv_heads), ("v", heads.num_kv_heads),
+        ):  # fmt: skip
+            self.product(layer, matrix, part, num_rows, out + column, stride)
+            column += count * heads.size * 4
+
+    def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:
+        """Turn and store one K/V head of the row that has number ``row`` in the step."""
+        fn, plan, heads = self.fn, self.plan, self.sizes.heads
+        position = fn.load(plan["positions"] + row * 4, I32, 4).signed(I64)
+        table = self.table(row)
+        block = fn.load(table + (position >> 4) * 4, I32, 4).signed(I64)
+        record = cache + block * plan["records_stride"] + kv_head * heads.record_bytes
+        turn = position * (heads.half * 4)
+        fn.call(
+            "rope", qkv, layer["qkv_bias"], plan["cos"] + turn, plan["sin"] + turn,
+            layer["qk_norms"], plan["queries"] + row * heads.query_bytes, record,
+            position & (TOKENS - 1), kv_head, plan["poison"] + row * 4,
+        )  # fmt: skip
+
+    def table(self, row: Value) -> Value:
+        """Return the address of the block table of a row's sequence."""
+        sequence = self.fn.load(self.plan["sequences"] + row * 4, I32, 4).signed(I64)
+        return self.plan["tables"] + sequence * self.plan["table_stride"]
+
+    def attend(
+        self, layer: Words, cache: Value, item: tuple[Value, Value], kv_head: Value, out: Value
+    ) -> None:
+        """Let ``item``, a first row and 1 or a tile of queries, look at its context."""
+        first, count = item
+        fn = self.fn
+        fn.call(
+            "attend", self.plan_address, self.number, layer["window"],
+            cache + kv_head * self.sizes.heads.record_bytes, first, count, kv_head,
+            out + kv_head * (self.sizes.heads.group * self.sizes.heads.size * 4),
+        )  # fmt: skip

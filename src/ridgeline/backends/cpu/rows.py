@@ -1,0 +1,115 @@
+"""What happens to one row of activations between matrix products: norms, gates, quantising.
+
+Rows are floats, padded with zeros to a multiple of 32; padding stays zero through everything here.
+Every sum has one fixed order: two vectors side by side down the row, then halves of a vector.
+"""
+
+from __future__ import annotations
+
+from ridgeline.backends.cpu.ir import (
+    F32,
+    I8,
+    I32,
+    Function,
+    Value,
+    absolute,
+    exp,
+    fma,
+    maximum,
+    nearest,
+    select,
+    sqrt,
+    vec,
+)
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
+
+FLOATS = vec(F32, 16)
+_GROUP_BYTES = TILE * 4
+
+
+def emit_rows(module: object, num_channels: int, eps: float) -> None:
+    """Emit the row kernels for a model of this width; ``size`` counts floats everywhere."""
+    _emit_norm(module, num_channels, eps)
+    _emit_add(module)
+    _emit_gate(module)
+    _emit_quantise(module)
+
+
+def _emit_norm(module: object, num_channels: int, eps: float) -> None:
+    """``norm(x, weight, out, size)``: out = x / rms(x) * weight, over ``num_channels`` of ``size``.
+
+    RMS norm (Zhang & Sennrich, 2019).
+    """
+    fn = Function(module, "norm", 4)
+    x, weight, out, size = fn.args
+    squares = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
+    with fn.loop(size * 4, step=_GROUP_BYTES) as at:
+        for i, total in enumerate(squares):
+            value = fn.load(x + at + 64 * i, FLOATS, 4)
+            total.set(fma(value, value, total.get()))
+    mean = (squares[0].get() + squares[1].get()).reduce(lambda a, b: a + b) * (1.0 / num_channels)
+    scale = (1.0 / sqrt(mean + eps)).splat(16)
+    with fn.loop(size * 4, step=64) as at:
+        value = fn.load(x + at, FLOATS, 4) * scale * fn.load(weight + at, FLOATS, 4)
+        fn.store(value, out + at, 4)
+    fn.finish()
+
+
+def _emit_add(module: object) -> None:
+    """``add(x, y, size)``: x += y. ``copy(x, y, size)``: x = y."""
+    for name in ("add", "copy"):
+        fn = Function(module, name, 3)
+        x, y, size = fn.args
+        with fn.loop(size * 4, step=64) as at:
+            value = fn.load(y + at, FLOATS, 4)
+            fn.store(fn.load(x + at, FLOATS, 4) + value if name == "add" else value, x + at, 4)
+        fn.finish()
+
+
+def _emit_gate(module: object) -> None:
+    """``gate(gate, up, out, size)``: out = gate * sigmoid(gate) * up (SwiGLU; Shazeer, 2020)."""
+    fn = Function(module, "gate", 4)
+    gate, up, out, size = fn.args
+    with fn.loop(size * 4, step=64) as at:
+        g = fn.load(gate + at, FLOATS, 4)
+        fn.store(g / (exp(-g) + 1.0) * fn.load(up + at, FLOATS, 4), out + at, 4)
+    fn.finish()
+
+
+def scale_to_bytes(largest: Value) -> tuple[Value, Value]:
+    """Return the scale that maps ``largest`` to 127, and its inverse; both 0 for zeros."""
+    scale = largest * (1.0 / 127.0)
+    inverse = select(largest > 0.0, 127.0 / largest, largest.fn.value(0.0, F32))
+    return scale, inverse
+
+
+def largest_of(values: list[Value]) -> Value:
+    """Return the largest magnitude in some vectors."""
+    most = absolute(values[0])
+    for value in values[1:]:
+        most = maximum(most, absolute(value))
+    return most.reduce(maximum)
+
+
+def to_integers(value: Value, inverse: Value) -> Value:
+    """Return 16 x i32, -127 to 127."""
+    return nearest(value * inverse.splat(16)).signed(I32)
+
+
+def _emit_quantise(module: object) -> None:
+    """``quantise(x, bytes, entries, size)``: groups of 32 as signed bytes (see ``linear``)."""
+    fn = Function(module, "quantise", 4)
+    x, out, entries, size = fn.args
+    with fn.loop(size // TILE) as group:
+        source = x + group * _GROUP_BYTES
+        values = [fn.load(source + 64 * i, FLOATS, 4) for i in range(2)]
+        scale, inverse = scale_to_bytes(largest_of(values))
+        quantised = [to_integers(value, inverse) for value in values]
+        for i, integers in enumerate(quantised):
+            fn.store(integers.signed(I8), out + group * TILE + 16 * i, 1)
+        total = (quantised[0] + quantised[1]).reduce(lambda a, b: a + b)
+        entry = entries + group * ENTRY_BYTES
+        fn.store(scale, entry, 4)
+        fn.store(scale * total.signed(F32), entry + 4, 4)
+        fn.store(total * -128, entry + 8, 4)
+    fn.finish()

@@ -1,0 +1,250 @@
+"""The CPU backend's ``core.step.Runner``: a step becomes arrays, one compiled call, and tokens.
+
+It keeps weights, the paged cache and scratch memory, and nothing about requests.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.batch import Batch, arrange
+from ridgeline.backends.cpu.heads import TOKENS
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
+from ridgeline.backends.cpu.memory import address, aligned
+from ridgeline.backends.cpu.module import load_kernels
+from ridgeline.backends.cpu.plan import PLAN
+from ridgeline.backends.cpu.threads import SYNC_BYTES, Workers
+from ridgeline.backends.cpu.weights import load_weights, model_sizes
+from ridgeline.backends.sampling import Row, rank_tokens, sample
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.models.weights import Checkpoint
+
+_LOGIT_ROWS = 64  # rows of logits at once, where whole rows of them are wanted
+_WORD = {name: i for i, name in enumerate(PLAN)}
+_BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("token", "<i8")])
+
+
+class CpuRunner:
+    """A ``core.step.Runner`` on compiled kernels. ``close()`` ends its threads; so does disuse."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: str,
+        cache_dtype: str,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        num_threads: int,
+        kernel_cache: Path,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Pack weights, load (or compile) kernels, start the workers.
+
+        Args:
+            checkpoint: the model.
+            dtype: auto, f32, int8 or int4.
+            cache_dtype: int8, f16 or f32.
+            num_blocks: blocks of the cache.
+            block_size: tokens per block, a multiple of 16.
+            max_model_len: longest sequence, tokens.
+            max_num_batched_tokens: longest step, tokens.
+            num_threads: threads, this one included.
+            kernel_cache: directory for compiled kernels.
+            progress: told how many of how many bytes of the file are packed.
+            announce: called before a compilation.
+        """
+        arch = checkpoint.arch
+        self.arch, self.num_blocks, self.block_size = arch, num_blocks, block_size
+        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype, max_model_len)
+        self.weights = load_weights(checkpoint, sizes, dtype, max_model_len, progress)
+        kinds = self.weights.kinds
+        self._kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
+        self._num_threads = num_threads
+        self._per_block = block_size // TOKENS
+        rows = max_num_batched_tokens
+        heads = sizes.heads
+        record_bytes = heads.num_kv_heads * heads.record_bytes
+        self.cache = aligned(
+            (arch.num_layers, num_blocks, self._per_block * record_bytes), np.uint8
+        )
+        self._x = aligned((rows, sizes.hidden), np.float32)
+        self._logits = np.zeros((0, 1), np.float32)
+        self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
+        x_bytes = 1 if sizes.quantised else 4
+        self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
+        scratch = {
+            "sync": aligned(SYNC_BYTES, np.uint8),
+            "queries": aligned((rows, heads.query_bytes), np.uint8),
+            "private": aligned((num_threads, sizes.private()["end"]), np.uint8),
+            "head_x": aligned((rows, sizes.hidden * x_bytes), np.uint8),
+            "head_entries": aligned((rows, sizes.hidden // TILE * ENTRY_BYTES), np.uint8),
+        }
+        weights = self.weights
+        self._kept = (scratch, weights.head.data)
+        self._plan = np.zeros(len(PLAN), np.int64)
+        self._put(
+            num_threads=num_threads,
+            layers=address(weights.layers),
+            x=address(self._x),
+            cache=address(self.cache),
+            layer_stride=self.cache[0].nbytes,
+            records_stride=record_bytes,
+            table_stride=4,
+            poison=address(self._poison),
+            cos=address(weights.cos),
+            sin=address(weights.sin),
+            scores_stride=sizes.scores_floats * 4,
+            final_norm=address(weights.final_norm),
+            head_tiles=address(weights.head.data),
+            logits_stride=self._logits_stride * 4,
+            **{name: address(array) for name, array in scratch.items()},
+        )
+        kind_tiles_records = ("head_kind", "head_num_tiles", "head_num_records")
+        self._put(**dict(zip(kind_tiles_records, weights.head.words, strict=True)))
+        self._plan_address = address(self._plan)
+        self._run = self._kernels.function("run", 1)
+        worker = self._kernels.function("worker", 2)
+        workers = Workers(worker, self._plan_address, num_threads)
+        # The workers must be gone before their code and memory are, also when Python ends.
+        kept = (self._kernels, self._plan, scratch)
+        self.close = weakref.finalize(
+            self, _stop, workers, self._run, self._plan_address, address(scratch["sync"]), kept
+        )
+
+    def execute(self, step: Step) -> StepOutput:
+        """Copy blocks, run the model once over all tokens, write K/V, sample."""
+        if step.copies:
+            old, new = map(list, zip(*step.copies, strict=True))
+            self.cache[:, new] = self.cache[:, old]
+        return self._sample(step.work, self._prepare(step.work))
+
+    def _prepare(self, work: tuple[Work, ...]) -> Batch:
+        """Put a step's work into the plan; the batch must live until it has run."""
+        batch = arrange(work, self._num_threads, self.sizes.heads.tile, self._per_block)
+        self._poison[: len(batch.tokens)] = 0
+        self._x[: len(batch.tokens)] = self.weights.embedding[batch.tokens]
+        self._put(
+            does_layers=1,
+            num_rows=len(batch.tokens),
+            tables=address(batch.tables),
+            positions=address(batch.positions),
+            sequences=address(batch.sequences),
+            items=address(batch.items),
+            item_bounds=address(batch.item_bounds),
+            row_bounds=address(batch.row_bounds),
+        )
+        return batch
+
+    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
+        """Return the logits behind each of ``tokens`` ``[tokens, vocabulary]``.
+
+        For measuring, not for serving: the cache holds one text in its first blocks, which
+        ``tokens`` continue at position ``start``.
+        """
+        blocks = tuple(range(-(-(start + len(tokens)) // self.block_size)))
+        nothing = Sampling(SamplingParams(), start + len(tokens), ())
+        work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), ()),)
+        batch = self._prepare(work)
+        _, logits = self._head(batch.places, np.ones(len(tokens), np.int32))
+        return logits.copy()
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _sample(self, items: tuple[Work, ...], batch: Batch) -> StepOutput:
+        wanted = [i for i, work in enumerate(items) if work.seeds]
+        draws = [
+            [
+                Row(work.sampling, seed, work.start + len(work.tokens), work.history)
+                for seed in work.seeds
+            ]
+            for work in (items[i] for i in wanted)
+        ]
+        exact = [
+            items[i].sampling.params.logprobs is not None or not rows[0].is_plain_greedy
+            for i, rows in zip(wanted, draws, strict=True)
+        ]
+        best, logits = self._head(batch.places[batch.ends[wanted] - 1], np.array(exact, np.int32))
+        tokens: list[tuple[int, ...]] = [()] * len(items)
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        errors: dict[int, str] = {}
+        if self._poison[: len(batch.tokens)].any():
+            begins = batch.ends - np.array([len(work.tokens) for work in items])
+            bad = np.add.reduceat(self._poison[batch.places], begins)
+            errors |= {int(i): "K/V of this sequence is not finite" for i in np.flatnonzero(bad)}
+        likeliest, finite = best["token"].tolist(), (best["poison"] == 0).tolist()
+        for j, (i, rows) in enumerate(zip(wanted, draws, strict=True)):
+            picked: list[int | None] = [likeliest[j]] * len(rows)
+            if exact[j]:
+                picked = sample(logits[j : j + 1], np.zeros(len(rows), np.intp), rows)
+            if not finite[j] or None in picked:
+                errors.setdefault(i, "logits are not finite, or every token is ruled out")
+                continue
+            tokens[i] = tuple(token for token in picked if token is not None)
+            top = items[i].sampling.params.logprobs
+            if top is not None:
+                logprobs[i] = tuple(rank_tokens(logits[[j] * len(rows)], tokens[i], top))
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for i, work in enumerate(items):
+            if work.targets:
+                rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
+                ranked = tuple(self._prompt_logprobs(work, rows_of))
+                prompt_logprobs[i] = ranked
+                if not all(np.isfinite(entry.logprob) for entry in ranked):
+                    errors.setdefault(i, "logits of the prompt are not finite")
+        return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
+
+    def _prompt_logprobs(self, work: Work, rows: NDArray[np.intp]) -> Iterator[TokenLogprobs]:
+        top = work.sampling.params.prompt_logprobs or 0
+        for low in range(0, len(work.targets), _LOGIT_ROWS):
+            part = work.targets[low : low + _LOGIT_ROWS]
+            _, logits = self._head(rows[low : low + len(part)], np.ones(len(part), np.int32))
+            yield from rank_tokens(logits, part, top)
+
+    def _head(
+        self, rows: NDArray[np.intp], wants_logits: NDArray[np.int32]
+    ) -> tuple[NDArray[np.void], NDArray[np.float32]]:
+        """Run what the plan says, then the head on these rows of it.
+
+        Returns each row's best token, and logits ``[rows, vocabulary]``, valid where wanted and
+        until the next call.
+        """
+        count = len(rows)
+        needed = count if wants_logits.any() else 0
+        if len(self._logits) < needed:
+            self._logits = aligned((needed, self._logits_stride), np.float32)
+        best = np.zeros((count, self._num_threads), _BEST)
+        best["value"], best["token"] = -np.inf, -1
+        self._put(
+            num_head_rows=count,
+            head_rows=address(head_rows := rows.astype(np.int32)),
+            wants_logits=address(wants_logits),
+            logits=address(self._logits),
+            best=address(best),
+        )
+        self._run(self._plan_address)
+        self._put(does_layers=0)
+        del head_rows
+        likeliest = best[np.arange(count), best["value"].argmax(axis=1)]
+        likeliest["poison"] = best["poison"].sum(axis=1)
+        return likeliest, self._logits[:needed, : self.sizes.vocab_size]
+
+    def _put(self, **words: int) -> None:
+        for name, value in words.items():
+            self._plan[_WORD[name]] = value
+
+
+def _stop(
+    workers: Workers, run: Callable[..., None], plan: int, sync: int, kept: tuple[object, ...]
+) -> None:
+    workers.stop(run, plan, sync)
+    del kept

@@ -1,0 +1,216 @@
+"""A model's weights as kernels read them: packed matrices, norms, biases, rope tables, embedding.
+
+It turns a ``Checkpoint`` into one array of layer words and keeps the memory they point to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.arch import ModelArch
+from ridgeline.backends.cpu.heads import TOKENS, Heads
+from ridgeline.backends.cpu.linear import RECORD_BYTES, TILE
+from ridgeline.backends.cpu.memory import address, aligned
+from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded
+from ridgeline.backends.cpu.plan import LAYER, MATRICES, Sizes
+from ridgeline.backends.reference import rope_tables
+from ridgeline.costs import weight_bytes
+from ridgeline.models.weights import Checkpoint
+
+Floats = NDArray[np.float32]
+_LANES = 16
+
+
+@dataclass
+class Weights:
+    """What the plan points to, and who keeps it alive."""
+
+    layers: NDArray[np.int64]  # [num_layers, words]
+    embedding: NDArray[np.floating]  # [vocabulary, padded hidden]
+    final_norm: Floats
+    head: Matrix
+    cos: Floats  # [positions, half]
+    sin: Floats
+    kinds: tuple[str, ...]
+    kept: list[NDArray[Any]] = field(default_factory=list)
+
+
+def head_shape(arch: ModelArch, cache: str) -> Heads:
+    """Return the padded shape of a model's heads, and the cache's format."""
+    pairs = arch.rope.dim // 2
+    return Heads(
+        num_heads=arch.num_heads,
+        num_kv_heads=arch.num_kv_heads,
+        half=_to_lanes(pairs),
+        rest=_to_lanes(arch.head_dim - 2 * pairs),
+        num_channels=arch.head_dim,
+        cache=cache,
+        qkv_bias=arch.qkv_bias,
+        qk_norm=arch.qk_norm,
+        eps=arch.norm_eps,
+    )
+
+
+def model_sizes(arch: ModelArch, dtype: str, cache: str, max_model_len: int) -> Sizes:
+    """Return the padded widths of a model."""
+    return Sizes(
+        num_layers=arch.num_layers,
+        num_channels=arch.hidden_size,
+        hidden=padded(arch.hidden_size),
+        intermediate=padded(arch.intermediate_size),
+        heads=head_shape(arch, cache),
+        quantised=dtype != "f32",
+        o_bias=arch.o_bias,
+        vocab_size=arch.vocab_size,
+        scores_floats=-(-max_model_len // _LANES) * _LANES + 2 * _LANES,
+    )
+
+
+def footprint(
+    arch: ModelArch,
+    dtype: str,
+    cache_dtype: str,
+    num_tokens: int,
+    max_model_len: int,
+    num_threads: int,
+) -> tuple[int, int, int]:
+    """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
+    sizes = model_sizes(arch, dtype, cache_dtype, max_model_len)
+    per_weight = RECORD_BYTES["w8" if sizes.quantised else "f32"] / TILE**2
+    embedding = arch.vocab_size * sizes.hidden * (2 if sizes.quantised else 4)
+    per_row = sizes.hidden * 10 + sizes.heads.query_bytes
+    step_bytes = num_tokens * per_row + num_threads * sizes.private()["end"]
+    step_bytes += 4 * 256 * arch.vocab_size  # logits, where somebody wants them
+    cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
+    return weight_bytes(arch, per_weight) + embedding, step_bytes, cached
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    sizes: Sizes,
+    dtype: str,
+    max_model_len: int,
+    progress: Callable[[int, int], None],
+) -> Weights:
+    """Pack every tensor; ``progress`` is told how many of how many bytes of the file are done."""
+    arch, heads = checkpoint.arch, sizes.heads
+    total, done = checkpoint.nbytes, 0
+    kept: list[NDArray[Any]] = []
+    turned, plain = _channels(arch, heads)
+
+    def keep(array: NDArray[Any]) -> int:
+        kept.append(array)
+        return address(array)
+
+    def matrix(name: str, rows: Index | None = None, columns: Index | None = None) -> Matrix:
+        nonlocal done
+        tensor = checkpoint.tensors[name]
+        done += tensor.nbytes
+        progress(done, total)
+        return _settled(pack(tensor, dtype, rows, columns))
+
+    def vector(name: str, size: int, places: Index | None = None) -> Floats:
+        values = checkpoint.tensors[name].to_f32()
+        out = np.zeros(size, np.float32)
+        spread = np.arange(len(values)) if places is None else places
+        out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
+        return out
+
+    q_rows, k_rows = (_heads(turned, n, arch) for n in (arch.num_heads, arch.num_kv_heads))
+    v_rows, o_columns = (_heads(plain, n, arch) for n in (arch.num_kv_heads, arch.num_heads))
+    # Blocks of 32 inputs stay whole where heads need no padding, and with them the file's values.
+    places: dict[str, tuple[Index | None, Index | None]] = {
+        "q": (q_rows, None),
+        "k": (k_rows, None),
+        "v": (v_rows, None),
+    }
+    places["o"] = (None, o_columns if heads.size != arch.head_dim else None)
+    layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
+    kinds: dict[str, None] = {}
+    for i, words in enumerate(layers):
+
+        def put(name: str, value: int, words: NDArray[np.int64] = words) -> None:
+            words[LAYER.index(name)] = value
+
+        prefix = f"layers.{i}."
+        put("window", arch.windows[i] or 0)
+        for name in ("attn_norm", "mlp_norm"):
+            put(name, keep(vector(prefix + name, sizes.hidden)))
+        if arch.qkv_bias:
+            parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
+            biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
+            put("qkv_bias", keep(np.concatenate(biases)))
+        if arch.qk_norm:
+            norms = [vector(prefix + name, heads.size, turned) for name in ("q_norm", "k_norm")]
+            put("qk_norms", keep(np.concatenate(norms)))
+        if arch.o_bias:
+            put("o_bias", keep(vector(prefix + "o_bias", sizes.hidden)))
+        for name in MATRICES:
+            packed = matrix(prefix + name, *places.get(name, (None, None)))
+            kinds[packed.kind] = None
+            put(f"{name}_tiles", keep(packed.data))
+            for part, value in zip(("kind", "num_tiles", "num_records"), packed.words, strict=True):
+                put(f"{name}_{part}", value)
+    # The likeliest token hangs on the head most: 4 bits there only if the file has them.
+    head_dtype = "int8" if dtype == "int4" else dtype
+    tensor = checkpoint.tensors["embed" if arch.tied_embeddings else "head"]
+    head = _settled(pack(tensor, head_dtype))
+    kinds[head.kind] = None
+    progress(total, total)
+    cos, sin = rope_tables(arch.rope, max_model_len)
+    padding = ((0, 0), (0, heads.half - cos.shape[1]))
+    return Weights(
+        layers=layers,
+        embedding=_embedding(checkpoint, sizes, dtype),
+        final_norm=vector("norm", sizes.hidden),
+        head=head,
+        cos=np.pad(cos, padding),
+        sin=np.pad(sin, padding),
+        kinds=tuple(kinds),
+        kept=kept,
+    )
+
+
+def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.floating]:
+    """Return the embedding by rows; in half precision where weights are quantised anyway."""
+    tensor = checkpoint.tensors["embed"]
+    kind = np.float32 if dtype == "f32" else np.float16
+    out: NDArray[np.floating] = aligned((tensor.shape[0], sizes.hidden), kind)
+    for low in range(0, tensor.shape[0], 8192):
+        part = tensor.rows(slice(low, low + 8192)).to_f32()
+        out[low : low + len(part), : part.shape[1]] = part
+    return out
+
+
+def _settled(matrix: Matrix) -> Matrix:
+    """Move a matrix to memory that kernels like."""
+    data = aligned(matrix.data.shape, np.uint8)
+    data[...] = matrix.data
+    return Matrix(matrix.kind, matrix.num_tiles, matrix.num_records, data)
+
+
+def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
+    """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
+    pairs = arch.rope.dim // 2
+    turned = np.full(heads.size, -1)
+    turned[:pairs] = np.arange(pairs)
+    turned[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
+    rest = arch.head_dim - 2 * pairs
+    turned[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, arch.head_dim)
+    plain = np.full(heads.size, -1)
+    plain[: arch.head_dim] = np.arange(arch.head_dim)
+    return turned, plain
+
+
+def _heads(channels: Index, count: int, arch: ModelArch) -> Index:
+    first = np.arange(count)[:, None] * arch.head_dim
+    return np.where(channels < 0, -1, channels + first).reshape(-1)
+
+
+def _to_lanes(count: int) -> int:
+    return -(-count // _LANES) * _LANES

@@ -1,0 +1,258 @@
+"""What each format costs in quality: the next-token distributions of a text, against f32.
+
+The text is cut into windows; each window is fed to the reference backend in f32 and to the
+candidate, and their distributions are compared after every token whose successor is in the window.
+Nothing is generated, so no sampling and no scheduling is in the numbers.
+
+Measured in nats and in float64. It does not know how a format computes: a candidate is anything
+that returns logits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from itertools import starmap
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.config import Options, default_home, resolve
+from ridgeline.llm import new_runner
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.pull import pull
+from ridgeline.models.tokenizer import load_tokenizer
+from ridgeline.models.weights import Checkpoint
+from ridgeline.progress import Report, bytes_bar, count_bar
+
+Tokens = Sequence[int]
+Floats = NDArray[np.float32]
+
+
+class Format(NamedTuple):
+    """A way to compute, named by the options that choose it."""
+
+    backend: str
+    dtype: str
+    kv_cache_dtype: str
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+
+REFERENCE = Format("reference", "f32", "f32")
+FORMATS = (REFERENCE,)
+
+# What the default format must keep, on at least 2,000 tokens.
+MAX_MEAN_KL = 0.006
+MIN_TOP1_AGREEMENT = 0.97
+
+# Pages of the manual that every CPython has within it, about 190,000 characters that do not
+# repeat each other. Their wording differs a little from one Python version to the next.
+TOPICS = ("objects", "types", "execmodel", "import", "compound", "specialnames", "debugger")
+
+_WINDOW = 512  # tokens of a window, where --max-model-len does not say
+_ROWS = 64  # rows of logits held at once: a row may have 150,000
+
+
+class Candidate(Protocol):
+    """A runner, seen as a function from a text to its next-token logits."""
+
+    def prompt_logits(self, tokens: Tokens, start: int = 0) -> Floats:
+        """Return logits ``[tokens, vocab]``; ``tokens`` continue a text at position ``start``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How far a candidate is from the reference.
+
+    Attributes:
+        num_predictions: next-token distributions that were compared.
+        mean_kl: KL(reference || candidate), nats, mean over the predictions.
+        max_kl: the same, of the worst prediction.
+        top1_agreement: share of predictions where both find the same token likeliest.
+        perplexity: the candidate's on this text.
+        perplexity_ratio: that over the reference's.
+    """
+
+    num_predictions: int
+    mean_kl: float
+    max_kl: float
+    top1_agreement: float
+    perplexity: float
+    perplexity_ratio: float
+
+
+def quality(model: str, *, text_file: Path | None, num_tokens: int, options: Options) -> None:
+    """Measure every format that ``options`` leave open; print a table, then one line of JSON.
+
+    Raises ValueError if no format is left, the text is too short, or memory does not suffice.
+    """
+    formats = chosen(options)
+    text = manual() if text_file is None else _read(text_file)
+    with bytes_bar(f"Pulling {model}") as report:
+        path = pull(model, default_home(), report)
+    checkpoint = load_checkpoint(path)
+    length = options.max_model_len or min(_WINDOW, checkpoint.arch.max_position)
+    results = measure(checkpoint, formats, windows(checkpoint, text, num_tokens, length), options)
+    _print(results)
+    facts = {
+        "model": path.name,
+        "text": text_file.name if text_file else f"manual of Python {platform.python_version()}",
+        "tokens": num_tokens,
+        "window": length,
+    }
+    numbers = {str(format): asdict(found) for format, found in results.items()}
+    print(json.dumps(facts | {"formats": numbers}))
+
+
+def chosen(options: Options) -> list[Format]:
+    """Return the formats that agree with the options that are not "auto"; ValueError if none."""
+    formats = [
+        format
+        for format in FORMATS
+        if all(
+            getattr(options, name) in ("auto", value) for name, value in format._asdict().items()
+        )
+    ]
+    if not formats:
+        raise ValueError(
+            "no format has this --backend, --dtype and --kv-cache-dtype; there are "
+            + ", ".join(map(str, FORMATS))
+        )
+    return formats
+
+
+def manual() -> str:
+    """Return the default text, nothing stripped; ValueError where Python comes without it."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ValueError("this Python comes without its manual: give --text FILE") from error
+    return "".join(topics[name] for name in TOPICS)
+
+
+def windows(
+    checkpoint: Checkpoint, text: str, num_tokens: int, length: int
+) -> list[tuple[int, ...]]:
+    """Cut the first ``num_tokens`` tokens of ``text`` into windows of at most ``length`` tokens.
+
+    Each begins with BOS if that is how the model's texts begin. Raises ValueError if the text is
+    too short.
+    """
+    tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+    bos, ids = tokenizer.encode(""), tokenizer.encode(text, parse_special=False, add_bos=False)
+    if len(ids) < num_tokens:
+        raise ValueError(
+            f"the text has {len(ids)} tokens, fewer than --tokens {num_tokens}: "
+            "give a longer --text, or fewer --tokens"
+        )
+    room = length - len(bos)
+    return [(*bos, *ids[low : min(low + room, num_tokens)]) for low in range(0, num_tokens, room)]
+
+
+def measure(
+    checkpoint: Checkpoint, formats: Sequence[Format], parts: Sequence[Tokens], options: Options
+) -> dict[Format, Quality]:
+    """Compare each format with f32 on windows of token ids.
+
+    The reference and one candidate are in memory at a time. Raises ValueError if that does not
+    fit, an option contradicts a format, or the model's logits are not finite.
+    """
+    options = replace(
+        options,
+        max_model_len=max(map(len, parts)),
+        max_num_seqs=1,
+        max_num_batched_tokens=_ROWS,
+    )
+    reference = _load(checkpoint, REFERENCE, options)
+    results = {}
+    for format in formats:
+        candidate = reference if format == REFERENCE else _load(checkpoint, format, options)
+        with count_bar(f"Measuring {format}", note="predictions") as report:
+            found = compare(reference, candidate, parts, report)
+        if not all(map(math.isfinite, astuple(found))):
+            raise ValueError(f"{format}: logits are not finite; is the model file damaged?")
+        results[format] = found
+    return results
+
+
+@np.errstate(all="ignore")  # what is not finite is found in the result
+def compare(
+    reference: Candidate, candidate: Candidate, parts: Sequence[Tokens], report: Report
+) -> Quality:
+    """Compare the two after each token of the windows but the last, whose successor is not there.
+
+    Both may be the same. ``report`` is told how many of how many predictions are done.
+    """
+    total = sum(len(ids) - 1 for ids in parts)
+    rows: list[tuple[float, bool, float, float]] = []
+    for ids in parts:
+        for start in range(0, len(ids) - 1, _ROWS):
+            answers = ids[start + 1 : start + 1 + _ROWS]
+            tokens = ids[start : start + len(answers)]
+            wanted = reference.prompt_logits(tokens, start)
+            found = candidate.prompt_logits(tokens, start)
+            rows += starmap(_compare_row, zip(wanted, found, answers, strict=True))
+            report(len(rows), total)
+    kl, agrees, wanted_loss, loss = np.array(rows, np.float64).T
+    return Quality(
+        len(rows),
+        float(kl.mean()),
+        float(kl.max()),
+        float(agrees.mean()),
+        float(np.exp(loss.mean())),
+        float(np.exp(loss.mean() - wanted_loss.mean())),
+    )
+
+
+def _compare_row(wanted: Floats, found: Floats, answer: int) -> tuple[float, bool, float, float]:
+    """Return KL, whether the likeliest token is the same, and both surprises at ``answer``."""
+    p, q = _log_softmax(wanted), _log_softmax(found)
+    agrees = bool(p.argmax() == q.argmax())
+    return float(np.exp(p) @ (p - q)), agrees, -float(p[answer]), -float(q[answer])
+
+
+def _log_softmax(logits: Floats) -> NDArray[np.float64]:
+    shifted: NDArray[np.float64] = logits.astype(np.float64) - logits.max()
+    shifted -= np.log(np.exp(shifted).sum())
+    return shifted
+
+
+def _load(checkpoint: Checkpoint, format: Format, options: Options) -> Candidate:
+    config = resolve(replace(options, **format._asdict()), checkpoint.arch)
+    if config.max_model_len < (options.max_model_len or 0):
+        raise ValueError("; ".join(config.notes))
+    with bytes_bar(f"Loading {format}") as report:
+        return new_runner(config, checkpoint, report)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error.reason} at {error.start}") from error
+
+
+def _print(results: dict[Format, Quality]) -> None:
+    table = Table("backend/dtype/KV cache", box=None, pad_edge=False)
+    for name in ("mean KL", "max KL", "top-1", "perplexity", "ratio"):
+        table.add_column(name, justify="right")
+    for format, found in results.items():
+        table.add_row(
+            str(format),
+            f"{found.mean_kl:.5f}",
+            f"{found.max_kl:.4f}",
+            f"{found.top1_agreement:.2%}",
+            f"{found.perplexity:.3f}",
+            f"{found.perplexity_ratio:.4f}",
+        )
+    Console(file=sys.stdout, width=100).print(table)
