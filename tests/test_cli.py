@@ -77,7 +77,7 @@ def test_run_answers_on_standard_output_alone() -> None:
     done = ridgeline("run", "smollm2", "The capital of France is", *arguments)
     assert done.returncode == 0
     assert done.stdout == " Paris.\n\n\n"
-    assert done.stderr == ""
+    assert done.stderr in ("", "compiling kernels (once)\n")
 
 
 @pytest.mark.engine

@@ -90,8 +90,12 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
     num_blocks = (position + count - start + TOKENS - 1) >> 4
     table = thread.table(first) + (start >> 2)
     stride, query = plan["records_stride"], plan["queries"] + first * heads.query_bytes
-    scores, planes, scales = (thread.mine(name) for name in ("scores", "planes", "scales"))
-    score_stride = plan["scores_stride"]
+    scores, scales, score_stride = (
+        thread.mine("scores"),
+        thread.mine("scales"),
+        plan["scores_stride"],
+    )
+    planes = scores + score_stride * sizes.score_rows
     if heads.cache == "int8":
         weights, weight_stride = planes, score_stride >> 1
     else:

@@ -21,7 +21,8 @@ PLAN = (
     "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
     "layers", "x", "queries", "cache", "layer_stride", "records_stride",
     "tables", "table_stride", "positions", "sequences",
-    "poison", "items", "item_bounds", "row_bounds", "cos", "sin", "private", "scores_stride",
+    "poison", "items", "item_bounds", "row_bounds", "cos", "sin",
+    "private", "private_stride", "scores_stride",
     "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
     "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
 )  # fmt: skip
@@ -49,7 +50,6 @@ class Sizes:
     quantised: bool  # products take signed bytes; else floats
     o_bias: bool
     vocab_size: int
-    scores_floats: int  # of one row of scores
 
     @property
     def attention(self) -> int:
@@ -82,8 +82,11 @@ class Sizes:
         return (2 * self.intermediate + 48) * 4
 
     def private(self) -> dict[str, int]:
-        """Return the offset of each buffer in a thread's private memory, and ``end``."""
-        score_rows = self.heads.tile * self.heads.group
+        """Return the offset of each buffer in a thread's private memory.
+
+        Last come ``scores``, whose length is the context's and not compiled in, and behind them
+        the planes of probabilities, half as long.
+        """
         lengths = {
             "in_floats": self.widest * 4 + BLOCK * self.float_stride,
             "in_bytes": BLOCK * self.widest,
@@ -96,16 +99,24 @@ class Sizes:
             "gate_up": BLOCK * self.gate_up_stride,
             "attended": BLOCK * self.attention * 4,
             "x": (COLUMN_ROWS + 1) * self.hidden * 4,
-            "scores": score_rows * self.scores_floats * 4,
-            "planes": score_rows * self.scores_floats * 2,
-            "scales": score_rows * 4,
+            "scales": self.score_rows * 4,
             "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
         }
         offsets, at = {}, 0
         for name, length in lengths.items():
             offsets[name] = at
             at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
-        return offsets | {"end": -(-at // 4096) * 4096}
+        return offsets | {"scores": at}
+
+    def private_bytes(self, scores_stride: int) -> int:
+        """Return the bytes of a thread's private memory, for rows of scores of this stride."""
+        scores = self.score_rows * scores_stride
+        return -(-(self.private()["scores"] + scores + scores // 2) // 4096) * 4096
+
+    @property
+    def score_rows(self) -> int:
+        """Rows of scores that are there at once."""
+        return self.heads.tile * self.heads.group
 
 
 class Words:
@@ -137,7 +148,7 @@ class Thread:
 
     def mine(self, name: str) -> Value:
         """Return the address of a private buffer."""
-        return self._private + self.number * self._offsets["end"] + self._offsets[name]
+        return self._private + self.number * self.plan["private_stride"] + self._offsets[name]
 
     def shared(self, name: str) -> Value:
         """Return the address of thread 0's buffer, which all use in the columns plan."""

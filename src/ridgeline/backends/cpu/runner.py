@@ -19,7 +19,7 @@ from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import load_kernels
 from ridgeline.backends.cpu.plan import PLAN
 from ridgeline.backends.cpu.threads import SYNC_BYTES, Workers
-from ridgeline.backends.cpu.weights import load_weights, model_sizes
+from ridgeline.backends.cpu.weights import load_weights, model_sizes, scores_stride
 from ridgeline.backends.sampling import Row, rank_tokens, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
@@ -65,7 +65,7 @@ class CpuRunner:
         """
         arch = checkpoint.arch
         self.arch, self.num_blocks, self.block_size = arch, num_blocks, block_size
-        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype, max_model_len)
+        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype)
         self.weights = load_weights(checkpoint, sizes, dtype, max_model_len, progress)
         kinds = self.weights.kinds
         self._kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
@@ -80,12 +80,12 @@ class CpuRunner:
         self._x = aligned((rows, sizes.hidden), np.float32)
         self._logits = np.zeros((0, 1), np.float32)
         self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
-        x_bytes = 1 if sizes.quantised else 4
+        x_bytes, stride = 1 if sizes.quantised else 4, scores_stride(max_model_len)
         self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
         scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "queries": aligned((rows, heads.query_bytes), np.uint8),
-            "private": aligned((num_threads, sizes.private()["end"]), np.uint8),
+            "private": aligned((num_threads, sizes.private_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.hidden * x_bytes), np.uint8),
             "head_entries": aligned((rows, sizes.hidden // TILE * ENTRY_BYTES), np.uint8),
         }
@@ -103,7 +103,8 @@ class CpuRunner:
             poison=address(self._poison),
             cos=address(weights.cos),
             sin=address(weights.sin),
-            scores_stride=sizes.scores_floats * 4,
+            scores_stride=stride,
+            private_stride=scratch["private"][0].nbytes,
             final_norm=address(weights.final_norm),
             head_tiles=address(weights.head.data),
             logits_stride=self._logits_stride * 4,

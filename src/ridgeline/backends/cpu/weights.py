@@ -56,7 +56,7 @@ def head_shape(arch: ModelArch, cache: str) -> Heads:
     )
 
 
-def model_sizes(arch: ModelArch, dtype: str, cache: str, max_model_len: int) -> Sizes:
+def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
     """Return the padded widths of a model."""
     return Sizes(
         num_layers=arch.num_layers,
@@ -67,8 +67,12 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_model_len: int) -> 
         quantised=dtype != "f32",
         o_bias=arch.o_bias,
         vocab_size=arch.vocab_size,
-        scores_floats=-(-max_model_len // _LANES) * _LANES + 2 * _LANES,
     )
+
+
+def scores_stride(max_model_len: int) -> int:
+    """Return the bytes from one row of scores to the next: whole vectors, off the page grid."""
+    return (-(-max_model_len // _LANES) * _LANES + 2 * _LANES) * 4
 
 
 def footprint(
@@ -80,11 +84,13 @@ def footprint(
     num_threads: int,
 ) -> tuple[int, int, int]:
     """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
-    sizes = model_sizes(arch, dtype, cache_dtype, max_model_len)
+    sizes = model_sizes(arch, dtype, cache_dtype)
     per_weight = RECORD_BYTES["w8" if sizes.quantised else "f32"] / TILE**2
     embedding = arch.vocab_size * sizes.hidden * (2 if sizes.quantised else 4)
     per_row = sizes.hidden * 10 + sizes.heads.query_bytes
-    step_bytes = num_tokens * per_row + num_threads * sizes.private()["end"]
+    step_bytes = num_tokens * per_row + num_threads * sizes.private_bytes(
+        scores_stride(max_model_len)
+    )
     step_bytes += 4 * 256 * arch.vocab_size  # logits, where somebody wants them
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
     return weight_bytes(arch, per_weight) + embedding, step_bytes, cached
