@@ -3,6 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 MODEL ?= smollm2
 PROMPT ?=
+PEERS ?=
 export PROMPT
 
 BIN := .venv/bin
@@ -10,13 +11,14 @@ PARITY := .venv-parity/bin
 STEP := sh tools/step.sh
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-parity lint pure engine mutants examples bench setup clean
+.PHONY: help demo test test-parity lint pure engine mutants examples bench bench-peers setup clean
 
 help:
 	@echo "make demo         answer a handful of prompts at once, with speeds      (MODEL=, PROMPT=)"
 	@echo "make test         lint, type-check, and run every test this machine can run"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
+	@echo "make bench-peers  compare with llama.cpp, OpenVINO and vLLM (long; PEERS=\"--without vllm\")"
 	@echo "make setup        only the set-up the others do first"
 	@echo "make clean        remove environments and caches, never models"
 
@@ -44,6 +46,10 @@ demo: setup
 
 bench: setup
 	@$(STEP) "Offline benchmark of $(MODEL)" $(BIN)/ridgeline bench offline $(MODEL)
+
+bench-peers: setup
+	@echo "==> Comparing with the peers: an hour, on a machine that does nothing else"
+	@$(BIN)/python -m bench.peers --model $(MODEL) $(PEERS)
 
 test: lint pure engine mutants examples
 
@@ -73,5 +79,5 @@ test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity
 
 clean:
-	rm -rf .venv .venv-parity .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-parity .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

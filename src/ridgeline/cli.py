@@ -22,6 +22,7 @@ from rich.table import Table
 
 from ridgeline import LLM, SamplingParams, __version__
 from ridgeline.bench.offline import bench
+from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.config import Options, default_home
 from ridgeline.doctor import report
@@ -186,9 +187,13 @@ def run(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    roof: Annotated[
+        bool, typer.Option("--roof", help="Measure memory and arithmetic, in ten seconds.")
+    ] = False,
+) -> None:
     """Say what this machine is, what will be used, and what is wrong."""
-    report(Console(width=_width()), default_home())
+    report(Console(width=_width()), default_home(), with_roof=roof)
 
 
 @bench_app.command("offline")
@@ -197,12 +202,22 @@ def bench_offline(
     model: Model,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show instead where a step goes, and the roof.")
+    ] = False,
+    profile_out: Annotated[Path, typer.Option(help="The picture that --profile draws.")] = Path(
+        "roofline.svg"
+    ),
     *,
     options: Options,
 ) -> None:
     """Fixed shapes: prefill, one stream, many streams. The last line is one JSON document."""
+    shape = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     with _load(model, options, {}) as (llm, _):
-        bench(llm, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+        if profile:
+            print_profile(llm, picture=profile_out, **shape)
+        else:
+            bench(llm, **shape)
 
 
 @bench_app.command("quality")

@@ -20,6 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.cpu.roof import measure_read
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.bench.traffic import step_traffic
 from ridgeline.llm import Message
 from ridgeline.records import Record, RequestRecord, StepRecord
 
@@ -73,6 +76,7 @@ def main() -> None:
         answers = _prompts(llm.can_chat)
         _stream(llm, answers, console)
         console.print(_table(answers, log, llm.config.num_blocks))
+        console.print(_share_of_roof(llm, log.steps))
     console.print("[dim]Next: ridgeline run smollm2, or examples/[/]")
 
 
@@ -140,6 +144,23 @@ def _table(answers: list[_Answer], log: _Log, num_blocks: int) -> Table:
     table.caption = f"KV cache: at most {used} of {num_blocks} blocks used"
     table.caption_justify = "left"
     return table
+
+
+def _share_of_roof(llm: LLM, steps: list[StepRecord]) -> Text:
+    """Say how much of the memory bandwidth that is there decoding used."""
+    decodes = [step for step in steps if all(count == 1 for _, _, count in step.work)]
+    if not isinstance(llm.runner, CpuRunner) or not decodes:
+        return Text("")
+    read_bytes = sum(
+        kind.read_bytes for step in decodes for kind in step_traffic(llm.runner, step).values()
+    )
+    span_s = sum(step.schedule_s + step.execute_s + step.commit_s for step in decodes)
+    rate, roof = read_bytes / span_s, measure_read(llm.config.threads)
+    return Text(
+        f"Decoding read {rate / 1e9:.1f} GB/s: {rate / roof:.0%} of the {roof / 1e9:.1f} GB/s that "
+        "this machine's memory just gave",
+        style="dim italic",
+    )
 
 
 def _number(record: RequestRecord) -> int:

@@ -14,8 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_info
 
+from ridgeline.backends.cpu.module import host_target
+from ridgeline.backends.cpu.roof import measure_roof
 from ridgeline.memory import available_bytes
 from ridgeline.models.pull import SHORT_NAMES, pulled_models
+from ridgeline.progress import count_bar
 
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
     "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
@@ -23,12 +26,15 @@ _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
 )  # fmt: skip
 
 
-def report(console: Console, home: Path) -> None:
-    """Print the facts as a table, then every problem with its way out."""
+def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
+    """Print the facts as a table, then every problem with its way out.
+
+    ``with_roof`` adds what memory and arithmetic reach, measured for about ten seconds.
+    """
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in facts(home):
+    for name, value in (*facts(home), *(roof_facts() if with_roof else ())):
         table.add_row(name, value)
     console.print(table)
     found = list(problems(home))
@@ -51,10 +57,27 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
-    yield "backend", f"reference (numpy, f32), {cores} threads"
+    yield "backend", f"cpu ({host_target().dot.value}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
     yield "models here", ", ".join(pulled_models(home)) or "none yet"
+
+
+def roof_facts() -> Iterator[tuple[str, str]]:
+    """Measure this machine's roof; yield a line for each part of it."""
+    with count_bar("Measuring the roof", note="rounds") as show:
+        roof = measure_roof(len(os.sched_getaffinity(0)), show)
+    for name, attribute, unit in (
+        ("memory roof", "read_bytes_per_s", "GB/s"),
+        ("int8 roof", "int8_ops_per_s", "GOP/s"),
+        ("bf16 roof", "bf16_ops_per_s", "GOP/s"),
+        ("f32 roof", "f32_ops_per_s", "GOP/s"),
+    ):
+        one, many = (getattr(rates, attribute) for rates in (roof.one_thread, roof.all_threads))
+        if one is not None:
+            alone, together = (f"{rate / 1e9:8,.1f} {unit:5}" for rate in (one, many))
+            more = f"   {together} on {roof.num_threads}" if roof.num_threads > 1 else ""
+            yield name, f"{alone} on 1 thread{more}"
 
 
 def problems(home: Path) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,15 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.config import EngineConfig, Options, default_home, resolve
-from ridgeline.core.engine import Engine
-from ridgeline.core.kvcache import KVCache
+from ridgeline.build import new_engine, new_runner
+from ridgeline.config import Options, default_home, resolve
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Text
-from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import Event, Runner, TokenLogprobs
+from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.text import TextStream
 from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.checkpoint import load_checkpoint
@@ -34,7 +29,7 @@ from ridgeline.models.pull import pull
 from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
 from ridgeline.models.weights import Checkpoint
 from ridgeline.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
-from ridgeline.progress import bytes_bar, count_bar, say
+from ridgeline.progress import bytes_bar, count_bar
 from ridgeline.records import Record, to_json
 
 Message = Mapping[str, Any]
@@ -74,8 +69,8 @@ class LLM:
         self.generation_defaults: dict[str, Any] = dict(checkpoint.generation_defaults)
         self._trace = open(wishes.trace, "w", buffering=1) if wishes.trace else None  # noqa: SIM115
         with bytes_bar(f"Loading {self.path.name}") as report:
-            runner = new_runner(self.config, checkpoint, report)
-        self.engine = _engine(self.config, checkpoint, runner, _writer(self._trace))
+            self.runner = new_runner(self.config, checkpoint, report)
+        self.engine = new_engine(self.config, checkpoint, self.runner, _writer(self._trace))
         self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
 
     def default_params(self, **changes: Any) -> SamplingParams:
@@ -289,56 +284,6 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def new_runner(
-    config: EngineConfig, checkpoint: Checkpoint, report: Callable[[int, int], None]
-) -> CpuRunner | ReferenceRunner:
-    """Return the backend that ``config`` names, with its weights loaded."""
-    shape = {
-        "num_blocks": config.num_blocks,
-        "block_size": config.block_size,
-        "max_model_len": config.max_model_len,
-        "num_threads": config.threads,
-    }
-    if config.backend == "reference":
-        return ReferenceRunner(checkpoint, progress=report, **shape)
-    return CpuRunner(
-        checkpoint,
-        dtype=config.dtype,
-        cache_dtype=config.kv_cache_dtype,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        kernel_cache=default_home() / "kernels",
-        progress=report,
-        announce=lambda: say("compiling kernels (once)"),
-        **shape,
-    )
-
-
-def _engine(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    runner: Runner,
-    on_record: Callable[[Record], None] | None,
-) -> Engine:
-    kv = KVCache(
-        config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-    )
-    scheduler = Scheduler(
-        kv,
-        config.policy,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-    )
-    return Engine(
-        scheduler,
-        runner,
-        time.monotonic,
-        max_model_len=config.max_model_len,
-        eos_ids=checkpoint.eos_ids,
-        seed=config.seed,
-        on_record=on_record,
-    )
 
 
 def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:

@@ -185,7 +185,7 @@ def test_options_narrow_the_formats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_format_is_one_that_options_can_ask_for() -> None:
     for format in FORMATS:
-        assert chosen(Options(**format._asdict())) == [format]
+        assert format in chosen(Options(**format._asdict()))
 
 
 @pytest.mark.parametrize(("bos_id", "begin"), [(None, ()), (1, (1,))])

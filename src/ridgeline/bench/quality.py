@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.build import new_runner
 from ridgeline.config import Options, default_home, resolve
-from ridgeline.llm import new_runner
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.pull import pull
 from ridgeline.models.tokenizer import load_tokenizer
@@ -49,7 +49,16 @@ class Format(NamedTuple):
 
 
 REFERENCE = Format("reference", "f32", "f32")
-FORMATS = (REFERENCE,)
+FORMATS = (
+    Format("cpu", "auto", "int8"),  # the default
+    Format("cpu", "auto", "f16"),
+    Format("cpu", "int8", "int8"),
+    Format("cpu", "int8", "f16"),
+    Format("cpu", "int4", "int8"),
+    Format("cpu", "f32", "int8"),
+    Format("cpu", "f32", "f32"),
+    REFERENCE,
+)
 
 # What the default format must keep, on at least 2,000 tokens.
 MAX_MEAN_KL = 0.006

@@ -2,13 +2,13 @@
 
 The cache is made of records, one for 16 tokens of one key/value head in one layer:
 
-    int8  K: [D / 4][16 tokens][4] u8 (value + 128), V: [4][D][4 tokens] s8, then a scale for each
-          token's key, and for its value: 16 f32 each
+    int8  K: [D / 4][16 tokens][4] u8 (value + 128), V: [4][D][4 tokens] s8, then scales, 16 f32
+          each: of the tokens' values, and of each span of channels of their keys
     f16, f32  K: [D][16 tokens], V: [16 tokens][D]
 
 D is the padded head: the first channels of the rotating pairs, the second channels, the rest, each
 padded to 16 with zeros. A row's query is D signed bytes per head, then (scale, -128 * sum) of each
-head; or floats.
+span of each head; or floats. A span has 32 channels if D is a multiple of that, else 16.
 
 A row's softmax has a fixed order: all scores, their maximum, then exponentials added up lane by
 lane from its first visible block. Nothing is rescaled on the way, and what is masked is exactly
@@ -16,6 +16,8 @@ zero, so neither the tile a row is in nor the blocks around it change a bit of i
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from ridgeline.backends.cpu.float_attention import emit_float_scores, emit_float_weigh
 from ridgeline.backends.cpu.heads import TOKENS, Heads, record_at, row_parts
@@ -29,13 +31,20 @@ from ridgeline.backends.cpu.ir import (
     exp,
     fma,
     maximum,
+    minimum,
     nearest,
     select,
     sqrt,
     vec,
 )
 from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, prefetch
-from ridgeline.backends.cpu.rows import FLOATS, largest_of, scale_to_bytes, to_integers
+from ridgeline.backends.cpu.rows import (
+    FLOATS,
+    NOTHING,
+    largest_of,
+    scale_to_bytes,
+    to_integers,
+)
 
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
@@ -64,7 +73,7 @@ def _emit_rope(module: object, heads: Heads) -> None:
     ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them;
     ``record`` is where this head's keys and values of these 16 tokens are, ``token`` the place
     among them. ``norms`` are the weights of the norms of q and k. A model without them ignores
-    ``bias`` and ``norms``. If a key or a value is not finite, the f32 at ``poison`` becomes 1.
+    ``bias`` and ``norms``. If any result is not finite, the f32 at ``poison`` becomes 1.
     """
     fn = Function(module, "rope", 10)
     row, bias, cos, sin, norms, query, record, token, kv_head, poison = fn.args
@@ -79,9 +88,11 @@ def _emit_rope(module: object, heads: Heads) -> None:
     head_bytes = heads.size * 4
     q_heads = kv_head * (heads.group * head_bytes)
     keys = (kv_head + heads.num_heads) * head_bytes
+    size = fn.value(0.0, F32)
     for g in range(heads.group):
         rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, norms)
         _store_query(fn, heads, rotated, query, kv_head * heads.group + g)
+        size = size + largest_of(rotated)
     rotated = _rotated(fn, heads, load(keys), cos, sin, norms + head_bytes)
     plain = load(keys + heads.num_kv_heads * head_bytes)
     if heads.cache == "int8":
@@ -89,7 +100,7 @@ def _emit_rope(module: object, heads: Heads) -> None:
     else:
         _store_floats(fn, heads, rotated, plain, record, token)
     # Rounding to bytes, and comparing, would swallow it: what is wrong must be said here.
-    size = largest_of(rotated) + largest_of(plain)
+    size = size + largest_of(rotated) + largest_of(plain)
     with fn.when((size - size).equals(0.0).equals(0)):
         fn.store(fn.value(1.0, F32), poison, 4)
     fn.finish()
@@ -121,31 +132,40 @@ def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head:
         for i, value in enumerate(x):
             fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)
         return
-    scale, inverse = scale_to_bytes(largest_of(x))
-    integers = [to_integers(value, inverse) for value in x]
-    total = integers[0]
-    for value in integers[1:]:
-        total = total + value
-    for i, value in enumerate(integers):
-        fn.store(value.signed(I8), query + head * heads.size + 16 * i, 1)
-    entry = query + heads.num_heads * heads.size + head * 8
-    fn.store(scale * softmax_scale, entry, 4)
-    fn.store(total.reduce(lambda a, b: a + b) * -128, entry + 4, 4)
+    target = query + head * heads.size
+    entries = query + heads.num_heads * heads.size + head * (8 * heads.spans)
+    for span, (first, vectors) in enumerate(_spans(heads, x)):
+        scale, inverse = scale_to_bytes(largest_of(vectors))
+        total = fn.value(0, I32)
+        for i, value in enumerate(vectors, start=first):
+            integers = to_integers(value, inverse)
+            fn.store(integers.signed(I8), target + 16 * i, 1)
+            total = total + integers.reduce(lambda a, b: a + b)
+        fn.store(scale * softmax_scale, entries + 8 * span, 4)
+        fn.store(total * -128, entries + 8 * span + 4, 4)
+
+
+def _spans(heads: Heads, x: list[Value]) -> Iterator[tuple[int, list[Value]]]:
+    """Yield the vectors that share a scale, with the index of the first."""
+    wide = heads.span // 16
+    for first in range(0, len(x), wide):
+        yield first, x[first : first + wide]
 
 
 def _store_bytes(
     fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
 ) -> None:
     scales = record + heads.scales_at + token * 4
-    scale, inverse = scale_to_bytes(largest_of(k))
-    fn.store(scale, scales, 4)
-    for i, value in enumerate(k):
-        unsigned = to_integers(value, inverse).signed(I8) ^ -128
-        quads = unsigned.bits(vec(I32, 4))
-        for j in range(4):
-            fn.store(quads.lane(j), record + (4 * i + j) * 64 + token * 4, 4)
+    for span, (first, vectors) in enumerate(_spans(heads, k)):
+        scale, inverse = scale_to_bytes(largest_of(vectors))
+        fn.store(scale, scales + 64 * (1 + span), 4)
+        for i, value in enumerate(vectors, start=first):
+            unsigned = to_integers(value, inverse).signed(I8) ^ -128
+            quads = unsigned.bits(vec(I32, 4))
+            for j in range(4):
+                fn.store(quads.lane(j), record + (4 * i + j) * 64 + token * 4, 4)
     scale, inverse = scale_to_bytes(largest_of(v))
-    fn.store(scale, scales + 64, 4)
+    fn.store(scale, scales, 4)
     # Single bytes: the four tokens of a word may belong to different threads.
     column = record + TOKENS * heads.size + (token >> 2) * (heads.size * 4) + (token & 3)
     for i, value in enumerate(v):
@@ -157,10 +177,15 @@ def _store_bytes(
 def _store_floats(
     fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
 ) -> None:
+    # Only finite values: a block is read whole, later by its next owner, and 0 times infinity is
+    # not a number.
     size, narrow = heads.value_bytes, heads.cache == "f16"
+    most = 65504.0 if narrow else 3.4028234663852886e38
     v_row = record + TOKENS * heads.size * size + token * (heads.size * size)
     for i in range(len(k)):
-        key, value = (x.signed(F16) if narrow else x for x in (k[i], v[i]))
+        key, value = (maximum(minimum(x, most), -most) for x in (k[i], v[i]))
+        if narrow:
+            key, value = key.signed(F16), value.signed(F16)
         fn.store(value, v_row + 16 * size * i, size)
         for j in range(16):
             fn.store(key.lane(j), record + ((16 * i + j) * TOKENS + token) * size, size)
@@ -181,27 +206,28 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     first = kv_head * heads.group
     base = query + first * heads.size
-    entries = query + heads.num_heads * heads.size + first * 8
+    entries = query + heads.num_heads * heads.size + first * (8 * heads.spans)
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
     q_at = [base + n * heads.query_bytes + g * heads.size for n, g in rows]
-    entry_at = [entries + n * heads.query_bytes + g * 8 for n, g in rows]
+    entry_at = [entries + n * heads.query_bytes + g * (8 * heads.spans) for n, g in rows]
     with fn.loop(count) as block:
         record = record_at(fn, records, stride, table, block)
         ahead = fn.lower(block + 3, count - 1)
         coming = record_at(fn, records, stride, table, ahead)
-        sums = [fn.var(fn.load(entry + 4, I32, 4).splat(16)) for entry in entry_at]
-        with fn.loop(heads.size // 4, step=4) as quad:
-            for i in range(4):
-                at = (quad + i) * 64
-                keys = fn.load(record + at, _BYTES, 64)
-                prefetch(fn, coming + at)
-                prefetch(fn, record + TOKENS * heads.size + at, locality=2)
-                for total, q in zip(sums, q_at, strict=True):
-                    x = broadcast4(fn, q + (quad + i) * 4)
-                    total.set(dot(form, total.get(), keys, x))
-        scales = fn.load(record + heads.scales_at, FLOATS, 64)
-        for r, (total, entry) in enumerate(zip(sums, entry_at, strict=True)):
-            score = total.get().signed(F32) * scales * fn.load(entry, F32, 4).splat(16)
+        scores = [fn.lanes(F32, [0.0] * 16) for _ in rows]
+        for span in range(heads.spans):
+            sums = [fn.load(entry + 8 * span + 4, I32, 4).splat(16) for entry in entry_at]
+            for quad in range(span * heads.span // 4, (span + 1) * heads.span // 4):
+                keys = fn.load(record + quad * 64, _BYTES, 64)
+                prefetch(fn, coming + quad * 64)
+                prefetch(fn, record + TOKENS * heads.size + quad * 64, locality=2)
+                for r, q in enumerate(q_at):
+                    sums[r] = dot(form, sums[r], keys, broadcast4(fn, q + quad * 4))
+            scales = fn.load(record + heads.scales_at + 64 * (1 + span), FLOATS, 64)
+            for r, entry in enumerate(entry_at):
+                scale = fn.load(entry + 8 * span, F32, 4).splat(16)
+                scores[r] = fma(sums[r].signed(F32) * scales, scale, scores[r])
+        for r, score in enumerate(scores):
             fn.store(score, out + out_stride * r + block * 64, 4)
     fn.finish()
 
@@ -234,7 +260,7 @@ def _emit_softmax(module: object, heads: Heads) -> None:
         p = select(visible(block), exp(score - highest), 0.0)
         total.set(total.get() + p)
         if is_int8:
-            values = record_at(fn, records, stride, table, block) + heads.scales_at + 64
+            values = record_at(fn, records, stride, table, block) + heads.scales_at
             p = select(visible(block), p * fn.load(values, FLOATS, 64), 0.0)
             most.set(maximum(p, most.get()))
         fn.store(p, scores + block * 64, 4)
@@ -244,7 +270,7 @@ def _emit_softmax(module: object, heads: Heads) -> None:
         fn.finish()
         return
     largest = most.get().reduce(maximum)
-    steps = select(largest > 0.0, _STEPS / largest, fn.value(0.0, F32)).splat(16)
+    steps = select(largest > NOTHING, _STEPS / largest, fn.value(0.0, F32)).splat(16)
     with fn.loop(count) as block:
         p = nearest(fn.load(scores + block * 64, FLOATS, 4) * steps).signed(I32)
         fn.store((p >> 8).signed(I8), planes + block * 32, 1)

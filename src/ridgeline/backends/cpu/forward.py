@@ -30,17 +30,21 @@ from ridgeline.backends.cpu.plan import (
     Thread,
     Words,
 )
+from ridgeline.backends.cpu.timing import TimedFunction, emit_clock
 
 
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     """Emit ``step(plan, thread)`` for the kinds of weights that occur."""
     _emit_product(module, kinds)
     _emit_attend(module, sizes)
+    if sizes.profiled:
+        emit_clock(module)
+    new = TimedFunction if sizes.profiled else Function
     for name, body in (("columns", _columns), ("rows", _rows), ("head", _head)):
-        fn = Function(module, name, 2)
+        fn = new(module, name, 2)
         body(Thread(fn, sizes))
         fn.finish()
-    fn = Function(module, "step", 2)
+    fn = new(module, "step", 2)
     plan, thread = fn.args
     words = Words(fn, plan, PLAN)
     with fn.when(words["does_layers"] > 0):

@@ -41,17 +41,28 @@ class Heads:
     @property
     def record_bytes(self) -> int:
         """Bytes of 16 tokens of one head."""
-        return 2 * TOKENS * self.size * self.value_bytes + (128 if self.cache == "int8" else 0)
+        scales = 64 * (1 + self.spans) if self.cache == "int8" else 0
+        return 2 * TOKENS * self.size * self.value_bytes + scales
+
+    @property
+    def span(self) -> int:
+        """Channels of a query or key that share a scale."""
+        return 32 if self.size % 32 == 0 else 16
+
+    @property
+    def spans(self) -> int:
+        """Scales of a query or key of a head."""
+        return self.size // self.span
 
     @property
     def scales_at(self) -> int:
-        """Offset of the scales in a record: keys', and 64 bytes on, values'."""
+        """Offset of the scales in a record: values', and from 64 bytes on, keys', span by span."""
         return 2 * TOKENS * self.size
 
     @property
     def query_bytes(self) -> int:
         """Bytes of a row's query."""
-        per_head = self.size + 8 if self.cache == "int8" else self.size * 4
+        per_head = self.size + 8 * self.spans if self.cache == "int8" else self.size * 4
         return -(-self.num_heads * per_head // 64) * 64
 
     @property

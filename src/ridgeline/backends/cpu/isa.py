@@ -11,7 +11,7 @@ from enum import Enum
 
 from llvmlite import ir
 
-from ridgeline.backends.cpu.ir import I8, I16, I32, VOID, Function, Value, vec
+from ridgeline.backends.cpu.ir import F16, F32, I8, I16, I32, VOID, Function, Value, vec
 
 
 class Dot(Enum):
@@ -38,6 +38,12 @@ def choose_dot(features: Mapping[str, bool]) -> Dot:
     if features.get("dotprod"):
         return Dot.SDOT
     return Dot.PLAIN
+
+
+def arm_features(cpuinfo: str) -> dict[str, bool]:
+    """Return the dot products that Linux's /proc/cpuinfo names; LLVM does not look for them."""
+    words = cpuinfo.split()
+    return {"dotprod": "asimddp" in words, "i8mm": "i8mm" in words}
 
 
 def dot(form: Dot, sums: Value, weights: Value, x: Value, *, max_weight: int = 255) -> Value:
@@ -134,8 +140,41 @@ def prefetch(fn: Function, address: Value, locality: int = 3) -> None:
 
 
 def spin_hint(fn: Function, is_x86: bool) -> None:
-    """Tell the processor that this loop only waits."""
+    """Tell the processor that this loop only waits, if it knows a way."""
     if is_x86:
         fn.intrinsic("llvm.x86.sse2.pause", VOID)
-    else:
-        fn.builder.asm(ir.FunctionType(VOID, []), "yield", "", [], True)
+    elif fn.raw.module.triple.startswith(("aarch64", "arm64")):
+        fn.intrinsic("llvm.aarch64.hint", VOID, fn.value(1, I32))  # yield
+
+
+def emit_half_floats(module: ir.Module) -> None:
+    """Emit conversions to and from half floats, under the names by which LLVM calls them.
+
+    For x86 before F16C, whose compilers keep them in a library that may not be here. They are
+    exact and round to even; what is not a number is never made narrower.
+    """
+
+    def number(value: int) -> ir.Constant:
+        return ir.Constant(I32, value)
+
+    widen = ir.Function(module, ir.FunctionType(F32, [F16]), "__extendhfsf2")
+    b = ir.IRBuilder(widen.append_basic_block())
+    word = b.zext(b.bitcast(widen.args[0], I16), I32)
+    size = b.shl(b.and_(word, number(0x7FFF)), number(13))
+    scaled = b.bitcast(b.fmul(b.bitcast(size, F32), ir.Constant(F32, 2.0**112)), I32)
+    is_endless = b.icmp_unsigned(">=", size, number(0x0F800000))
+    bits = b.select(is_endless, b.or_(size, number(0x7F800000)), scaled)
+    b.ret(b.bitcast(b.or_(bits, b.shl(b.and_(word, number(0x8000)), number(16))), F32))
+
+    narrow = ir.Function(module, ir.FunctionType(F16, [F32]), "__truncsfhf2")
+    b = ir.IRBuilder(narrow.append_basic_block())
+    bits = b.bitcast(narrow.args[0], I32)
+    size = b.and_(bits, number(0x7FFFFFFF))
+    shifted = b.fadd(b.bitcast(size, F32), ir.Constant(F32, 0.5))  # rounds to steps of 2 ** -24
+    tiny = b.sub(b.bitcast(shifted, I32), number(0x3F000000))
+    odd = b.and_(b.lshr(size, number(13)), number(1))
+    normal = b.lshr(b.add(b.add(size, odd), number(0xFFF - 0x38000000)), number(13))
+    half = b.select(b.icmp_unsigned("<", size, number(0x38800000)), tiny, normal)
+    half = b.select(b.icmp_signed("<", half, number(0x7C00)), half, number(0x7C00))
+    half = b.or_(half, b.lshr(b.and_(bits, number(0x80000000)), number(16)))
+    b.ret(b.bitcast(b.trunc(half, I16), F16))

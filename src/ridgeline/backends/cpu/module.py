@@ -24,7 +24,7 @@ from llvmlite import ir
 from ridgeline.backends.cpu.attention import emit_attention
 from ridgeline.backends.cpu.forward import emit_step
 from ridgeline.backends.cpu.head import emit_head
-from ridgeline.backends.cpu.isa import Dot, choose_dot
+from ridgeline.backends.cpu.isa import Dot, arm_features, choose_dot, emit_half_floats
 from ridgeline.backends.cpu.linear import emit_linear
 from ridgeline.backends.cpu.plan import Sizes
 from ridgeline.backends.cpu.rows import emit_rows
@@ -58,6 +58,8 @@ def host_target() -> Target:
     """Return the processor that this process runs on."""
     _initialise()
     features = dict(llvm.get_host_cpu_features())
+    if platform.machine() == "aarch64" and platform.system() == "Linux":
+        features |= arm_features(Path("/proc/cpuinfo").read_text())
     return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
 
 
@@ -106,6 +108,8 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     module.triple = target.triple
     is_x86 = "x86" in target.triple.split("-")[0]
     futex = _FUTEX_NUMBERS.get(platform.machine()) if platform.system() == "Linux" else None
+    if is_x86 and not target.features.get("f16c"):
+        emit_half_floats(module)
     emit_linear(module, target.dot, kinds)
     emit_rows(module, sizes.num_channels, eps)
     emit_attention(module, target.dot, sizes.heads)

@@ -62,7 +62,7 @@ def pack(
     if keeps_four and tensor.dtype in ("Q4_0", "Q4_1", "Q4_K"):
         q4, scale, offset = four_bits(tensor)
         return _pack_w4(_taken(q4, rows), _taken(scale, rows), _taken(offset, rows))
-    if whole_blocks and tensor.dtype in ("Q8_0", "Q5_0"):
+    if dtype != "int4" and whole_blocks and tensor.dtype in ("Q8_0", "Q5_0"):
         q8, scale = eight_bits(tensor)
         return _pack_w8(_taken(q8, rows), _taken(scale, rows))
     weights = _placed(tensor.to_f32(), rows, columns)

@@ -25,6 +25,7 @@ PLAN = (
     "private", "private_stride", "scores_stride",
     "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
     "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
+    "counters",
 )  # fmt: skip
 MATRIX = ("tiles", "kind", "num_tiles", "num_records")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -50,6 +51,7 @@ class Sizes:
     quantised: bool  # products take signed bytes; else floats
     o_bias: bool
     vocab_size: int
+    profiled: bool = False  # kernels count the cycles of each kind of work (``timing``)
 
     @property
     def attention(self) -> int:

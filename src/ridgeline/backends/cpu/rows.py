@@ -25,6 +25,7 @@ from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
+NOTHING = 1e-30  # what is smaller counts as zero where it would divide
 
 
 def emit_rows(module: object, num_channels: int, eps: float) -> None:
@@ -77,18 +78,18 @@ def _emit_gate(module: object) -> None:
 
 
 def scale_to_bytes(largest: Value) -> tuple[Value, Value]:
-    """Return the scale that maps ``largest`` to 127, and its inverse; both 0 for zeros."""
+    """Return the scale that maps ``largest`` to 127, and its inverse; 0 for next to nothing."""
     scale = largest * (1.0 / 127.0)
-    inverse = select(largest > 0.0, 127.0 / largest, largest.fn.value(0.0, F32))
-    return scale, inverse
+    return scale, select(largest > NOTHING, 127.0 / largest, largest.fn.value(0.0, F32))
 
 
 def largest_of(values: list[Value]) -> Value:
-    """Return the largest magnitude in some vectors."""
-    most = absolute(values[0])
-    for value in values[1:]:
-        most = maximum(most, absolute(value))
-    return most.reduce(maximum)
+    """Return the largest magnitude in some vectors; not a number if there is one that is not."""
+    words = [absolute(value).bits(vec(I32, 16)) for value in values]  # the same order
+    most = words[0]
+    for word in words[1:]:
+        most = maximum(most, word)
+    return most.reduce(maximum).bits(F32)
 
 
 def to_integers(value: Value, inverse: Value) -> Value:
@@ -97,19 +98,19 @@ def to_integers(value: Value, inverse: Value) -> Value:
 
 
 def _emit_quantise(module: object) -> None:
-    """``quantise(x, bytes, entries, size)``: groups of 32 as signed bytes (see ``linear``)."""
+    """``quantise(x, bytes, entries, size)``: groups of 16 as signed bytes (see ``linear``)."""
     fn = Function(module, "quantise", 4)
     x, out, entries, size = fn.args
-    with fn.loop(size // TILE) as group:
-        source = x + group * _GROUP_BYTES
-        values = [fn.load(source + 64 * i, FLOATS, 4) for i in range(2)]
-        scale, inverse = scale_to_bytes(largest_of(values))
-        quantised = [to_integers(value, inverse) for value in values]
-        for i, integers in enumerate(quantised):
-            fn.store(integers.signed(I8), out + group * TILE + 16 * i, 1)
-        total = (quantised[0] + quantised[1]).reduce(lambda a, b: a + b)
-        entry = entries + group * ENTRY_BYTES
-        fn.store(scale, entry, 4)
-        fn.store(scale * total.signed(F32), entry + 4, 4)
-        fn.store(total * -128, entry + 8, 4)
+    with fn.loop(size // TILE) as pair:
+        entry, sums = entries + pair * ENTRY_BYTES, []
+        for i in range(2):
+            value = fn.load(x + pair * _GROUP_BYTES + 64 * i, FLOATS, 4)
+            scale, inverse = scale_to_bytes(largest_of([value]))
+            integers = to_integers(value, inverse)
+            fn.store(integers.signed(I8), out + pair * TILE + 16 * i, 1)
+            fn.store(scale, entry + 4 * i, 4)
+            sums.append(scale * integers.reduce(lambda a, b: a + b).signed(F32))
+        total = sums[0] + sums[1]
+        fn.store(total, entry + 8, 4)
+        fn.store(total * -128.0, entry + 12, 4)
     fn.finish()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
 from ridgeline.backends.cpu.memory import address, aligned
-from ridgeline.backends.cpu.module import load_kernels
+from ridgeline.backends.cpu.module import Kernels, load_kernels
 from ridgeline.backends.cpu.plan import PLAN
 from ridgeline.backends.cpu.threads import SYNC_BYTES, Workers
+from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.weights import load_weights, model_sizes, scores_stride
 from ridgeline.backends.sampling import Row, rank_tokens, sample
 from ridgeline.core.params import SamplingParams
@@ -68,7 +70,8 @@ class CpuRunner:
         self.sizes = sizes = model_sizes(arch, dtype, cache_dtype)
         self.weights = load_weights(checkpoint, sizes, dtype, max_model_len, progress)
         kinds = self.weights.kinds
-        self._kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
+        kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
+        self._kernel_cache = kernel_cache
         self._num_threads = num_threads
         self._per_block = block_size // TOKENS
         rows = max_num_batched_tokens
@@ -82,7 +85,7 @@ class CpuRunner:
         self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
         x_bytes, stride = 1 if sizes.quantised else 4, scores_stride(max_model_len)
         self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
-        scratch = {
+        self._scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "queries": aligned((rows, heads.query_bytes), np.uint8),
             "private": aligned((num_threads, sizes.private_bytes(stride)), np.uint8),
@@ -90,7 +93,6 @@ class CpuRunner:
             "head_entries": aligned((rows, sizes.hidden // TILE * ENTRY_BYTES), np.uint8),
         }
         weights = self.weights
-        self._kept = (scratch, weights.head.data)
         self._plan = np.zeros(len(PLAN), np.int64)
         self._put(
             num_threads=num_threads,
@@ -113,14 +115,32 @@ class CpuRunner:
         kind_tiles_records = ("head_kind", "head_num_tiles", "head_num_records")
         self._put(**dict(zip(kind_tiles_records, weights.head.words, strict=True)))
         self._plan_address = address(self._plan)
-        self._run = self._kernels.function("run", 1)
-        worker = self._kernels.function("worker", 2)
-        workers = Workers(worker, self._plan_address, num_threads)
+        self._start(kernels)
+
+    def _start(self, kernels: Kernels) -> None:
+        """Start the workers in these kernels."""
+        self._kernels, self._run = kernels, kernels.function("run", 1)
+        workers = Workers(kernels.function("worker", 2), self._plan_address, self._num_threads)
         # The workers must be gone before their code and memory are, also when Python ends.
-        kept = (self._kernels, self._plan, scratch)
+        kept, sync = (kernels, self._plan, self._scratch), address(self._scratch["sync"])
         self.close = weakref.finalize(
-            self, _stop, workers, self._run, self._plan_address, address(scratch["sync"]), kept
+            self, _stop, workers, self._run, self._plan_address, sync, kept
         )
+
+    def profile(self, announce: Callable[[], None] = lambda: None) -> Counters:
+        """Change to kernels that count where time goes; return what they count from now on.
+
+        They give the same answers, a little slower. Nothing may run. The counters end with the
+        runner.
+        """
+        self.close()
+        self._scratch["sync"][:] = 0
+        sizes, eps = replace(self.sizes, profiled=True), self.arch.norm_eps
+        kernels = load_kernels(sizes, self.weights.kinds, eps, self._kernel_cache, announce)
+        self._counters = Counters(kernels.function("clock", 1), self._num_threads)
+        self._put(counters=self._counters.address)
+        self._start(kernels)
+        return self._counters
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""

@@ -163,7 +163,7 @@ def load_weights(
             for part, value in zip(("kind", "num_tiles", "num_records"), packed.words, strict=True):
                 put(f"{name}_{part}", value)
     # The likeliest token hangs on the head most: 4 bits there only if the file has them.
-    head_dtype = "int8" if dtype == "int4" else dtype
+    head_dtype = "auto" if dtype == "int4" else dtype
     tensor = checkpoint.tensors["embed" if arch.tied_embeddings else "head"]
     head = _settled(pack(tensor, head_dtype))
     kinds[head.kind] = None

@@ -1,0 +1,1 @@
+"""Ridgeline beside llama.cpp, OpenVINO GenAI and vLLM: same weights, same shapes, one machine."""

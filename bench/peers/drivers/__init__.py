@@ -1,0 +1,1 @@
+"""One small program per engine, run in that engine's own environment."""

@@ -1,0 +1,41 @@
+"""OpenVINO GenAI: its continuous-batching pipeline, prefix caching off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import openvino  # type: ignore[import-not-found]
+import openvino_genai as genai  # type: ignore[import-not-found]
+
+from bench.peers.drivers.measure import Engine, main
+from bench.peers.shapes import Job
+
+_BLOCK_TOKENS = 32
+
+
+def open_engine(job: Job) -> Engine:
+    """Load the model once for all shapes."""
+    scheduler = genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    scheduler.max_num_batched_tokens = 2048
+    scheduler.max_num_seqs = max((s.num_streams for s in job.shapes), default=1)
+    tokens = max((s.max_tokens for s in job.shapes), default=64)
+    scheduler.num_kv_blocks = scheduler.max_num_seqs * (tokens // _BLOCK_TOKENS + 2)
+    properties = {"INFERENCE_NUM_THREADS": job.threads}
+    pipeline = genai.ContinuousBatchingPipeline(job.model, scheduler, "CPU", properties)
+
+    def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = new_tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        ids = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
+        results = pipeline.generate(ids, [config] * len(ids))
+        return [list(result.m_generation_ids[0]) for result in results]
+
+    return lambda num_streams, max_tokens: generate
+
+
+if __name__ == "__main__":
+    main(open_engine, lambda: str(genai.__version__))

@@ -1,0 +1,109 @@
+"""What is measured: the shapes, their prompts, and how a time becomes a rate.
+
+Standard library only: every engine's environment imports this. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+Kind = Literal["decode", "prefill", "end_to_end"]
+START = "start_warm"  # measured from outside: seconds from process start to first token
+START_TOKENS = 37
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """So many streams at once, each with so many prompt and answer tokens.
+
+    Attributes:
+        name: as in the result's JSON.
+        kind: ``decode`` is the time for ``new_tokens + 1`` tokens minus the time for 1;
+            ``prefill`` the time for 1 token; ``end_to_end`` the whole time.
+        num_streams: prompts that are given at once, all different.
+        prompt_tokens: of each.
+        new_tokens: of each that are counted; in ``prefill`` the prompt's tokens are.
+        samples: measurements in each process.
+    """
+
+    name: str
+    kind: Kind
+    num_streams: int
+    prompt_tokens: int
+    new_tokens: int
+    samples: int = 1
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence, tokens."""
+        return self.prompt_tokens + self.new_tokens + 1
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens that the rate counts, over all streams."""
+        each = self.prompt_tokens if self.kind == "prefill" else self.new_tokens
+        return self.num_streams * each
+
+
+SHAPES = (
+    Shape("single_decode", "decode", 1, 128, 128, samples=3),
+    Shape("batch16_decode", "decode", 16, 128, 128),
+    Shape("batch64_decode", "decode", 64, 128, 128),
+    Shape("batch64_e2e", "end_to_end", 64, 128, 128),
+    Shape("prefill_512", "prefill", 1, 512, 1, samples=3),
+    Shape("prefill_16x128", "prefill", 16, 128, 1, samples=2),
+)
+NAMES = (*(shape.name for shape in SHAPES), START)
+
+
+def quick_shapes() -> tuple[Shape, ...]:
+    """Return the same shapes with few tokens: they show that everything runs, and nothing else."""
+    return tuple(
+        replace(
+            shape,
+            num_streams=min(shape.num_streams, 4),
+            prompt_tokens=16,
+            new_tokens=min(shape.new_tokens, 4),
+            samples=1,
+        )
+        for shape in SHAPES
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one process of one engine is to do.
+
+    Attributes:
+        model: file or directory that the engine reads.
+        threads: threads that compute.
+        vocab_size: prompts are random token ids below it.
+        seed: of the prompts; another one in each process, so that no cache of prefixes can help.
+        shapes: to measure, in this order; none for a process that ends with its first token.
+    """
+
+    model: str
+    threads: int
+    vocab_size: int
+    seed: int
+    shapes: tuple[Shape, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Job:
+        """Return the job that ``to_dict`` described."""
+        return Job(**(values | {"shapes": tuple(Shape(**shape) for shape in values["shapes"])}))
+
+
+def prompts(shape: Shape, vocab_size: int, rng: random.Random) -> list[list[int]]:
+    """Return ``num_streams`` prompts of random token ids, all different.
+
+    The lowest ids are left out: many vocabularies keep their special tokens there.
+    """
+    ids = range(min(256, vocab_size // 2), min(vocab_size, 32_000))
+    return [rng.choices(ids, k=shape.prompt_tokens) for _ in range(shape.num_streams)]

@@ -1,0 +1,282 @@
+"""Where a step goes, by kind of work, and how near each kind is to this machine's roof.
+
+Compiled work is timed inside, by kernels that count cycles; the host's by the engine's own records.
+A kind's rate is set against what the roof allows at its arithmetic intensity: memory's, or
+arithmetic's. More than all of it means that the bytes came from a cache.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.backends.cpu.roof import Roof, measure_roof
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.cpu.timing import Counters
+from ridgeline.bench.offline import Shape
+from ridgeline.bench.roofline import Dot, roofline_svg
+from ridgeline.bench.traffic import Traffic, step_traffic
+from ridgeline.core.params import SamplingParams
+from ridgeline.decoding.text import TextStream
+from ridgeline.llm import LLM
+from ridgeline.progress import count_bar, say
+from ridgeline.records import Record, StepRecord
+
+_COMPILED = ("linears", "head", "attention", "row operations", "barrier")
+_PREFILL_REPEATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps of one shape: seconds and traffic by kind. The seconds add up to ``span_s``."""
+
+    shape: Shape
+    is_prefill: bool
+    num_steps: int
+    num_tokens: int
+    span_s: float
+    seconds: dict[str, float]
+    traffic: dict[str, Traffic]
+
+    @property
+    def title(self) -> str:
+        """What it is, in words."""
+        if self.is_prefill:
+            return f"prefill, {self.shape.prompt_tokens} tokens"
+        streams = self.shape.num_streams
+        return f"decode, {streams} stream{'s' if streams > 1 else ''}"
+
+
+class _Watch:
+    """Listens to the engine: each step's record, with what its kernels counted."""
+
+    def __init__(self, counters: Counters, also: Callable[[Record], None] | None) -> None:
+        self.steps: list[StepRecord] = []
+        self.cycles: list[dict[str, float]] = []  # mean over threads; ``call`` is thread 0's step
+        self.own_s: list[float] = []  # what listening took
+        self._counters = counters
+        self._also = also
+
+    def __call__(self, record: Record) -> None:
+        begin_s = time.monotonic()
+        if self._also:
+            self._also(record)
+        if isinstance(record, StepRecord):
+            cycles = self._counters.take()
+            means = {kind: float(cycles[kind].mean()) for kind in _COMPILED}
+            self.cycles.append(means | {"call": float(cycles["step"][0])})
+            self.steps.append(record)
+            self.own_s.append(time.monotonic() - begin_s)
+
+
+def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> None:
+    """Measure the roof, then three phases; print a table, draw ``picture``, end with JSON.
+
+    Raises ValueError where the backend counts nothing, or no shape fits the model.
+    """
+    runner = llm.runner
+    if not isinstance(runner, CpuRunner):
+        raise ValueError(f"--profile looks into the cpu backend, not {llm.config.backend}")
+    room = llm.config.max_model_len
+    if prompt_tokens + new_tokens > room:
+        raise ValueError(f"no shape fits --max-model-len {room}: lower --prompt-tokens")
+    with count_bar("Measuring the roof", note="rounds") as report:
+        roof = measure_roof(llm.config.threads, report)
+    counters = runner.profile(lambda: say("compiling kernels that count (once)"))
+    many = min(64, llm.config.max_num_seqs)
+    wanted = [
+        (Shape("single", 1, prompt_tokens, new_tokens), False),
+        (Shape(f"batch{many}", many, prompt_tokens, new_tokens), False),
+        (Shape("prefill", 1, min(512, room - 2), 2), True),
+    ]
+    rng = random.Random(0)
+    phases = []
+    with count_bar("Profiling", note="shapes") as report:
+        measure_phase(llm, counters, Shape("warm-up", 1, 16, 4), rng, is_prefill=False)
+        for done, (shape, is_prefill) in enumerate(wanted):
+            report(done, len(wanted))
+            phases.append(measure_phase(llm, counters, shape, rng, is_prefill=is_prefill))
+    _print(phases, runner, roof)
+    picture.write_text(_draw(llm, phases, roof))
+    print(f"The picture is {picture}", file=sys.stderr)
+    print(json.dumps(_facts(llm, phases, runner, roof)))
+
+
+def measure_phase(
+    llm: LLM, counters: Counters, shape: Shape, rng: random.Random, *, is_prefill: bool
+) -> Phase:
+    """Run a shape; return its prefill, or all steps behind it. ``llm`` must be profiled."""
+    repeats = _PREFILL_REPEATS if is_prefill else 1
+    parts = [_run(llm, counters, shape, rng, is_prefill) for _ in range(repeats)]
+    first = parts[0]
+    return Phase(
+        shape,
+        is_prefill,
+        sum(part.num_steps for part in parts),
+        sum(part.num_tokens for part in parts),
+        sum(part.span_s for part in parts),
+        {kind: sum(part.seconds[kind] for part in parts) for kind in first.seconds},
+        {kind: sum((p.traffic[kind] for p in parts), Traffic(0, 0)) for kind in first.traffic},
+    )
+
+
+def attainable_ops_per_s(kind: str, traffic: Traffic, runner: CpuRunner, roof: Roof) -> float:
+    """Return what the roof allows for this kind of work at its intensity, operations per second."""
+    rates, sizes = roof.all_threads, runner.sizes
+    in_bytes = sizes.heads.cache == "int8" if kind == "attention" else sizes.quantised
+    peak = rates.int8_ops_per_s if in_bytes else rates.f32_ops_per_s
+    return min(peak, traffic.ops_per_byte * rates.read_bytes_per_s)
+
+
+def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_prefill: bool) -> Phase:
+    assert isinstance(llm.runner, CpuRunner)
+    vocab = range(llm.arch.vocab_size)
+    prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
+    params = SamplingParams(temperature=0, max_tokens=shape.new_tokens, ignore_eos=True)
+    counters.take()
+    before = llm.engine.on_record
+    llm.engine.on_record = watch = _Watch(counters, before)
+    try:
+        answers = llm.generate(prompts, params, progress=False)
+    finally:
+        llm.engine.on_record = before
+    # Prefill ends with the last step that has anything but single tokens of running answers.
+    prompts_in = [i for i, s in enumerate(watch.steps) if any(n > 1 for _, _, n in s.work)]
+    cut = 1 + max(prompts_in, default=0)  # a prompt of one token is the first step
+    part = slice(None, cut) if is_prefill else slice(cut, None)
+    steps, cycles = watch.steps[part], watch.cycles[part]
+    own_s = sum(watch.own_s[part][:-1])  # after the last step there is no gap
+    last = steps[-1]
+    end_s = last.start_s + last.schedule_s + last.execute_s + last.commit_s
+    span_s = end_s - steps[0].start_s - own_s
+    per_cycle = counters.seconds_per_cycle()
+    seconds = {kind: per_cycle * sum(step[kind] for step in cycles) for kind in _COMPILED}
+    call_s = per_cycle * sum(step["call"] for step in cycles)
+    # A thread may wake after the step has ended for the caller: that is nobody's waiting.
+    waiting_s = seconds.pop("barrier")
+    working_s = sum(seconds.values())
+    seconds["barrier"] = max(0.0, min(waiting_s, call_s - working_s))
+    seconds["rest of the call"] = max(0.0, call_s - working_s - seconds["barrier"])
+    num_sampled = sum(len(tokens) for step in steps for tokens in step.sampled)
+    tokens = [answer.outputs[0].token_ids for answer in answers]
+    detokenise_s = num_sampled * _detokenise_s(llm, prompts, tokens)
+    schedule_s = sum(step.schedule_s for step in steps)
+    execute_s = sum(step.execute_s for step in steps)
+    commit_s = sum(step.commit_s for step in steps)
+    seconds |= {
+        "schedule": schedule_s,
+        "prepare, sample": max(0.0, execute_s - call_s),
+        "detokenise": min(detokenise_s, commit_s),
+        "commit": max(0.0, commit_s - detokenise_s),
+        "other Python": max(0.0, span_s - schedule_s - execute_s - commit_s),
+    }
+    traffic = dict.fromkeys(("linears", "head", "attention"), Traffic(0, 0))
+    for step in steps:
+        for kind, one in step_traffic(llm.runner, step).items():
+            traffic[kind] += one
+    num_tokens = sum(n for step in steps for _, _, n in step.work)
+    return Phase(shape, is_prefill, len(steps), num_tokens, span_s, seconds, traffic)
+
+
+def _detokenise_s(
+    llm: LLM, prompts: Sequence[list[int]], answers: Sequence[Sequence[int]]
+) -> float:
+    """Return the seconds that one token takes to become text: all of them once more."""
+    streams = [TextStream(llm.tokenizer.new_decoder(tuple(prompt))) for prompt in prompts]
+    begin_s = time.monotonic()
+    for stream, tokens in zip(streams, answers, strict=True):
+        for token in tokens:
+            stream.feed(token, True)
+            stream.take()
+    return (time.monotonic() - begin_s) / sum(map(len, answers))
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+def _print(phases: Sequence[Phase], runner: CpuRunner, roof: Roof) -> None:
+    table = Table("where a step goes", box=None, pad_edge=False)
+    for name in ("ms/step", "share", "GB/s", "GOP/s", "of the roof"):
+        table.add_column(name, justify="right")
+    for phase in phases:
+        step_ms = 1e3 * phase.span_s / phase.num_steps
+        rate = phase.num_tokens / phase.span_s
+        table.add_row(
+            phase.title, f"{step_ms:,.2f}", "100.0 %", "", f"{rate:,.0f} tok/s", style="bold"
+        )
+        for kind, seconds in phase.seconds.items():
+            facts = _rates(phase, kind, runner, roof)
+            table.add_row(
+                f"  {kind}",
+                f"{1e3 * seconds / phase.num_steps:,.3f}",
+                f"{100 * seconds / phase.span_s:.1f} %",
+                *(
+                    [f"{facts[0]:,.1f}", f"{facts[1]:,.0f}", f"{100 * facts[2]:.0f} %"]
+                    if facts
+                    else []
+                ),
+            )
+        table.add_section()
+    rates = roof.all_threads
+    console = Console(file=sys.stdout, width=100)
+    console.print(table)
+    giga = [x / 1e9 for x in (rates.read_bytes_per_s, rates.int8_ops_per_s, rates.f32_ops_per_s)]
+    text = "memory {:,.1f} GB/s, int8 {:,.0f} GOP/s, f32 {:,.0f} GOP/s".format(*giga)
+    console.print(f"[dim]The roof, {_threads(roof)}: {text}[/]", highlight=False)
+
+
+def _threads(roof: Roof) -> str:
+    return f"{roof.num_threads} thread{'s' if roof.num_threads > 1 else ''}"
+
+
+def _rates(
+    phase: Phase, kind: str, runner: CpuRunner, roof: Roof
+) -> tuple[float, float, float] | None:
+    """Return GB/s, GOP/s and the share of the roof, where work of this kind has a roof."""
+    traffic, seconds = phase.traffic.get(kind), phase.seconds[kind]
+    if traffic is None or not traffic.ops or not seconds:
+        return None
+    ops_per_s = traffic.ops / seconds
+    share = ops_per_s / attainable_ops_per_s(kind, traffic, runner, roof)
+    return traffic.read_bytes / seconds / 1e9, ops_per_s / 1e9, share
+
+
+def _draw(llm: LLM, phases: Sequence[Phase], roof: Roof) -> str:
+    dots = [
+        Dot(kind, phase.title, traffic.ops_per_byte, traffic.ops / phase.seconds[kind])
+        for phase in phases
+        for kind, traffic in phase.traffic.items()
+        if traffic.ops and phase.seconds[kind]
+    ]
+    rates = roof.all_threads
+    peaks = {"int8": rates.int8_ops_per_s, "f32": rates.f32_ops_per_s}
+    if rates.bf16_ops_per_s:
+        peaks["bf16"] = rates.bf16_ops_per_s
+    title = f"{llm.path.name}, {_threads(roof)}"
+    return roofline_svg(title, dots, rates.read_bytes_per_s, peaks)
+
+
+def _facts(llm: LLM, phases: Sequence[Phase], runner: CpuRunner, roof: Roof) -> dict[str, object]:
+    def of(phase: Phase) -> dict[str, object]:
+        kinds = {}
+        for kind, seconds in phase.seconds.items():
+            found = _rates(phase, kind, runner, roof)
+            names = ("gb_per_s", "gop_per_s", "share_of_roof")
+            rates = {n: round(v, 3) for n, v in zip(names, found, strict=True)} if found else {}
+            kinds[kind] = {"share": round(seconds / phase.span_s, 4)} | rates
+        return {"step_ms": round(1e3 * phase.span_s / phase.num_steps, 3), "kinds": kinds}
+
+    return {
+        "model": llm.path.name,
+        "threads": roof.num_threads,
+        "read_gb_per_s": round(roof.all_threads.read_bytes_per_s / 1e9, 1),
+        "phases": {phase.title: of(phase) for phase in phases},
+    }

@@ -1,0 +1,48 @@
+"""What each kind of compiled work has to read and compute in a step.
+
+Operations come from ``costs``, bytes from the packed weights and cache records as they really are,
+each counted once a step, however many threads and rows share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.backends.cpu.heads import TOKENS
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.costs import attention_flops, head_flops, kv_read_bytes, linear_flops
+from ridgeline.records import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that must be read, and operations; a multiply-add is two."""
+
+    read_bytes: int
+    ops: int
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.read_bytes + other.read_bytes, self.ops + other.ops)
+
+    @property
+    def ops_per_byte(self) -> float:
+        """Arithmetic intensity."""
+        return self.ops / self.read_bytes
+
+
+def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
+    """Return the traffic of a step by kind: linears, head and attention."""
+    arch, heads, weights = runner.arch, runner.sizes.heads, runner.weights
+    num_tokens = sum(count for _, _, count in step.work)
+    num_rows = sum(bool(tokens) for tokens in step.sampled)
+    bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
+    return {
+        "linears": Traffic(
+            sum(array.nbytes for array in weights.kept), linear_flops(arch, num_tokens)
+        ),
+        "head": Traffic(weights.head.data.nbytes * bool(num_rows), head_flops(arch, num_rows)),
+        "attention": Traffic(
+            sum(kv_read_bytes(arch, start, n, bytes_per_value) for _, start, n in step.work),
+            sum(attention_flops(arch, start, n) for _, start, n in step.work),
+        ),
+    }

@@ -1,0 +1,252 @@
+"""The profile on a random model: what is counted, that it adds up, and the picture. No speeds."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.backends.cpu.module import assembly, host_target
+from ridgeline.backends.cpu.roof import Rates, Roof
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.cpu.timing import KINDS, Counters
+from ridgeline.bench import profile as profiling
+from ridgeline.bench.offline import Shape
+from ridgeline.bench.profile import Phase, attainable_ops_per_s, measure_phase, profile
+from ridgeline.bench.roofline import Dot, roofline_svg
+from ridgeline.bench.traffic import Traffic
+from tests.models.tiny import CONFIG, hf_weights
+from tests.models.vocabularies import byte_level
+
+SVG = "{http://www.w3.org/2000/svg}"
+VOCAB = 410
+_RATES = Rates(1e12, 1e15, None, 1e14)  # far above what any test reaches
+RNG = random.Random(1)  # one for all: no prompt comes twice, none is in the prefix cache
+ROOF = Roof(2, _RATES, _RATES)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "random<b>"
+    path.mkdir()
+    config = CONFIG | {"vocab_size": VOCAB, "eos_token_id": 0, "bos_token_id": None}
+    save_file(hf_weights(config), path / "model.safetensors")
+    files: dict[str, Any] = {
+        "config": config,
+        "tokenizer": byte_level(),
+        "tokenizer_config": {"add_bos_token": False},
+    }
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(path, kv_cache_memory="1MiB", threads=2) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def runner(llm: LLM) -> CpuRunner:
+    assert isinstance(llm.runner, CpuRunner)
+    return llm.runner
+
+
+@pytest.fixture(scope="module")
+def counters(runner: CpuRunner) -> Counters:
+    return runner.profile()
+
+
+def measured(llm: LLM, counters: Counters, shape: Shape, is_prefill: bool) -> Phase:
+    return measure_phase(llm, counters, shape, RNG, is_prefill=is_prefill)
+
+
+def settled(counters: Counters) -> Mapping[str, NDArray[np.int64]]:
+    """What was counted, when the workers have noted the end of the last step too."""
+    time.sleep(0.05)
+    return counters.take()
+
+
+# --- counting ----------------------------------------------------------------------------------
+
+
+def test_only_profiled_kernels_read_the_clock(runner: CpuRunner) -> None:
+    def source(profiled: bool) -> str:
+        sizes = replace(runner.sizes, profiled=profiled)
+        return assembly(sizes, runner.weights.kinds, 1e-5, host_target())
+
+    assert "counter" not in source(False)
+    assert "counter" in source(True)
+
+
+def test_profiled_kernels_give_the_same_answer(path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3)
+    prompts = [list(range(3, 3 + n)) for n in (1, 5, 40)]
+    with LLM(path, kv_cache_memory="1MiB", threads=2) as llm:
+        assert isinstance(llm.runner, CpuRunner)
+        before = llm.generate(prompts, params, progress=False)
+        llm.runner.profile()
+        after = llm.generate(prompts, params, progress=False)
+    assert [a.outputs for a in before] == [b.outputs for b in after]
+
+
+@pytest.mark.parametrize("length", [1, 30])
+def test_each_threads_kinds_add_up_to_its_step(llm: LLM, counters: Counters, length: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    settled(counters)
+    llm.generate([list(range(3, 3 + length))], params, progress=False)
+    cycles = settled(counters)
+    assert tuple(cycles) == KINDS
+    counted = sum(cycles[kind] for kind in KINDS[:-1])
+    assert all(cycles[kind].min() > 0 for kind in KINDS)
+    assert (counted <= cycles["step"]).all()
+    assert (counted > cycles["step"] // 10).all()
+    assert not any(kind.any() for kind in settled(counters).values())  # taken
+
+
+def test_a_cycle_is_a_steady_fraction_of_a_second(counters: Counters) -> None:
+    first, second = counters.seconds_per_cycle(), counters.seconds_per_cycle()
+    assert 1e-11 < first < 1e-6
+    assert first == pytest.approx(second, rel=0.05)
+
+
+# --- phases ------------------------------------------------------------------------------------
+
+SHAPES = [
+    (Shape("single", 1, 20, 12), False),
+    (Shape("some", 5, 20, 6), False),
+    (Shape("one token", 1, 1, 3), False),
+    (Shape("prefill", 1, 60, 2), True),
+]
+
+
+@pytest.mark.parametrize(("shape", "is_prefill"), SHAPES)
+def test_seconds_add_up_to_the_span(
+    llm: LLM, counters: Counters, shape: Shape, is_prefill: bool
+) -> None:
+    phase = measured(llm, counters, shape, is_prefill)
+    assert all(seconds >= 0 for seconds in phase.seconds.values())
+    assert sum(phase.seconds.values()) == pytest.approx(phase.span_s, rel=0.1)
+    assert {"linears", "head", "attention", "schedule", "detokenise"} < set(phase.seconds)
+    if is_prefill:
+        assert phase.num_tokens == shape.prompt_tokens * phase.num_steps
+    else:
+        assert phase.num_steps == shape.new_tokens - 1
+        assert phase.num_tokens == shape.num_streams * phase.num_steps
+
+
+def test_traffic_is_what_the_weights_and_the_cache_are(
+    llm: LLM, counters: Counters, runner: CpuRunner
+) -> None:
+    shape = Shape("single", 1, 20, 3)
+    traffic = measured(llm, counters, shape, False).traffic
+    arch, steps = llm.arch, 2
+    assert traffic["head"].read_bytes == steps * runner.weights.head.data.nbytes
+    assert traffic["head"].ops == steps * 2 * arch.vocab_size * arch.hidden_size
+    packed = sum(array.nbytes for array in runner.weights.kept)
+    assert traffic["linears"].read_bytes == steps * packed
+    record = runner.sizes.heads.record_bytes / 16  # of a token and head, padding and scales too
+    positions = (20 + 1) + (20 + 2)
+    wanted = positions * record * arch.num_kv_heads * arch.num_layers
+    assert traffic["attention"].read_bytes == pytest.approx(wanted, abs=steps)
+
+
+def test_the_roof_is_the_lower_of_memory_and_arithmetic(runner: CpuRunner) -> None:
+    roof = Roof(1, Rates(1.0, 1.0, None, 1.0), Rates(10e9, 800e9, None, 200e9))
+    assert attainable_ops_per_s("linears", Traffic(100, 300), runner, roof) == 30e9
+    assert attainable_ops_per_s("linears", Traffic(1, 300), runner, roof) == 800e9
+    with_floats = Traffic(1, 300)
+    sizes, runner.sizes = runner.sizes, replace(runner.sizes, quantised=False)
+    try:
+        assert attainable_ops_per_s("linears", with_floats, runner, roof) == 200e9
+        assert attainable_ops_per_s("attention", with_floats, runner, roof) == 800e9
+    finally:
+        runner.sizes = sizes
+
+
+# --- what is printed and drawn -----------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_draws_a_picture_and_ends_with_json(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "measure_roof", lambda threads, report: ROOF)
+    picture = tmp_path / "picture.svg"
+    with LLM(path, kv_cache_memory="1MiB", threads=2, max_num_seqs=6) as llm:
+        profile(llm, prompt_tokens=20, new_tokens=5, picture=picture)
+    lines = capsys.readouterr().out.splitlines()
+    for words in ("decode, 1 stream", "decode, 6 streams", "prefill, 126 tokens", "  attention"):
+        assert any(line.startswith(words) for line in lines), words
+    facts = json.loads(lines[-1])
+    for phase in facts["phases"].values():
+        assert sum(kind["share"] for kind in phase["kinds"].values()) == pytest.approx(1, abs=0.1)
+        for name in ("linears", "head", "attention"):
+            assert 0 < phase["kinds"][name]["share_of_roof"] < 1
+        assert "gb_per_s" not in phase["kinds"]["barrier"]
+    image = ElementTree.parse(picture).getroot()
+    assert len(image.findall(f"{SVG}circle")) == 3 + 9  # the legend, and three kinds thrice
+    assert f"{path.name}, 2 threads" in [text.text for text in image.findall(f"{SVG}text")]
+
+
+def test_the_reference_backend_has_nothing_to_look_into(path: Path, tmp_path: Path) -> None:
+    with LLM(path, backend="reference", kv_cache_memory="1MiB") as llm:
+        with pytest.raises(ValueError, match="cpu backend, not reference"):
+            profile(llm, prompt_tokens=20, new_tokens=5, picture=tmp_path / "x.svg")
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_shape_that_does_not_fit_is_refused_before_measuring(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--max-model-len 128"):
+        profile(llm, prompt_tokens=120, new_tokens=9, picture=tmp_path / "x.svg")
+
+
+def test_the_picture_has_every_dot_inside_and_no_label_over_another() -> None:
+    rng = np.random.default_rng(0)
+    dots = [
+        Dot(label, f"series {series}", 10 ** rng.uniform(-1, 3.5), 10 ** rng.uniform(9, 12.5))
+        for series in "abc"
+        for label in ("linears", "head", "attention")
+    ]
+    dots.append(replace(dots[0], series="on top of & another"))
+    image = ElementTree.fromstring(roofline_svg("a < b", dots, 4e10, {"int8": 2e12, "f32": 5e11}))
+    width, height = float(image.attrib["width"]), float(image.attrib["height"])
+    circles = image.findall(f"{SVG}circle")
+    assert len(circles) == len(dots) + 4
+    assert all(0 < float(c.attrib["cx"]) < width for c in circles)
+    assert all(0 < float(c.attrib["cy"]) < height for c in circles)
+    coloured = [
+        t for t in image.findall(f"{SVG}text") if t.text in ("linears", "head", "attention")
+    ]
+    boxes = [(float(t.attrib["x"]), float(t.attrib["y"]), 7 * len(t.text or "")) for t in coloured]
+    assert len(boxes) == len(dots)
+    for i, (x, y, w) in enumerate(boxes):
+        for a, b, c in boxes[:i]:
+            assert x + w <= a or a + c <= x or abs(y - b) >= 12
+
+
+def test_dots_on_the_roof_lie_on_its_lines() -> None:
+    bandwidth, peak = 4e10, 2e12
+    dots = [Dot("slope", "s", 2.0, 2 * bandwidth), Dot("level", "s", 500.0, peak)]
+    image = ElementTree.fromstring(roofline_svg("t", dots, bandwidth, {"int8": peak}))
+    slope, level = image.findall(f"{SVG}circle")[-2:]
+    lines = [
+        {key: float(line.attrib[key]) for key in ("x1", "y1", "x2", "y2")}
+        for line in image.findall(f"{SVG}line")
+    ]
+    rising = next(p for p in lines if p["x1"] != p["x2"] and p["y1"] != p["y2"])
+    part = (float(slope.attrib["cx"]) - rising["x1"]) / (rising["x2"] - rising["x1"])
+    at = rising["y1"] + part * (rising["y2"] - rising["y1"])
+    assert float(slope.attrib["cy"]) == pytest.approx(at, abs=0.5)
+    assert float(level.attrib["cy"]) == pytest.approx(rising["y2"], abs=0.5)
