@@ -38,6 +38,7 @@ def new_runner(
         cache_dtype=config.kv_cache_dtype,
         max_num_batched_tokens=config.max_num_batched_tokens,
         kernel_cache=default_home() / "kernels",
+        weights_cache=default_home() / "packed",
         progress=report,
         announce=lambda: say("compiling kernels (once)"),
         **shape,

@@ -38,7 +38,12 @@ def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
     bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
     return {
         "linears": Traffic(
-            sum(array.nbytes for array in weights.kept), linear_flops(arch, num_tokens)
+            sum(
+                data.nbytes
+                for name, (_, data) in weights.arrays.items()
+                if name.startswith("layers.")
+            ),
+            linear_flops(arch, num_tokens),
         ),
         "head": Traffic(weights.head.data.nbytes * bool(num_rows), head_flops(arch, num_rows)),
         "attention": Traffic(

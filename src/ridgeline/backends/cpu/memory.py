@@ -29,3 +29,10 @@ def aligned(shape: int | tuple[int, ...], dtype: type[_T]) -> NDArray[_T]:
 def address(array: NDArray[Any]) -> int:
     """Return where an array's first element is."""
     return int(array.ctypes.data)
+
+
+def settled(array: NDArray[_T]) -> NDArray[_T]:
+    """Return a copy in memory that kernels like."""
+    out = aligned(array.shape, array.dtype.type)
+    out[...] = array
+    return out

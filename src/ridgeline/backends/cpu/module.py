@@ -30,6 +30,7 @@ from ridgeline.backends.cpu.plan import Sizes
 from ridgeline.backends.cpu.rows import emit_rows
 from ridgeline.backends.cpu.threads import emit_threads
 
+_DIGEST_BYTES = 32
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}  # of the system call, on Linux
 
 
@@ -93,9 +94,8 @@ def load_kernels(
     """
     target = host_target()
     path = cache / f"{_key(sizes, kinds, eps, target)}.o"
-    try:
-        code = path.read_bytes()
-    except OSError:
+    code = _kept(path)
+    if code is None:
         announce()
         code = compile_object(assembly(sizes, kinds, eps, target), target)
         _keep(path, code)
@@ -151,12 +151,22 @@ def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:
     return digest.hexdigest()[:32]
 
 
+def _kept(path: Path) -> bytes | None:
+    """Return the object file that is kept at ``path``, behind its digest, if it is undamaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    code = content[_DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == content[:_DIGEST_BYTES] else None
+
+
 def _keep(path: Path, code: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(code)
+            file.write(hashlib.sha256(code).digest() + code)
         os.replace(partial, path)
     except OSError:
         return  # a cache that cannot be written is only slower

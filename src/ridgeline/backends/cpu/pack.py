@@ -9,8 +9,7 @@ It knows no kernels and no steps; it makes one buffer of bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +23,16 @@ _HALF = np.float16
 _T = TypeVar("_T", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A packed matrix: its kind, and bytes ``[tiles, records, record]``."""
 
     kind: str
-    num_tiles: int
-    num_records: int
     data: Bytes
 
     @property
     def words(self) -> tuple[int, int, int]:
         """What the plan says of it, besides its address: kind, tiles, records."""
-        return KINDS.index(self.kind), self.num_tiles, self.num_records
+        return KINDS.index(self.kind), self.data.shape[0], self.data.shape[1]
 
 
 def padded(size: int) -> int:
@@ -178,7 +174,7 @@ def _pack_w4(q: Bytes, scale: NDArray[np.float16], offset: NDArray[np.float16]) 
     out[:, :, :512] = (parts[:, :, :, 0] | parts[:, :, :, 1] << 4).reshape(tiles, records, 512)
     pair = np.stack([part.reshape(tiles, 2, 16, records) for part in (scale, offset)], axis=2)
     out[:, :, 512:] = _as_bytes(pair.transpose(0, 4, 1, 2, 3), tiles, records)
-    return Matrix("w4", tiles, records, out)
+    return Matrix("w4", out)
 
 
 def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
@@ -189,13 +185,13 @@ def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
     out[:, :, :1024] = parts.reshape(tiles, records, 1024)
     scales = scale.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
     out[:, :, 1024:] = _as_bytes(scales, tiles, records)
-    return Matrix("w8", tiles, records, out)
+    return Matrix("w8", out)
 
 
 def _pack_f32(weights: NDArray[np.float32]) -> Matrix:
     tiles, records = len(weights) // TILE, weights.shape[1] // TILE
     parts = weights.reshape(tiles, TILE, records, TILE).transpose(0, 2, 3, 1)
-    return Matrix("f32", tiles, records, _as_bytes(parts, tiles, records))
+    return Matrix("f32", _as_bytes(parts, tiles, records))
 
 
 def _as_bytes(values: NDArray[np.generic], tiles: int, records: int) -> Bytes:

@@ -47,6 +47,7 @@ class CpuRunner:
         max_num_batched_tokens: int,
         num_threads: int,
         kernel_cache: Path,
+        weights_cache: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         announce: Callable[[], None] = lambda: None,
     ) -> None:
@@ -62,13 +63,16 @@ class CpuRunner:
             max_num_batched_tokens: longest step, tokens.
             num_threads: threads, this one included.
             kernel_cache: directory for compiled kernels.
+            weights_cache: directory for packed weights; None packs them each time.
             progress: told how many of how many bytes of the file are packed.
             announce: called before a compilation.
         """
         arch = checkpoint.arch
         self.arch, self.num_blocks, self.block_size = arch, num_blocks, block_size
         self.sizes = sizes = model_sizes(arch, dtype, cache_dtype)
-        self.weights = load_weights(checkpoint, sizes, dtype, max_model_len, progress)
+        self.weights = load_weights(
+            checkpoint, sizes, dtype, max_model_len, weights_cache, progress
+        )
         kinds = self.weights.kinds
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
         self._kernel_cache = kernel_cache

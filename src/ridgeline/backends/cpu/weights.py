@@ -5,19 +5,21 @@ It turns a ``Checkpoint`` into one array of layer words and keeps the memory the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.arch import ModelArch
+from ridgeline.backends.cpu import packed
 from ridgeline.backends.cpu.heads import TOKENS, Heads
 from ridgeline.backends.cpu.linear import RECORD_BYTES, TILE
-from ridgeline.backends.cpu.memory import address, aligned
+from ridgeline.backends.cpu.memory import address, aligned, settled
 from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded
-from ridgeline.backends.cpu.plan import LAYER, MATRICES, Sizes
+from ridgeline.backends.cpu.packed import Packed
+from ridgeline.backends.cpu.plan import LAYER, MATRICES, MATRIX, Sizes
 from ridgeline.backends.reference import rope_tables
 from ridgeline.costs import weight_bytes
 from ridgeline.models.weights import Checkpoint
@@ -37,7 +39,7 @@ class Weights:
     cos: Floats  # [positions, half]
     sin: Floats
     kinds: tuple[str, ...]
-    kept: list[NDArray[Any]] = field(default_factory=list)
+    arrays: Mapping[str, Packed]  # all of it, by canonical name
 
 
 def head_shape(arch: ModelArch, cache: str) -> Heads:
@@ -101,24 +103,44 @@ def load_weights(
     sizes: Sizes,
     dtype: str,
     max_model_len: int,
+    cache: Path | None,
     progress: Callable[[int, int], None],
 ) -> Weights:
-    """Pack every tensor; ``progress`` is told how many of how many bytes of the file are done."""
+    """Return the weights, from the directory ``cache``, if given, if they were packed before.
+
+    ``progress`` is told how many of how many bytes of the file are packed.
+    """
+    arrays = path = None
+    if cache is not None:
+        path = cache / f"{packed.key(checkpoint.path, dtype, sizes)}.weights"
+        arrays = packed.read(path)
+    if arrays is None:
+        arrays = _pack_all(checkpoint, sizes, dtype, progress)
+        if path is not None:
+            packed.write(path, arrays)
+    return _assemble(arrays, checkpoint.arch, sizes, max_model_len)
+
+
+def _pack_all(
+    checkpoint: Checkpoint, sizes: Sizes, dtype: str, progress: Callable[[int, int], None]
+) -> dict[str, Packed]:
+    """Pack every tensor, by canonical name."""
     arch, heads = checkpoint.arch, sizes.heads
     total, done = checkpoint.nbytes, 0
-    kept: list[NDArray[Any]] = []
+    arrays: dict[str, Packed] = {}
     turned, plain = _channels(arch, heads)
+    q_rows, k_rows = (_heads(turned, n, arch) for n in (arch.num_heads, arch.num_kv_heads))
+    v_rows, o_columns = (_heads(plain, n, arch) for n in (arch.num_kv_heads, arch.num_heads))
 
-    def keep(array: NDArray[Any]) -> int:
-        kept.append(array)
-        return address(array)
-
-    def matrix(name: str, rows: Index | None = None, columns: Index | None = None) -> Matrix:
+    def matrix(
+        name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
+    ) -> None:
         nonlocal done
         tensor = checkpoint.tensors[name]
         done += tensor.nbytes
         progress(done, total)
-        return _settled(pack(tensor, dtype, rows, columns))
+        kind, data = pack(tensor, dtype, rows, columns)
+        arrays[name] = Packed(kind, settled(data))
 
     def vector(name: str, size: int, places: Index | None = None) -> Floats:
         values = checkpoint.tensors[name].to_f32()
@@ -127,58 +149,65 @@ def load_weights(
         out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
         return out
 
-    q_rows, k_rows = (_heads(turned, n, arch) for n in (arch.num_heads, arch.num_kv_heads))
-    v_rows, o_columns = (_heads(plain, n, arch) for n in (arch.num_kv_heads, arch.num_heads))
     # Blocks of 32 inputs stay whole where heads need no padding, and with them the file's values.
     places: dict[str, tuple[Index | None, Index | None]] = {
         "q": (q_rows, None),
         "k": (k_rows, None),
         "v": (v_rows, None),
+        "o": (None, o_columns if heads.size != arch.head_dim else None),
     }
-    places["o"] = (None, o_columns if heads.size != arch.head_dim else None)
-    layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
-    kinds: dict[str, None] = {}
-    for i, words in enumerate(layers):
-
-        def put(name: str, value: int, words: NDArray[np.int64] = words) -> None:
-            words[LAYER.index(name)] = value
-
+    for i in range(arch.num_layers):
         prefix = f"layers.{i}."
-        put("window", arch.windows[i] or 0)
-        for name in ("attn_norm", "mlp_norm"):
-            put(name, keep(vector(prefix + name, sizes.hidden)))
+        for name in ("attn_norm", "mlp_norm", *(["o_bias"] if arch.o_bias else [])):
+            arrays[prefix + name] = Packed("", vector(prefix + name, sizes.hidden))
         if arch.qkv_bias:
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
-            put("qkv_bias", keep(np.concatenate(biases)))
+            arrays[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
         if arch.qk_norm:
             norms = [vector(prefix + name, heads.size, turned) for name in ("q_norm", "k_norm")]
-            put("qk_norms", keep(np.concatenate(norms)))
-        if arch.o_bias:
-            put("o_bias", keep(vector(prefix + "o_bias", sizes.hidden)))
+            arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
         for name in MATRICES:
-            packed = matrix(prefix + name, *places.get(name, (None, None)))
-            kinds[packed.kind] = None
-            put(f"{name}_tiles", keep(packed.data))
-            for part, value in zip(("kind", "num_tiles", "num_records"), packed.words, strict=True):
-                put(f"{name}_{part}", value)
+            matrix(prefix + name, *places.get(name, (None, None)))
+    arrays["norm"] = Packed("", vector("norm", sizes.hidden))
     # The likeliest token hangs on the head most: 4 bits there only if the file has them.
-    head_dtype = "auto" if dtype == "int4" else dtype
-    tensor = checkpoint.tensors["embed" if arch.tied_embeddings else "head"]
-    head = _settled(pack(tensor, head_dtype))
-    kinds[head.kind] = None
+    head = "embed" if arch.tied_embeddings else "head"
+    matrix(head, dtype="int8" if dtype == "int4" else dtype)
+    arrays["head"] = arrays.pop(head)
+    arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
+    return arrays
+
+
+def _assemble(
+    arrays: dict[str, Packed], arch: ModelArch, sizes: Sizes, max_model_len: int
+) -> Weights:
+    """Say in words where everything is."""
+    layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
+    words = {name: i for i, name in enumerate(LAYER)}
+    layers[:, words["window"]] = [window or 0 for window in arch.windows]
+    for name, (kind, data) in arrays.items():
+        if not name.startswith("layers."):
+            continue
+        _, index, part = name.split(".")
+        layer = layers[int(index)]
+        if kind:
+            facts = (address(data), *Matrix(kind, data).words)
+            for word, value in zip(MATRIX, facts, strict=True):
+                layer[words[f"{part}_{word}"]] = value
+        else:
+            layer[words[part]] = address(data)
     cos, sin = rope_tables(arch.rope, max_model_len)
-    padding = ((0, 0), (0, heads.half - cos.shape[1]))
+    padding = ((0, 0), (0, sizes.heads.half - cos.shape[1]))
     return Weights(
         layers=layers,
-        embedding=_embedding(checkpoint, sizes, dtype),
-        final_norm=vector("norm", sizes.hidden),
-        head=head,
+        embedding=arrays["embedding"].data,
+        final_norm=arrays["norm"].data,
+        head=Matrix(*arrays["head"]),
         cos=np.pad(cos, padding),
         sin=np.pad(sin, padding),
-        kinds=tuple(kinds),
-        kept=kept,
+        kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
+        arrays=arrays,
     )
 
 
@@ -191,13 +220,6 @@ def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.f
         part = tensor.rows(slice(low, low + 8192)).to_f32()
         out[low : low + len(part), : part.shape[1]] = part
     return out
-
-
-def _settled(matrix: Matrix) -> Matrix:
-    """Move a matrix to memory that kernels like."""
-    data = aligned(matrix.data.shape, np.uint8)
-    data[...] = matrix.data
-    return Matrix(matrix.kind, matrix.num_tiles, matrix.num_records, data)
 
 
 def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:

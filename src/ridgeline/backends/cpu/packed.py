@@ -1,0 +1,83 @@
+"""Packed weights on disk: packing takes seconds to minutes, reading it back takes none.
+
+A file is the arrays one after another, then an index as JSON, then the index's length in eight
+bytes. It appears by renaming, so it is whole or not there. What cannot be read or written is only
+slower. It knows nothing of what the arrays mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.memory import aligned
+
+_ALIGNMENT = 4096
+
+
+class Packed(NamedTuple):
+    """An array and what kind of matrix it is; "" for anything else."""
+
+    kind: str
+    data: NDArray[Any]
+
+
+def key(path: Path, *facts: object) -> str:
+    """Return a name for what is packed from a model: its files, our source, and ``facts``."""
+    digest = hashlib.sha256(repr(facts).encode())
+    for source in ("pack.py", "linear.py", "weights.py", "packed.py", "heads.py"):
+        digest.update((Path(__file__).parent / source).read_bytes())
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        found = file.stat()
+        digest.update(f"{file.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def read(path: Path) -> dict[str, Packed] | None:
+    """Return the arrays of a file, in memory that kernels like; None if it cannot be used."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(-8, os.SEEK_END)
+            index_bytes = int.from_bytes(file.read(8), "little")
+            end = file.seek(size - index_bytes)
+            index = json.loads(file.read(index_bytes))
+            memory = aligned(end, np.uint8)
+            file.seek(0)
+            if file.readinto(memory.data) != end:
+                return None
+        found = {}
+        for name, (kind, dtype, shape, begin) in index.items():
+            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            found[name] = Packed(kind, memory[begin : begin + count].view(dtype).reshape(shape))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return found
+
+
+def write(path: Path, arrays: Mapping[str, Packed]) -> None:
+    """Keep arrays for the next start, if the directory can be written and has room."""
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            index = {}
+            for name, (kind, data) in arrays.items():
+                file.write(bytes(-file.tell() % _ALIGNMENT))
+                index[name] = (kind, data.dtype.str, data.shape, file.tell())
+                file.write(np.ascontiguousarray(data).data)
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            text = json.dumps(index).encode()
+            file.write(text + len(text).to_bytes(8, "little"))
+        os.replace(partial, path)
+    except OSError:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)

@@ -1,0 +1,66 @@
+"""Packed weights on disk: what is read is what was packed, and what is damaged is packed again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ridgeline.backends.cpu import packed
+from ridgeline.backends.cpu.packed import Packed
+
+ARRAYS = {
+    "layers.0.q": Packed("w4", np.arange(2 * 3 * 640, dtype=np.uint8).reshape(2, 3, 640)),
+    "norm": Packed("", np.linspace(0, 1, 33, dtype=np.float32)),
+    "embedding": Packed("", np.ones((5, 7), np.float16)),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "new folder" / "key.weights"
+    packed.write(path, ARRAYS)
+    return path
+
+
+def test_what_is_read_is_what_was_written(path: Path) -> None:
+    found = packed.read(path)
+    assert found is not None
+    assert list(found) == list(ARRAYS)
+    for name, (kind, data) in ARRAYS.items():
+        assert found[name].kind == kind
+        np.testing.assert_array_equal(found[name].data, data)
+        assert found[name].data.dtype == data.dtype
+        assert found[name].data.ctypes.data % 64 == 0
+    assert [file.name for file in path.parent.iterdir()] == ["key.weights"]
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
+def test_a_file_that_was_cut_is_not_used(path: Path, keep: int) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+    assert packed.read(path) is None
+
+
+def test_no_file_and_nonsense_are_not_used(tmp_path: Path) -> None:
+    assert packed.read(tmp_path / "absent") is None
+    (tmp_path / "nonsense").write_bytes(os.urandom(10_000))
+    assert packed.read(tmp_path / "nonsense") is None
+
+
+def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    packed.write(tmp_path / "file" / "key.weights", ARRAYS)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_key_follows_the_files_and_the_facts(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"one")
+    first = packed.key(model, "auto", 3)
+    assert packed.key(model, "auto", 3) == first
+    assert packed.key(model, "int8", 3) != first
+    model.write_bytes(b"other")
+    assert packed.key(model, "auto", 3) != first
+    assert packed.key(tmp_path, "auto", 3) not in ("", first)
