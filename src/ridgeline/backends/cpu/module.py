@@ -162,6 +162,8 @@ def _kept(path: Path) -> bytes | None:
 
 
 def _keep(path: Path, code: bytes) -> None:
+    """Keep an object file; a directory that cannot be written is only slower."""
+    partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent)
@@ -169,4 +171,5 @@ def _keep(path: Path, code: bytes) -> None:
             file.write(hashlib.sha256(code).digest() + code)
         os.replace(partial, path)
     except OSError:
-        return  # a cache that cannot be written is only slower
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)

@@ -1,0 +1,148 @@
+"""Attention said again in numpy, a row at a time, in the order that the kernels promise.
+
+``layout`` reads the cache's records from their description; everything else works on plain arrays
+``[tokens, heads, channels]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.backends.cpu.heads import Heads
+from tests.backends.cpu.machine import Array, halves
+from tests.backends.cpu.twins import F32, NOTHING, exp, fma, to_bytes
+
+LOWEST = F32(-1e30)
+MOST = {"f16": F32(65504), "f32": np.finfo(np.float32).max}
+
+
+@dataclass
+class Cached:
+    """Keys and values as the cache keeps them: numbers, and for int8 a scale of each token."""
+
+    k: Array  # [tokens, kv heads, channels]
+    v: Array
+    k_scale: Array | None = None  # [tokens, kv heads, spans]
+    v_scale: Array | None = None  # [tokens, kv heads]
+
+    @property
+    def keys(self) -> Array:
+        """What the keys stand for."""
+        if self.k_scale is None:
+            return self.k.astype(np.float64)
+        span = self.k.shape[2] // self.k_scale.shape[2]
+        return self.k * self.k_scale.astype(np.float64).repeat(span, axis=2)
+
+
+def rotated(heads: Heads, x: Array, norm: Array, cos: Array, sin: Array) -> Array:
+    """Norm, if any, and rope, of ``[tokens, heads, channels]``."""
+    if heads.qk_norm:
+        vectors = x.reshape(*x.shape[:2], -1, 16)
+        total = vectors[:, :, 0] * vectors[:, :, 0]
+        for i in range(1, vectors.shape[2]):
+            total = fma(vectors[:, :, i], vectors[:, :, i], total)
+        mean = halves(total) * F32(1 / heads.num_channels)
+        x = x * (F32(1) / np.sqrt(mean + F32(heads.eps)))[..., None] * norm
+    a, b, rest = np.split(x, [heads.half, 2 * heads.half], axis=2)
+    c, s = cos[:, None], sin[:, None]
+    return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
+
+
+def spans_to_bytes(heads: Heads, x: Array) -> tuple[Array, Array]:
+    """Bytes of ``[..., channels]``, and the scales of spans ``[..., spans]``."""
+    quantised, scale = to_bytes(x.reshape(*x.shape[:-1], -1, heads.span))
+    return quantised.reshape(x.shape), scale
+
+
+def cached(heads: Heads, k: Array, v: Array) -> Cached:
+    """What the cache keeps of keys and values."""
+    if heads.cache == "int8":
+        (k, k_scale), (v, v_scale) = spans_to_bytes(heads, k), to_bytes(v)
+        return Cached(k, v, k_scale, v_scale)
+    narrow = np.float16 if heads.cache == "f16" else np.float32
+    most = MOST[heads.cache]
+    return Cached(*(np.clip(x, -most, most).astype(narrow) for x in (k, v)))
+
+
+def layout(heads: Heads, records: Array, table: list[int], length: int) -> Cached:
+    """The first ``length`` tokens of a sequence, from records ``[blocks, kv heads, bytes]``."""
+    d, k, v, scales = heads.size, [], [], []
+    for block in table:
+        data = records[block]
+        if heads.cache == "int8":
+            bytes_k = data[:, : 16 * d].reshape(-1, d // 4, 16, 4).transpose(2, 0, 1, 3)
+            k.append((bytes_k.reshape(16, -1, d).astype(np.int16) - 128).astype(np.int8))
+            bytes_v = data[:, 16 * d : 32 * d].reshape(-1, 4, d, 4).transpose(1, 3, 0, 2)
+            v.append(bytes_v.reshape(16, -1, d).view(np.int8))
+            scales.append(data[:, 32 * d :].copy().view(np.float32).reshape(len(data), -1, 16))
+        else:
+            kind = np.float16 if heads.cache == "f16" else np.float32
+            both = data.copy().view(kind).reshape(-1, 2, 16 * d)
+            k.append(both[:, 0].reshape(-1, d, 16).transpose(2, 0, 1))
+            v.append(both[:, 1].reshape(-1, 16, d).transpose(1, 0, 2))
+    joined = [np.concatenate(part)[:length] for part in (k, v)]
+    if heads.cache != "int8":
+        return Cached(*joined)
+    by_token = np.concatenate([part.transpose(2, 0, 1) for part in scales])[:length]
+    return Cached(*joined, by_token[:, :, 1:], by_token[:, :, 0])
+
+
+def attend(heads: Heads, q: Array, cache: Cached, position: int, window: int | None) -> Array:
+    """What the query ``[heads, channels]`` at a position sees, ``[heads, channels]``."""
+    low = 0 if window is None else max(0, position - window + 1)
+    begin, end = low // 16 * 16, position // 16 * 16 + 16
+    visible = np.zeros((end - begin) // 16 * 16, bool)
+    visible[low - begin : position + 1 - begin] = True
+    seen = slice(begin, position + 1)
+    return np.stack(
+        [_attend_head(heads, q[h], cache, h // heads.group, seen, visible) for h in range(len(q))]
+    )
+
+
+def _attend_head(
+    heads: Heads, q: Array, cache: Cached, kv_head: int, seen: slice, visible: Array
+) -> Array:
+    softmax_scale = F32(heads.num_channels**-0.5)
+    k, v = (part[seen, kv_head] for part in (cache.k, cache.v))
+    scores = np.zeros(len(visible), np.float32)  # what is behind the last token is not visible
+    if heads.cache == "int8":
+        assert cache.k_scale is not None
+        bytes_q, q_scale = spans_to_bytes(heads, q)
+        total = np.zeros(len(k), np.float32)
+        for span, scale in enumerate(cache.k_scale[seen, kv_head].T):
+            part = slice(span * heads.span, (span + 1) * heads.span)
+            integers = k[:, part].astype(np.int32) @ bytes_q[part].astype(np.int32)
+            product = integers.astype(np.float32) * scale
+            total = fma(product, q_scale[span] * softmax_scale, total)
+        scores[: len(k)] = total
+    else:
+        scaled, total = q * softmax_scale, np.zeros(len(k), np.float32)
+        for channel in range(heads.size):
+            total = fma(k[:, channel].astype(np.float32), scaled[channel], total)
+        scores[: len(k)] = total
+    top = max(scores[visible].max(), LOWEST)
+    p = np.where(visible, exp(scores - top), F32(0))
+    lanes = np.zeros(16, np.float32)
+    for block in p.reshape(-1, 16):
+        lanes = lanes + block
+    denominator = halves(lanes)
+    if heads.cache == "int8":
+        assert cache.v_scale is not None
+        return _weigh_bytes(p, v, cache.v_scale[seen, kv_head], denominator)
+    out = np.zeros(heads.size, np.float32)
+    for token in range(len(v)):
+        out = fma(v[token].astype(np.float32), p[token], out)
+    return out * (F32(1) / denominator)
+
+
+def _weigh_bytes(p: Array, v: Array, scale: Array, denominator: Array) -> Array:
+    weighted = np.zeros_like(p)
+    weighted[: len(v)] = p[: len(v)] * scale
+    largest = weighted.max()
+    steps = F32(65535) / largest if largest > NOTHING else F32(0)
+    sixteen_bits = np.rint(weighted * steps).astype(np.int32)[: len(v)]
+    high, low = ((part @ v.astype(np.int32)) for part in (sixteen_bits >> 8, sixteen_bits & 255))
+    joined = fma(high.astype(np.float32), F32(256), low.astype(np.float32))
+    return joined * (largest * F32(1 / 65535) / denominator)

@@ -1,0 +1,311 @@
+"""Attention against its numpy twin, bit for bit: every cache, every group, in tiles and alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+import pytest
+from llvmlite import ir
+
+from ridgeline.backends.cpu.attention import emit_attention
+from ridgeline.backends.cpu.heads import TOKENS, Heads
+from tests.backends.cpu import attention_twin as twin
+from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bits
+
+LENGTH, MAX_BLOCKS = 100, 9
+GARBAGE = 51.25
+NONE = 1 << 40
+PLAIN = Heads(
+    num_heads=3,
+    num_kv_heads=1,
+    half=16,
+    rest=0,
+    num_channels=32,
+    cache="int8",
+    qkv_bias=False,
+    qk_norm=False,
+    eps=1e-5,
+)
+SHAPES = {
+    "group 3": PLAIN,
+    "group 1, padded": replace(PLAIN, num_heads=2, num_kv_heads=2, num_channels=24),
+    "group 4, partial rope": replace(PLAIN, num_heads=8, num_kv_heads=2, rest=16, num_channels=44),
+    "group 7, biases": replace(
+        PLAIN, num_heads=14, num_kv_heads=2, half=32, num_channels=64, qkv_bias=True
+    ),
+    "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm=True),
+}
+# What is built on which processor: everything here, and one of each elsewhere.
+CASES = [("host", shape, "int8") for shape in SHAPES]
+CASES += [("host", shape, kind) for shape in list(SHAPES)[::2] for kind in ("f16", "f32")]
+CASES += [(name, "group 3", "int8") for name in LOCAL[1:-1]]
+CASES += [(LOCAL[-1], "group 1, padded", "f16")]
+CASES += [("arm-i8mm", "group 4, partial rope", "int8"), ("arm", "group 8, norms", "f16")]
+
+
+def channels(heads: Heads, rng: np.random.Generator, *shape: int) -> Array:
+    """Random heads, zero where they are padding."""
+    out = rng.normal(0, 1, (*shape, heads.size))
+    rest = heads.size - 2 * heads.half
+    pairs = (heads.num_channels - rest + (rest and 4)) // 2
+    out[..., pairs : heads.half] = out[..., heads.half + pairs : 2 * heads.half] = 0
+    if rest:
+        out[..., heads.size - 4 :] = 0
+    return out.astype(np.float32)
+
+
+@dataclass
+class Text:
+    """A sequence of activations, and what is made of them."""
+
+    heads: Heads
+    rows: Array  # [tokens, all heads, channels]: queries, keys, values
+    bias: Array
+    norms: Array
+    cos: Array
+    sin: Array
+    q: Array
+    cached: twin.Cached
+    known: dict[tuple[int, int | None], Array] = field(default_factory=dict)
+
+
+@cache
+def text(shape: str, kind: str) -> Text:
+    heads, rng = replace(SHAPES[shape], cache=kind), np.random.default_rng(len(shape))
+    total = heads.num_heads + 2 * heads.num_kv_heads
+    rows, bias = channels(heads, rng, LENGTH, total), channels(heads, rng, total)
+    rows[7, :, :] = 0  # a token without anything
+    rows[9] *= 30
+    norms = 1 + channels(heads, rng, 2) / 4
+    angles = np.arange(LENGTH)[:, None] / 10.0 ** np.linspace(0, 3, heads.half)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    x = rows + bias if heads.qkv_bias else rows
+    q, k, v = np.split(x, [heads.num_heads, heads.num_heads + heads.num_kv_heads], axis=1)
+    q = twin.rotated(heads, q, norms[0], cos, sin)
+    k = twin.rotated(heads, k, norms[1], cos, sin)
+    return Text(heads, at(rows), at(bias), at(norms), cos, sin, q, twin.cached(heads, k, v))
+
+
+class Attention:
+    """Kernels, and a cache of which only some slots are written: the rest is garbage."""
+
+    def __init__(self, name: str, shape: str, kind: str) -> None:
+        self.text, self.heads = text(shape, kind), text(shape, kind).heads
+
+        def emit(module: ir.Module) -> None:
+            emit_attention(module, TARGETS[name].dot, self.heads)
+
+        self.machine = build(emit, name)
+        heads, rng = self.heads, np.random.default_rng(3)
+        self.records = at(
+            rng.integers(0, 256, (MAX_BLOCKS, heads.num_kv_heads, heads.record_bytes), np.uint8)
+        )
+        if kind != "int8":  # any keys at all, and any values that a cache can have
+            floats = self.records.view(f"f{heads.value_bytes}")
+            keys, values = np.moveaxis(floats.reshape(-1, 2, TOKENS * heads.size), 1, 0)
+            keys[:] = np.nan
+            values[:] = rng.choice([-1, 1], values.shape) * twin.MOST[kind]
+        else:
+            self.records[:, :, heads.scales_at :].view(np.float32)[:] = np.nan
+        self.table = at(np.int32([4, 7, 0, 2, 8, 1, 3])[: -(-LENGTH // TOKENS)])
+        self.queries = at(np.full((LENGTH, heads.query_bytes), 200, np.uint8))
+        self.poison = np.zeros(1, np.float32)
+        self.length = 0
+
+    def store(self, position: int, rows: Array | None = None) -> None:
+        """Let a token's queries be made, and its keys and values be kept."""
+        known, heads = self.text, self.heads
+        block, token = self.table[position // TOKENS], position % TOKENS
+        row = at((known.rows if rows is None else rows)[position])
+        for kv_head in range(heads.num_kv_heads):
+            self.machine.run(
+                "rope", row, known.bias, at(known.cos[position]), at(known.sin[position]),
+                known.norms, self.queries[position], self.records[block, kv_head], token, kv_head,
+                self.poison,
+            )  # fmt: skip
+
+    def grow(self, length: int) -> None:
+        """Store tokens until there are so many."""
+        for position in range(self.length, length):
+            self.store(position)
+        self.length = max(length, self.length)
+
+    def attend(self, position: int, count: int = 1, window: int | None = None) -> Array:
+        """Return what ``count`` queries from a position on see, ``[count, heads, channels]``."""
+        heads, reach = self.heads, window or NONE
+        begin = max(0, position - reach + 1) // TOKENS * TOKENS
+        blocks = -(-(position + count - begin) // TOKENS)
+        num_rows, stride = count * heads.group, self.records[0].nbytes
+        out = at(np.full((count, heads.num_heads + 1, heads.size), GARBAGE, np.float32))
+        flat = self.records.reshape(-1)
+        for kv_head in range(heads.num_kv_heads):
+            walk = (
+                flat[kv_head * heads.record_bytes :], stride, self.table[begin // TOKENS :], blocks
+            )  # fmt: skip
+            scores = at(np.full((num_rows, blocks * 16 + 32), GARBAGE, np.float32))
+            planes = at(np.zeros((num_rows, blocks * 32 + 64), np.uint8))
+            scales = at(np.zeros(num_rows, np.float32))
+            run = self.machine.run
+            name, source = f"scores_{count}", self.queries[position : position + count]
+            run(name, source, *walk, kv_head, scores, scores.strides[0])
+            for row in range(num_rows):
+                high = position + row // heads.group + 1 - begin
+                low = max(0, high + begin - reach) - begin
+                run(
+                    "softmax", scores[row], low, high, blocks, walk[0], stride, walk[2],
+                    planes[row], scales[row : row + 1],
+                )  # fmt: skip
+            weights = planes if heads.cache == "int8" else scores
+            group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]
+            part = at(group)
+            run(f"weigh_{count}", weights, weights.strides[0], *walk, scales, part, part.strides[0])
+            group[:] = part
+        assert (out[:, -1] == GARBAGE).all()
+        return out[:, :-1]
+
+    def wanted(self, position: int, count: int = 1, window: int | None = None) -> Array:
+        """Return the same from the twin, which is asked once for each."""
+        for i in range(position, position + count):
+            if (i, window) not in self.text.known:
+                q, cached = self.text.q[i], self.text.cached
+                self.text.known[i, window] = twin.attend(self.heads, q, cached, i, window)
+        return np.stack([self.text.known[i, window] for i in range(position, position + count)])
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: ", ".join(case))
+def attention(request: pytest.FixtureRequest) -> Attention:
+    return Attention(*request.param)
+
+
+# --- rope and store ----------------------------------------------------------------------------
+
+
+def assert_stored(attention: Attention, length: int) -> None:
+    got = twin.layout(attention.heads, attention.records, attention.table.tolist(), length)
+    for name, wanted in vars(attention.text.cached).items():
+        if wanted is not None:
+            assert same_bits(np.ascontiguousarray(getattr(got, name)), wanted[:length]), name
+
+
+def test_what_is_stored(attention: Attention) -> None:
+    attention.grow(21)
+    assert_stored(attention, 21)
+    assert not attention.poison.any()
+
+
+def test_a_slot_is_written_and_nothing_else(attention: Attention) -> None:
+    """Neighbours in a word may belong to another thread at that moment."""
+    attention.grow(21)
+    before = attention.records.copy()
+    attention.store(17, np.roll(attention.text.rows, 1, axis=0))
+    changed = attention.records != before
+    assert changed.any(axis=2).sum() == attention.heads.num_kv_heads
+    attention.store(17)
+    assert same_bits(attention.records, before)
+
+
+def test_the_query(attention: Attention) -> None:
+    attention.grow(3)
+    heads, softmax_scale = attention.heads, np.float32(attention.heads.num_channels**-0.5)
+    for position in (0, 2):
+        q, row = attention.text.q[position], attention.queries[position]
+        if heads.cache != "int8":
+            got = row.view(np.float32)[: q.size].reshape(q.shape)
+            assert same_bits(np.ascontiguousarray(got), q * softmax_scale)
+            continue
+        wanted, scale = twin.spans_to_bytes(heads, q)
+        assert row[: q.size].view(np.int8).tolist() == wanted.ravel().tolist()
+        entries = row[q.size : q.size + 8 * scale.size].copy()
+        assert same_bits(entries.view(np.float32)[::2].copy(), (scale * softmax_scale).ravel())
+        sums = wanted.reshape(-1, heads.span).sum(axis=1, dtype=np.int32) * -128
+        assert entries.view(np.int32)[1::2].tolist() == sums.tolist()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_said_and_not_kept(attention: Attention, bad: float) -> None:
+    heads, rows = attention.heads, attention.text.rows.copy()
+    attention.grow(LENGTH if attention.machine.is_local else 21)
+    before = attention.records.copy()
+    for head in (0, heads.num_heads - 1, heads.num_heads, -1):  # queries, a key, a value
+        channel = (17 * abs(head) + 3) % heads.size
+        sick = rows.copy()
+        sick[17, head, channel] = bad
+        attention.poison[:] = 0
+        attention.store(17, sick)
+        assert attention.poison[0] == 1, (head, channel)
+        if heads.cache != "int8":
+            kept = attention.records[attention.table[1]].view(f"f{heads.value_bytes}")
+            assert np.isfinite(kept.reshape(heads.num_kv_heads, 2, -1)[:, 1, heads.size]).all()
+    attention.poison[:] = 0
+    attention.store(17)
+    assert not attention.poison.any()
+    assert same_bits(attention.records, before)
+
+
+def test_garbage_stays_garbage() -> None:
+    """A value that was not finite is finite in the cache: zero times it must be zero."""
+    for kind in ("f16", "f32"):
+        attention = Attention("host", "group 3", kind)
+        rows = attention.text.rows.copy()
+        rows[:, -1] = np.tile([np.nan, np.inf, -np.inf, 1e38], attention.heads.size // 4)
+        for position in range(16):
+            attention.store(position, rows)
+        values = attention.records[attention.table[0]].view(f"f{attention.heads.value_bytes}")
+        assert np.isfinite(values[0, TOKENS * attention.heads.size :]).all()
+        attention.grow(5)  # the next owner of the block
+        assert same_bits(attention.attend(4), attention.wanted(4))
+
+
+# --- what a query sees -------------------------------------------------------------------------
+
+POSITIONS = {
+    None: [0, 1, 2, 15, 16, 17, 30, 31, 32, 47, 64, 80, 99],
+    1: [0, 16, 99],
+    5: [3, 18, 99],
+    16: [15, 16, 99],
+    17: [31, 32, 99],
+}
+
+
+@pytest.mark.parametrize("window", POSITIONS)
+def test_one_query(attention: Attention, window: int | None) -> None:
+    """With the cache just as long as it must be: what is behind is garbage, also its scales."""
+    few = [16, 20] if window in (None, 5) else []
+    for position in POSITIONS[window] if attention.machine.is_local else few:
+        attention.grow(position + 1)
+        got = attention.attend(position, window=window)
+        assert same_bits(got, attention.wanted(position, window=window)), position
+
+
+@pytest.mark.parametrize("window", [None, 5, 17])
+def test_a_tile_of_queries_sees_what_each_sees_alone(
+    attention: Attention, window: int | None
+) -> None:
+    tile = attention.heads.tile
+    assert tile > 1
+    attention.grow(LENGTH if attention.machine.is_local else 21)
+    here = attention.machine.is_local
+    for position in [0, 15, 30, LENGTH - tile] if here else [15] * (window == 5):
+        together = attention.attend(position, tile, window)
+        alone = np.concatenate([attention.attend(position + i, window=window) for i in range(tile)])
+        assert same_bits(together, alone), position
+        assert same_bits(together, attention.wanted(position, tile, window)), position
+
+
+def test_the_twin_is_attention(attention: Attention) -> None:
+    """The twin above follows the kernels; this follows the mathematics, in float64."""
+    heads, known = attention.heads, attention.text
+    x = (known.rows + known.bias if heads.qkv_bias else known.rows).astype(np.float64)
+    v = x[:, heads.num_heads + heads.num_kv_heads :]
+    position, window = 60, 33
+    seen = slice(position - window + 1, position + 1)
+    for head in range(heads.num_heads):
+        kv_head = head // heads.group
+        scores = known.cached.keys[seen, kv_head] @ known.q[position, head]
+        p = np.exp(scores * heads.num_channels**-0.5)
+        exact = p @ v[seen, kv_head] / p.sum()
+        got = attention.wanted(position, window=window)[0, head]
+        error = np.abs(got - exact).max() / np.abs(v).max()
+        assert error < {"int8": 0.02, "f16": 1e-3, "f32": 1e-6}[heads.cache]

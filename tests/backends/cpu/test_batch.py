@@ -1,0 +1,116 @@
+"""How a step's tokens become rows: each once, dealt to threads, attending in whole tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.backends.cpu.batch import Batch, arrange
+from ridgeline.backends.cpu.plan import BLOCK, COLUMN_ROWS
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Work
+
+NOTHING = Sampling(SamplingParams(), 0, ())
+
+
+def make_work(
+    chunks: list[tuple[int, int]], block_size: int = 16
+) -> tuple[tuple[Work, ...], list[tuple[int, ...]]]:
+    """Items of (start, number of tokens); every token is unlike any other."""
+    items, tables, token, block = [], [], 1000, 7
+    for index, (start, count) in enumerate(chunks):
+        num_blocks = -(-(start + count) // block_size)
+        table = tuple(range(block, block + 3 * num_blocks, 3))
+        tokens = tuple(range(token, token + count))
+        items.append(Work((index, 0), start, tokens, table, (), NOTHING, (), ()))
+        tables.append(table)
+        token, block = token + count, block + 3 * num_blocks
+    return tuple(items), tables
+
+
+chunks = st.lists(
+    st.tuples(st.integers(0, 70), st.one_of(st.just(1), st.integers(1, 12), st.integers(1, 300))),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(
+    chunks=chunks,
+    num_threads=st.integers(1, 5),
+    tile=st.integers(1, 4),
+    per_block=st.integers(1, 3),
+)
+def test_any_step(
+    chunks: list[tuple[int, int]], num_threads: int, tile: int, per_block: int
+) -> None:
+    work, tables = make_work(chunks, 16 * per_block)
+    batch = arrange(work, num_threads, tile, per_block)
+    num_tokens = sum(count for _, count in chunks)
+    assert len(batch.tokens) == num_tokens
+    assert sorted(batch.places) == list(range(num_tokens))  # one row for each token
+    assert batch.ends.tolist() == np.cumsum([count for _, count in chunks]).tolist()
+    i = 0
+    for item, table in zip(work, tables, strict=True):
+        records = [block * per_block + part for block in table for part in range(per_block)]
+        for offset, token in enumerate(item.tokens):
+            row = batch.places[i]
+            assert batch.tokens[row] == token
+            assert batch.positions[row] == item.start + offset
+            first = batch.sequences[row]
+            assert batch.tables[first : first + len(records)].tolist() == records
+            i += 1
+    for array in (batch.positions, batch.sequences, batch.tables, batch.items):
+        assert array.dtype == np.int32
+        assert array.flags.c_contiguous
+    if num_tokens > COLUMN_ROWS:
+        assert_dealt(batch, num_threads, tile)
+    else:
+        assert batch.places.tolist() == list(range(num_tokens))
+
+
+def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
+    """Threads own the rows between them, and the items own each thread's rows."""
+    bounds, item_bounds = batch.row_bounds.tolist(), batch.item_bounds.tolist()
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, len(batch.tokens), num_threads + 1)
+    assert (item_bounds[0], item_bounds[-1]) == (0, len(batch.items) - 1)
+    assert batch.items[-1, 0] == len(batch.tokens)  # the end, which the kernels look at
+    for thread in range(num_threads):
+        row = bounds[thread]
+        for first, count in batch.items[item_bounds[thread] : item_bounds[thread + 1]].tolist():
+            assert first == row
+            assert count in (1, tile)
+            rows = slice(first, first + count)
+            assert len(set(batch.sequences[rows].tolist())) == 1
+            assert (np.diff(batch.positions[rows]) == 1).all()
+            place = first - bounds[thread]
+            assert place // BLOCK == (place + count - 1) // BLOCK
+            row += count
+        assert row == bounds[thread + 1]
+
+
+@given(chunks=chunks, tile=st.integers(1, 4))
+def test_threads_get_like_shares(chunks: list[tuple[int, int]], tile: int) -> None:
+    """No thread has more than a hand of rows more than another for each sequence."""
+    work, _ = make_work(chunks)
+    if sum(count for _, count in chunks) > COLUMN_ROWS:
+        bounds = arrange(work, 3, tile, 1).row_bounds
+        assert np.diff(bounds).max() - np.diff(bounds).min() <= 8 * (len(chunks) + 1)
+
+
+def test_a_long_prompt_is_shared_from_front_to_back() -> None:
+    """Later rows look at more: each thread has as many late ones as the other."""
+    work, _ = make_work([(0, 512)])
+    batch = arrange(work, 2, 4, 1)
+    halves = np.split(batch.positions, [batch.row_bounds[1]])
+    sums = [int(half.sum()) for half in halves]
+    assert abs(sums[0] - sums[1]) < 0.05 * sum(sums)
+    assert (batch.items[:-1, 1] == 4).all()
+
+
+def test_decodes_attend_one_by_one() -> None:
+    work, _ = make_work([(i, 1) for i in range(70)])
+    batch = arrange(work, 2, 4, 1)
+    assert (batch.items[:-1, 1] == 1).all()
+    assert batch.row_bounds.tolist() == [0, 35, 70]

@@ -1,0 +1,89 @@
+"""The likeliest token: ties, padding, parts, and logits that are not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llvmlite import ir
+
+from ridgeline.backends.cpu.head import BEST_BYTES, emit_head
+from tests.backends.cpu.machine import Array, Machine, at, build
+
+BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("token", "<i8")])
+
+
+@pytest.fixture(scope="module", params=["host", "arm"])
+def machine(request: pytest.FixtureRequest) -> Machine:
+    def emit(module: ir.Module) -> None:
+        emit_head(module)
+
+    return build(emit, request.param)
+
+
+@pytest.fixture(scope="module")
+def here() -> Machine:
+    return build(emit_head)
+
+
+def best(machine: Machine, logits: Array, cuts: tuple[int, ...] = (), surplus: float = 99) -> Array:
+    """Fold the parts between cuts, each with something else behind it."""
+    entry = np.zeros((), BEST)
+    entry["value"], entry["token"] = -np.inf, -1
+    assert entry.nbytes == BEST_BYTES
+    ends = (*cuts, len(logits))
+    for low, high in zip((0, *cuts), ends, strict=True):
+        part = np.full(high - low + 16, surplus, np.float32)
+        part[: high - low] = logits[low:high]
+        machine.run("best", at(part), high - low, low, entry)
+    return entry
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 31, 32, 33, 100, 257])
+def test_the_likeliest_at_any_size(machine: Machine, size: int) -> None:
+    logits = np.random.default_rng(size).normal(0, 1, size).astype(np.float32)
+    entry = best(machine, logits)
+    assert entry["token"] == logits.argmax()
+    assert entry["value"] == logits.max()
+    assert entry["poison"] == 0
+
+
+@given(
+    logits=st.lists(st.sampled_from([-2.0, -1.0, 0.0, 1.5, 3.0]), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(1, 7), max_size=3, unique=True),
+)
+def test_of_equals_the_first(here: Machine, logits: list[float], cuts: list[int]) -> None:
+    """Also across parts, which begin at multiples of 16 as tiles do."""
+    values = np.float32(logits)
+    places = tuple(sorted(16 * cut for cut in cuts if 16 * cut < len(logits)))
+    entry = best(here, values, places)
+    assert (entry["token"], entry["value"]) == (values.argmax(), values.max())
+
+
+def test_the_ends_of_the_range(machine: Machine) -> None:
+    lowest = np.full(40, np.finfo(np.float32).min)
+    assert best(machine, lowest)["token"] == 0
+    lowest[39] = np.finfo(np.float32).max
+    entry = best(machine, lowest, (32,))
+    assert (entry["token"], entry["poison"]) == (39, 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_logit_poisons_the_row(machine: Machine, bad: float) -> None:
+    logits = np.zeros(70, np.float32)
+    for place in (0, 15, 16, 69):
+        poisoned = logits.copy()
+        poisoned[place] = bad
+        assert best(machine, poisoned, (32,))["poison"] != 0
+    assert best(machine, logits, (32,))["poison"] == 0
+
+
+def test_the_best_before_stays_unless_it_is_beaten(here: Machine) -> None:
+    entry = np.zeros((), BEST)
+    entry["value"], entry["token"], entry["poison"] = 2.0, 7, np.nan
+    here.run("best", at(np.float32([2.0] * 16)), 16, 100, entry)
+    assert (entry["value"], entry["token"]) == (2.0, 7)
+    here.run("best", at(np.float32([1.0] * 9 + [2.5] * 7)), 12, 100, entry)
+    assert (entry["value"], entry["token"]) == (2.5, 109)
+    assert np.isnan(entry["poison"])  # never forgotten

@@ -1,0 +1,175 @@
+"""Matrix products against their numpy twin, bit for bit, on every processor at hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.isa import Dot
+from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, SHAPES, emit_linear
+from ridgeline.backends.cpu.pack import pack
+from ridgeline.models.weights import Tensor
+from tests.backends.cpu import twins
+from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
+
+MOST_ROWS, TILES, RECORDS = 300, 4, 3
+FEW = [1, 2, 3, 5, 8, 15]
+GARBAGE = 77.5
+MARGIN = 64  # bytes between rows that belong to nobody
+
+
+# Plain dot products take long to compile, and f32 has none.
+CASES = [
+    (name, kind) for name in TARGETS for kind in ("w4", "w8") if TARGETS[name].dot != Dot.PLAIN
+]
+CASES += [("host", "f32"), ("baseline", "w8"), ("baseline", "f32"), ("arm", "f32")]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=", ".join)
+def case(request: pytest.FixtureRequest) -> tuple[Machine, str]:
+    name, kind = request.param
+
+    def emit(module: ir.Module) -> None:
+        emit_linear(module, TARGETS[name].dot, [kind])
+
+    return build(emit, name), kind
+
+
+@cache
+def packed(kind: str) -> Array:
+    """Any bytes that a record may have: values at random, and one tile of the largest."""
+    rng = np.random.default_rng(1)
+    shape = (TILES, RECORDS, RECORD_BYTES[kind])
+    if kind == "f32":
+        return at(rng.normal(0, 1, (TILES, RECORDS, 1024)).astype(np.float32).view(np.uint8))
+    data = at(rng.integers(0, 256, shape, np.uint8))
+    data[1] = 255
+    scales = rng.normal(0, 0.1, (*shape[:2], 64 if kind == "w4" else 32)).astype(np.float16)
+    data[:, :, -2 * scales.shape[2] :] = scales.view(np.uint8)
+    return data
+
+
+@cache
+def activations(kind: str, num_records: int = RECORDS) -> tuple[Array, Array]:
+    """Rows of activations with something else behind each; first the extremes."""
+    rng = np.random.default_rng(2)
+    size = num_records * 32
+    floats = rng.normal(0, 1, (MOST_ROWS, size)).astype(np.float32)
+    if kind == "f32":
+        x = at(np.full((MOST_ROWS, size + MARGIN // 4), GARBAGE, np.float32))
+        x[:, :size] = floats
+        return x, at(np.zeros((MOST_ROWS, 1), twins.ENTRY))
+    x = at(rng.integers(-127, 128, (MOST_ROWS, size + MARGIN), np.int8))
+    x[0], x[1], x[2] = 127, -127, 0
+    entries = at(np.zeros((MOST_ROWS, num_records + 1), twins.ENTRY))
+    entries[:, :num_records] = twins.entries_of(x[:, :size], np.abs(floats[:, :: twins.GROUP]))
+    return x, entries
+
+
+@cache
+def wanted(kind: str) -> NDArray[np.float32]:
+    x, entries = activations(kind)
+    return twins.linear(kind, packed(kind), x[:, : RECORDS * 32], entries)
+
+
+def product(
+    case: tuple[Machine, str], first_row: int, num_rows: int, tiles: tuple[int, int] = (0, TILES)
+) -> NDArray[np.float32]:
+    """Results of some rows, as many columns as there are tiles; the rest stays garbage."""
+    machine, kind = case
+    x, entries = activations(kind)
+    rows = slice(first_row, first_row + num_rows)
+    y = at(np.full((num_rows, TILES * 32 + 16), GARBAGE, np.float32))
+    name, (x_stride, entry_stride) = f"linear_{kind}", (x.strides[0], entries.strides[0])
+    shape = (*tiles, RECORDS, num_rows)
+    machine.run(
+        name, packed(kind), *shape, x[rows], x_stride, entries[rows], entry_stride, y, y.strides[0]
+    )
+    return y
+
+
+def test_a_row_is_the_same_in_any_company(case: tuple[Machine, str]) -> None:
+    """Whatever tile of rows computes it, the bits are those of the twin."""
+    machine, kind = case
+    for num_rows in range(1, 21) if machine.is_local else FEW:
+        first = 0 if num_rows > 8 else num_rows % 3  # the extremes are in a few of them
+        y = product(case, first, num_rows)
+        assert same_bits(y[:, : TILES * 32], wanted(kind)[first : first + num_rows]), num_rows
+        assert (y[:, TILES * 32 :] == GARBAGE).all()
+
+
+@pytest.mark.parametrize("num_rows", [100, MOST_ROWS])
+def test_many_rows(case: tuple[Machine, str], num_rows: int) -> None:
+    y = product(case, 0, num_rows)
+    assert same_bits(y[:, : TILES * 32], wanted(case[1])[:num_rows])
+
+
+@pytest.mark.parametrize("tiles", [(0, 1), (1, 3), (3, 4), (2, 2)])
+def test_a_share_of_the_outputs(case: tuple[Machine, str], tiles: tuple[int, int]) -> None:
+    y = product(case, 5, 11, tiles)
+    mine = slice(32 * tiles[0], 32 * tiles[1])
+    assert same_bits(y[:, mine], wanted(case[1])[5:16, mine])
+    y[:, mine] = GARBAGE
+    assert (y == GARBAGE).all()
+
+
+@pytest.fixture(scope="module")
+def here() -> Machine:
+    return build(lambda module: emit_linear(module, TARGETS["host"].dot, KINDS))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs"), [(1, 1), (7, 64), (31, 33), (33, 96), (64, 31), (100, 130)]
+)
+def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int) -> None:
+    rng = np.random.default_rng(num_inputs)
+    matrix = rng.normal(0, 1, (num_outputs, num_inputs)).astype(np.float32)
+    kind, data = pack(Tensor("w", "F32", matrix.shape, matrix.view(np.uint8)), dtype)
+    data, (num_tiles, num_records, _) = at(data), data.shape
+    x, entries = activations(kind, num_records)
+    for num_rows in (1, 2, 13):
+        y = at(np.zeros((num_rows, num_tiles * 32), np.float32))
+        shape = (0, num_tiles, num_records, num_rows)
+        strides = x.strides[0], entries.strides[0], y.strides[0]
+        here.run(f"linear_{kind}", data, *shape, x, strides[0], entries, strides[1], y, strides[2])
+        rows = x[:num_rows, : num_records * 32]
+        assert same_bits(y, twins.linear(kind, data, rows, entries[:num_rows]))
+        scales = entries["scale"][:num_rows, :-1].reshape(num_rows, -1)
+        scale = 1 if kind == "f32" else scales.repeat(twins.GROUP, axis=1)
+        exact = (rows * scale)[:, : matrix.shape[1]] @ matrix.T.astype(np.float64)
+        error = np.abs(y[:, :num_outputs] - exact) / np.abs(exact).max()
+        assert error.max() < {"f32": 1e-6, "int8": 0.02, "int4": 0.2}[dtype]
+        assert not y[:, num_outputs:].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_shape_of_tile_is_used(kind: str) -> None:
+    """The row counts above reach each: 20 rows are not a multiple of any but the last."""
+    sizes, reached = [rows for rows, _ in SHAPES[kind]], set()
+    for num_rows in range(1, 21):
+        left = num_rows
+        for size in sizes:
+            reached |= {size} if left >= size else set()
+            left %= size
+        assert left == 0
+    assert reached == set(sizes)
+
+
+def test_the_twins_fma_is_the_machines() -> None:
+    """Where rounding twice would show: ties of the first rounding, cancellation, tiny results."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.normal(0, 1, 4096).astype(np.float32) for _ in range(2))
+    exact = a.astype(np.float64) * b
+    c = np.concatenate([-exact[:1024].astype(np.float32), (exact[1024:] * 2.0**25)]).astype("f4")
+    c[2048:] = np.float32(2.0) ** rng.integers(-149, 100, 2048)
+    for x, y, z, got in zip(a, b, c, twins.fma(a, b, c), strict=True):
+        true = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        neighbours = (np.nextafter(got, np.float32(s)) for s in (-np.inf, np.inf))
+        error = abs(Fraction(float(got)) - true)
+        assert all(error <= abs(Fraction(float(n)) - true) for n in neighbours)

@@ -1,0 +1,235 @@
+"""Packed weights are the file's: exactly where its blocks are kept, else within a stated bound."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.linear import RECORD_BYTES
+from ridgeline.backends.cpu.pack import Matrix, pack, padded
+from ridgeline.models.weights import Tensor
+from tests.backends.cpu import twins
+
+Floats = NDArray[np.float32]
+HALF_STEP = 2.0**-11  # relative error of a half float
+SHAPE = (40, 256)
+
+
+def matrix(shape: tuple[int, int] = SHAPE, seed: int = 0) -> Floats:
+    """Rows of different sizes, with outliers, zeros, and a row without any value."""
+    rng = np.random.default_rng(seed)
+    out = rng.normal(0, 1, shape) * 10.0 ** rng.integers(-3, 2, (shape[0], 1))
+    out.flat[:: shape[1] * 3 + 7] *= 20
+    out[shape[0] // 2] = 0
+    return out.astype(np.float32)
+
+
+def encoded(dtype: str, shape: tuple[int, int] = SHAPE) -> Tensor:
+    if dtype in ("Q4_K", "Q5_K", "Q6_K"):
+        return random_blocks(dtype, shape)
+    data = gguf.quants.quantize(matrix(shape), gguf.GGMLQuantizationType[dtype])
+    return Tensor("w", dtype, shape, np.ascontiguousarray(data).view(np.uint8))
+
+
+def random_blocks(dtype: str, shape: tuple[int, int]) -> Tensor:
+    """Blocks of any bits, but for their half floats: those are of the size that files have."""
+    rng = np.random.default_rng(5)
+    block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype]][1]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // 256, block_bytes), np.uint8)
+    halves = rng.uniform(0.0005, 0.02, (*blocks.shape[:2], 2)).astype(np.float16)
+    if dtype == "Q6_K":
+        blocks[:, :, -2:] = halves[:, :, :1].view(np.uint8)
+    else:
+        blocks[:, :, :4] = halves.view(np.uint8)
+    return Tensor("w", dtype, shape, blocks.reshape(shape[0], -1))
+
+
+def floats(values: Floats) -> Tensor:
+    return Tensor("w", "F32", values.shape, values.view(np.uint8))
+
+
+def weights(packed: Matrix) -> NDArray[np.float64]:
+    assert packed.data.shape[2] == RECORD_BYTES[packed.kind]
+    return twins.weights(packed.kind, packed.data)
+
+
+def inside(packed: Matrix, shape: tuple[int, int] = SHAPE) -> NDArray[np.float64]:
+    """Return the weights, after a look at the padding."""
+    wide = weights(packed)
+    assert wide.shape == (padded(shape[0]), padded(shape[1]))
+    assert not wide[shape[0] :].any()
+    # Padding has no activations, so 4 bits, whose levels need not have a zero, may do without.
+    assert packed.kind == "w4" or not wide[:, shape[1] :].any()
+    return wide[: shape[0], : shape[1]]
+
+
+# --- kept as they are --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q5_0", "w8"), ("Q8_0", "w8")]
+)
+def test_blocks_of_32_are_the_files_own(dtype: str, kind: str) -> None:
+    tensor = encoded(dtype)
+    packed = pack(tensor, "auto")
+    assert packed.kind == kind
+    exact = inside(packed)
+    file = tensor.to_f32()
+    if dtype == "Q4_1":  # d q + m, there rounded to float32
+        np.testing.assert_allclose(exact, file, rtol=0, atol=1.5e-7 * np.abs(file).max())
+        assert (exact.astype(np.float32) == file).all()
+    else:
+        assert (exact == file).all()
+
+
+def test_any_q8_block_is_kept() -> None:
+    """Also -128, which no quantiser writes."""
+    blocks = np.zeros((32, 34), np.uint8)
+    blocks[:, :2] = np.array([0.5], np.float16).view(np.uint8)
+    blocks[:, 2:] = np.arange(32 * 32).reshape(32, 32) % 256
+    tensor = Tensor("w", "Q8_0", (32, 32), blocks)
+    assert (inside(pack(tensor, "auto"), (32, 32)) == tensor.to_f32()).all()
+
+
+def test_q4_k_keeps_its_nibbles() -> None:
+    """Only its scales are rounded, once, to half floats."""
+    tensor = encoded("Q4_K")
+    packed = pack(tensor, "auto")
+    assert packed.kind == "w4"
+    _, scale, offset = twins.unpack("w4", packed.data)
+    largest = 15 * np.abs(scale) + np.abs(offset)
+    bound = np.repeat(largest, 32, axis=1)[: SHAPE[0]] * HALF_STEP * 1.01 + 2.0**-20
+    error = np.abs(inside(packed) - tensor.to_f32())
+    assert (error <= bound).all()
+    assert error.max() > 0
+
+
+# --- quantised again ---------------------------------------------------------------------------
+
+
+def group_scale(values: Floats, levels: int) -> NDArray[np.float64]:
+    """Largest magnitude of each group of 32 over ``levels``, for each value."""
+    groups = np.zeros((len(values), padded(values.shape[1])))
+    groups[:, : values.shape[1]] = np.abs(values)
+    largest = groups.reshape(len(values), -1, 32).max(axis=2)
+    return np.repeat(largest / levels, 32, axis=1)[:, : values.shape[1]]
+
+
+def assert_eight_bits(packed: Matrix, values: Floats) -> None:
+    """Half a step, and what rounding the scale to a half float costs the largest."""
+    assert packed.kind == "w8"
+    error = np.abs(inside(packed, values.shape) - values)
+    step = group_scale(values, 127)
+    assert (error <= step * (0.5 + 127 * HALF_STEP) + 127 * 2.0**-25).all()
+    assert error.mean() < 0.3 * step.mean()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "Q5_1", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("wish", ["auto", "int8"])
+def test_everything_else_gets_eight_bits(dtype: str, wish: str) -> None:
+    tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
+    assert_eight_bits(pack(tensor, wish), tensor.to_f32())
+
+
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K"])
+def test_int8_widens_four_bits(dtype: str) -> None:
+    tensor = encoded(dtype)
+    assert_eight_bits(pack(tensor, "int8"), tensor.to_f32())
+
+
+@pytest.mark.parametrize("dtype", ["Q5_0", "Q8_0"])
+def test_int8_keeps_eight_bits(dtype: str) -> None:
+    tensor = encoded(dtype)
+    assert (pack(tensor, "int8").data == pack(tensor, "auto").data).all()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "Q8_0", "Q5_0", "Q6_K"])
+def test_int4_takes_the_nearest_of_sixteen_levels(dtype: str) -> None:
+    tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
+    packed, values = pack(tensor, "int4"), tensor.to_f32()
+    assert packed.kind == "w4"
+    groups = values.reshape(SHAPE[0], -1, 32)
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    rounding = (np.abs(low) + (high - low)) * HALF_STEP * 1.01 + 15 * 2.0**-24
+    bound = np.repeat((high - low) / 30 + rounding, 32, axis=1)
+    assert (np.abs(inside(packed) - values) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K"])
+def test_int4_keeps_four_bits(dtype: str) -> None:
+    tensor = encoded(dtype)
+    assert (pack(tensor, "int4").data == pack(tensor, "auto").data).all()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "Q4_0", "Q6_K"])
+def test_f32_is_exact(dtype: str) -> None:
+    tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
+    packed = pack(tensor, "f32")
+    assert packed.kind == "f32"
+    assert (inside(packed) == tensor.to_f32()).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("shape", [(1, 1), (33, 40), (31, 257), (100, 31)])
+def test_odd_sizes_are_padded_with_zeros(dtype: str, shape: tuple[int, int]) -> None:
+    values = matrix(shape)
+    got = inside(pack(floats(values), dtype), shape)
+    step = group_scale(values, {"f32": 1 << 24, "int8": 127, "int4": 7}[dtype])
+    assert (np.abs(got - values) <= step * 0.57 + 1e-5).all()
+
+
+def test_tiny_and_zero_weights_stay_tiny() -> None:
+    """Scales that are no half floats any more become zero, not infinite."""
+    values = np.full((32, 64), 1e-9, np.float32)
+    values[1] = 0
+    for dtype in ("int8", "int4"):
+        assert (np.abs(weights(pack(floats(values), dtype))) < 1e-7).all()
+
+
+# --- places ------------------------------------------------------------------------------------
+
+PLACES = np.array([5, -1, 0, 39, -1, 7, 5, -1])
+
+
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q8_0", "Q6_K", "F16"])
+@pytest.mark.parametrize("wish", ["auto", "f32", "int4"])
+def test_rows_go_where_they_are_wanted(dtype: str, wish: str) -> None:
+    tensor = encoded(dtype)
+    whole, got = weights(pack(tensor, wish)), weights(pack(tensor, wish, PLACES))
+    assert got.shape == (32, SHAPE[1])
+    for place, row in enumerate(PLACES):
+        assert (got[place] == (whole[row] if row >= 0 else 0)).all()
+    assert not got[len(PLACES) :].any()
+
+
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q8_0", "F32"])
+@pytest.mark.parametrize("wish", ["auto", "f32", "int8"])
+def test_columns_go_where_they_are_wanted(dtype: str, wish: str) -> None:
+    tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
+    values = tensor.to_f32()
+    columns = np.concatenate([np.arange(3, 40), [-1, -1, 255, -1, 0]])
+    wanted = np.where(columns < 0, 0, values[:, columns])
+    got = inside(pack(tensor, wish, columns=columns), wanted.shape)
+    if wish == "f32":
+        assert (got == wanted).all()
+    else:
+        assert_eight_bits(pack(tensor, wish, columns=columns), wanted)
+    assert not got[:, columns < 0].any()
+
+
+def test_both_at_once() -> None:
+    values = matrix()
+    rows, columns = np.array([2, -1, 1]), np.array([-1, 9, 8])
+    got = weights(pack(floats(values), "f32", rows, columns))
+    assert got.shape == (32, 32)
+    assert got[0, 1] == values[2, 9]
+    assert got[2, 2] == values[1, 8]
+    assert np.count_nonzero(got) == 4
+
+
+@pytest.mark.parametrize(("kind", "wish"), [("w4", "int4"), ("w8", "int8"), ("f32", "f32")])
+def test_words_for_the_plan(kind: str, wish: str) -> None:
+    packed = pack(floats(matrix((70, 33))), wish)
+    assert packed.words == (["w4", "w8", "f32"].index(kind), 3, 2)

@@ -1,0 +1,130 @@
+"""Norms, gates and quantising against their numpy twins, bit for bit, on every processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llvmlite import ir
+
+from ridgeline.backends.cpu.rows import emit_rows
+from tests.backends.cpu import twins
+from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
+
+NUM_CHANNELS, EPS = 570, 1e-5
+SIZES = [32, 96, 576]
+RNG = np.random.default_rng(8)
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def machine(request: pytest.FixtureRequest) -> Machine:
+    def emit(module: ir.Module) -> None:
+        emit_rows(module, NUM_CHANNELS, EPS)
+
+    return build(emit, request.param)
+
+
+def numbers(size: int, spread: float = 1.0) -> Array:
+    return at((RNG.normal(0, spread, size)).astype(np.float32))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("spread", [1e-12, 1.0, 1e9])
+def test_norm(machine: Machine, size: int, spread: float) -> None:
+    x, weight = numbers(size, spread), numbers(size)
+    x[size - 6 :] = weight[size - 6 :] = 0
+    out = at(np.full(size + 16, 7, np.float32))
+    machine.run("norm", x, weight, out, size)
+    assert same_bits(out[:size], twins.norm(x[None], weight, NUM_CHANNELS, EPS)[0])
+    assert (out[size:] == 7).all()
+    exact = x / np.sqrt((x.astype(np.float64) ** 2).sum() / NUM_CHANNELS + EPS) * weight
+    np.testing.assert_allclose(out[:size], exact, rtol=1e-6)
+
+
+def test_norm_of_zeros_is_zeros(machine: Machine) -> None:
+    zeros, out = at(np.zeros(32, np.float32)), at(np.ones(32, np.float32))
+    machine.run("norm", zeros, numbers(32), out, 32)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_add_and_copy(machine: Machine, size: int) -> None:
+    y = numbers(size)
+    x = numbers(size + 16)
+    before = x.copy()
+    machine.run("add", x, y, size)
+    assert same_bits(x[:size], before[:size] + y)
+    machine.run("copy", x, y, size)
+    assert same_bits(x[:size], y)
+    assert same_bits(x[size:], before[size:])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gate(machine: Machine, size: int) -> None:
+    gate, up = numbers(size, 4), numbers(size)
+    gate[:8] = [0, -0.0, 87, -87, 1e4, -1e4, 88.5, -88.5]
+    out = at(np.zeros(size, np.float32))
+    machine.run("gate", gate, up, out, size)
+    assert same_bits(out, twins.gate(gate, up))
+    wide = gate.astype(np.float64)
+    exact = wide / (1 + np.exp(-wide.clip(-700))) * up
+    np.testing.assert_allclose(out, exact, rtol=1e-6, atol=1e-33)
+    out_in_place = at(gate)
+    machine.run("gate", out_in_place, up, out_in_place, size)
+    assert same_bits(out_in_place, out)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_quantise(machine: Machine, size: int) -> None:
+    num_groups = size // twins.GROUP
+    spread = (10.0 ** RNG.integers(-20, 20, num_groups)).repeat(twins.GROUP)
+    x = at((numbers(size) * spread).astype(np.float32))
+    x[: twins.GROUP] = 0
+    got, entries = quantise(machine, x)
+    wanted, scale = twins.to_bytes(x.reshape(num_groups, -1))
+    assert same_bits(got, wanted.ravel())
+    assert same_bits(entries, twins.entries_of(got[None], scale)[0])
+    again = wanted * entries["scale"].reshape(-1, 1)
+    error = np.abs(again - x.reshape(num_groups, -1)).max(axis=1)
+    assert (error <= np.abs(x).reshape(num_groups, -1).max(axis=1) / 253).all()
+
+
+def quantise(machine: Machine, x: Array) -> tuple[Array, Array]:
+    out = at(np.full(len(x), 99, np.int8))
+    entries = at(np.ones(len(x) // 32, twins.ENTRY))
+    machine.run("quantise", x, out, entries, len(x))
+    return out, entries
+
+
+def test_bytes_round_to_even_and_reach_both_ends(machine: Machine) -> None:
+    x = np.zeros(32, np.float32)
+    x[:8] = [127, -127, 0.5, 1.5, -0.5, -2.5, 126.5, 3]
+    got, entries = quantise(machine, at(x))
+    assert got[:8].tolist() == [127, -127, 0, 2, 0, -2, 126, 3]
+    assert not got[8:].any()
+    assert entries["scale"][0].tolist() == [1, 0]
+    assert entries["total"][0] == got.sum()
+
+
+def test_next_to_nothing_becomes_nothing(machine: Machine) -> None:
+    """127 over it would be infinite."""
+    x = at(np.float32([1e-38, -3e-39, 1e-45, 0] * 8))
+    got, entries = quantise(machine, x)
+    assert not got.any()
+    assert not entries["total"].any()
+    assert (np.abs(entries["scale"]) < 1e-30).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_shows_wherever_it_is(machine: Machine, bad: float) -> None:
+    """One such activation must not vanish when its neighbours are rounded to bytes."""
+    for place in range(0, 32, 1 if machine.is_local else 11):
+        x = numbers(64)
+        x[place] = bad
+        _, entries = quantise(machine, x)
+        assert not np.isfinite(entries["scale"][0, place // twins.GROUP])
+        assert not np.isfinite(entries["total"][0])
+        assert np.isfinite(entries["scale"][1]).all()
+        row, out = numbers(576), at(np.zeros(576, np.float32))
+        row[place * 18] = bad
+        machine.run("norm", row, at(np.ones(576, np.float32)), out, 576)
+        assert not np.isfinite(out[place * 18])

@@ -1,0 +1,282 @@
+"""The CPU runner on tiny models of every structure: right, the same however work is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ridgeline.arch import Rope
+from ridgeline.backends.cpu.pack import pack
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.models.weights import Checkpoint, Tensor
+from tests.backends.cpu import twins
+from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
+
+NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
+ALL = SamplingParams(temperature=0, logprobs=VOCAB)
+PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=3)
+PLAIN_GREEDY = SamplingParams(temperature=0)
+TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCAB, MAX_LEN))
+# Weights, cache, and how far logits may be from the reference's, relative to their size: the root
+# mean square over a text. Tiny random models are a hard case; LOG.md has the quality of real ones.
+FORMATS = {
+    "f32": ("f32", "f32", 5e-6),
+    "f32, f16 cache": ("f32", "f16", 0.003),
+    "int8": ("auto", "int8", 0.12),
+    "int4": ("int4", "int8", 0.12),  # of the same weights after rounding to 4 bits
+}
+
+ROUNDED = ["all biases", "qk norm", "mixed windows", "partial rope", "long rope", "one kv head"]
+
+Make = Callable[..., CpuRunner]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Return a function that makes runners; they are closed in the end."""
+    kernels, made = tmp_path_factory.mktemp("kernels"), []
+
+    def build(model: Checkpoint | str = "plain", kind: str = "int8", **options: Any) -> CpuRunner:
+        dtype, cache_dtype, _ = FORMATS[kind]
+        base = {
+            "dtype": dtype,
+            "cache_dtype": cache_dtype,
+            "num_blocks": NUM_BLOCKS,
+            "block_size": 16,
+            "max_model_len": MAX_LEN,
+            "max_num_batched_tokens": 256,
+            "num_threads": 1,
+            "kernel_cache": kernels,
+        }
+        model = checkpoint(ARCHS[model]) if isinstance(model, str) else model
+        made.append(CpuRunner(model, **base | options))
+        return made[-1]
+
+    yield build
+    for runner in made:
+        runner.close()
+
+
+def reference(model: Checkpoint) -> ReferenceRunner:
+    return ReferenceRunner(model, num_blocks=8, block_size=16, max_model_len=MAX_LEN)
+
+
+def work(
+    tokens: tuple[int, ...],
+    table: tuple[int, ...],
+    *,
+    start: int = 0,
+    end: int | None = None,
+    params: SamplingParams = ALL,
+    seeds: tuple[int, ...] = (7,),
+) -> Work:
+    """Compute ``tokens[start:end]`` of a sequence; sample where that reaches its last token."""
+    end = len(tokens) if end is None else end
+    targets = tokens[start + 1 : end + 1] if params.prompt_logprobs is not None else ()
+    wanted = seeds if end == len(tokens) else ()
+    sampling = Sampling(params, len(tokens), ())
+    return Work((table[0], 0), start, tokens[start:end], table, wanted, sampling, tokens, targets)
+
+
+def step(*items: Work, copies: tuple[tuple[int, int], ...] = ()) -> Step:
+    return Step(items, copies, (), (), ())
+
+
+def error(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """The root mean square of differences, relative to that of the logits."""
+    return float(np.sqrt(((got - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+# --- the right numbers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, "f32") for name in ARCHS] + [(name, "int8") for name in ROUNDED]
+)
+def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
+    """A long prompt (rows plan), then one to three tokens at a time (columns plan)."""
+    runner, wanted = make(name, kind), reference(checkpoint(ARCHS[name])).prompt_logits(TOKENS)
+    parts = [runner.prompt_logits(TOKENS[:80])]
+    for start, end in ((80, 83), (83, 85), (85, 86), (86, MAX_LEN)):
+        parts.append(runner.prompt_logits(TOKENS[start:end], start))
+    got = np.concatenate(parts)
+    assert error(got, wanted) < FORMATS[kind][2]
+    if kind == "f32":
+        per_row = np.abs(got - wanted).max(axis=1) / np.abs(wanted).max(axis=1)
+        assert per_row.max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["plain", "partial rope"])
+def test_a_cache_of_half_floats(make: Make, name: str) -> None:
+    kind = "f32, f16 cache"
+    wanted = reference(checkpoint(ARCHS[name])).prompt_logits(TOKENS)
+    assert error(make(name, kind).prompt_logits(TOKENS), wanted) < FORMATS[kind][2]
+
+
+# Heads without padding: what is packed has the file's groups of 32.
+WIDE = replace(
+    PLAIN,
+    hidden_size=96,
+    intermediate_size=160,
+    num_heads=3,
+    num_kv_heads=1,
+    head_dim=32,
+    rope=Rope(theta=1e4, dim=32),
+)
+
+
+def test_four_bits(make: Make) -> None:
+    """The reference has the same weights, rounded: what is left is the activations' rounding."""
+    arrays = {name: rounded(name, array) for name, array in random_arrays(WIDE).items()}
+    wanted = reference(checkpoint(WIDE, arrays)).prompt_logits(TOKENS)
+    got = make(checkpoint(WIDE), "int4").prompt_logits(TOKENS)
+    assert error(got, wanted) < FORMATS["int4"][2]
+
+
+def rounded(name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What 4 bits leave of a matrix; of the head, which asks for more, 8 bits."""
+    if array.ndim == 1 or name == "embed":
+        return array
+    tensor = Tensor(name, "F32", array.shape, array.view(np.uint8))
+    packed = pack(tensor, "auto" if name == "head" else "int4")
+    weights = twins.weights(packed.kind, packed.data)[: len(array), : array.shape[1]]
+    return weights.astype(np.float32)
+
+
+def blocks_of_32(dtypes: dict[str, str]) -> Checkpoint:
+    """A model whose matrices are encoded, by the last part of their names."""
+    tensors = {}
+    for name, array in random_arrays(WIDE).items():
+        dtype = dtypes.get(name.split(".")[-1], "F32")
+        kind = gguf.GGMLQuantizationType[dtype]
+        data = np.atleast_2d(array if dtype == "F32" else gguf.quants.quantize(array, kind))
+        tensors[name] = Tensor(name, dtype, array.shape, data.view(np.uint8))
+    return Checkpoint(Path("tiny"), WIDE, tensors, (2,), 1, False, None, {})
+
+
+@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
+def test_the_files_own_blocks(make: Make, head: str) -> None:
+    """The reference reads the same blocks."""
+    dtypes = {"q": "Q4_0", "k": "Q4_1", "v": "Q5_0", "o": "Q4_1", "gate": "Q8_0", "up": "Q4_0"}
+    model = blocks_of_32(dtypes | {"down": "Q5_0", "embed": "Q8_0", "head": head})
+    wanted = reference(model).prompt_logits(TOKENS[:40])
+    runner = make(model)
+    assert set(runner.weights.kinds) == {"w4", "w8"}
+    assert error(runner.prompt_logits(TOKENS[:40]), wanted) < 0.06
+
+
+def test_the_quick_choice_is_the_exact_one(make: Make) -> None:
+    """Without logprobs no row of logits is kept; the token is the same, and the reference's."""
+    runner, model = make("plain", "f32"), reference(checkpoint(PLAIN))
+    for length in (1, 5, 17, 40):
+        tables = (0, 1, 2), (3, 4, 5)
+        quick = work(TOKENS[:length], tables[0], params=PLAIN_GREEDY)
+        exact = work(TOKENS[:length], tables[1])
+        output = runner.execute(step(quick, exact))
+        assert output.tokens[0] == output.tokens[1]
+        assert list(output.logprobs) == [1]
+        assert output.tokens[0] == model.execute(step(quick)).tokens[0]
+
+
+def test_logprobs_of_prompts(make: Make) -> None:
+    """More of them than logits are computed at a time."""
+    items = [work(TOKENS[:90], (0, 1, 2, 3, 4, 5), params=PROMPT_TOO), work(TOKENS[:6], (7,))]
+    got, wanted = (runner.execute(step(*items)) for runner in (
+        make("plain", "f32"), reference(checkpoint(PLAIN))
+    ))  # fmt: skip
+    assert len(got.prompt_logprobs[0]) == 89
+    for mine, theirs in zip(got.prompt_logprobs[0], wanted.prompt_logprobs[0], strict=True):
+        assert (mine.token, mine.rank) == (theirs.token, theirs.rank)
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
+    for end in (2, 9):
+        output = make().execute(step(work(TOKENS[:20], (0, 1), end=end)))
+        assert output == StepOutput(((),), {}, {}, {})
+
+
+# --- the same numbers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8", "int4"])
+def test_a_text_in_pieces(make: Make, kind: str) -> None:
+    runner = make("mixed windows", kind)
+    whole = runner.prompt_logits(TOKENS)
+    for sizes in ([1] * 20, [3, 4, 1, 2, 60], [70, 5], [16, 16, 33], [66, 2, 11]):
+        runner.cache[:] = 0
+        start = 0
+        for size in sizes:
+            part = runner.prompt_logits(TOKENS[start : start + size], start)
+            assert (part == whole[start : start + size]).all()
+            start += size
+
+
+def crowd() -> Step:
+    """All kinds of work: long and short prompts, decodes, with and without samples."""
+    return step(
+        work(TOKENS[:70], (0, 1, 2, 3, 4)),
+        work(TOKENS[5:45], (5, 6, 7), end=30),
+        work(TOKENS[20:23], (8,), params=PLAIN_GREEDY),
+        work(TOKENS[40:41], (9,)),
+        work(TOKENS[30:66], (10, 11, 12), params=replace(ALL, temperature=1.0, n=3), seeds=(1, 2)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+def test_any_number_of_threads(make: Make, kind: str) -> None:
+    few = step(work(TOKENS[:1], (13,)), work(TOKENS[3:5], (14,)))
+    wanted = None
+    for num_threads in (1, 2, 3, 4):
+        runner = make("plain", kind, num_threads=num_threads)
+        got = runner.execute(crowd()), runner.execute(few), runner.prompt_logits(TOKENS).tobytes()
+        wanted = wanted or got
+        assert got == wanted
+        runner.close()
+
+
+def test_a_step_may_be_executed_again(make: Make) -> None:
+    runner = make(num_threads=2)
+    once = runner.execute(crowd())
+    assert runner.execute(crowd()) == once
+    alone = [runner.execute(step(item)) for item in crowd().work]
+    for i, output in enumerate(alone):
+        assert output.tokens[0] == once.tokens[i]
+        assert output.logprobs.get(0) == once.logprobs.get(i)
+
+
+@pytest.mark.parametrize("kind", ["int8", "f32, f16 cache"])
+def test_any_size_of_blocks(make: Make, kind: str) -> None:
+    wanted = None
+    for block_size in (16, 32, 48):
+        runner = make("window", kind, block_size=block_size)
+        tables = [(5, 2, 9, 1, 7, 3), (0, 8, 4)]
+        parts = [work(TOKENS[:50], tables[0], end=41), work(TOKENS[9:40], tables[1])]
+        rest = work(TOKENS[:50], tables[0], start=41)
+        got = runner.execute(step(*parts)), runner.execute(step(rest))
+        wanted = wanted or got
+        assert got == wanted
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_copied_blocks_part_ways(make: Make, block_size: int) -> None:
+    """And all sources are read before a target is written."""
+    runner = make(block_size=block_size)
+    prompts = TOKENS[:6], TOKENS[20:27]
+    runner.execute(step(work(prompts[0], (0,)), work(prompts[1], (1,))))
+    longer = [(*prompts[0], 11), (*prompts[0], 22), (*prompts[1], 33)]
+    forked = [work(longer[0], (0,), start=6), work(longer[1], (1,), start=6)]
+    forked.append(work(longer[2], (2,), start=7))
+    output = runner.execute(step(*forked, copies=((0, 1), (1, 2))))
+    for i, tokens in enumerate(longer):
+        assert runner.execute(step(work(tokens, (10,)))).logprobs[0] == output.logprobs[i]

@@ -1,0 +1,179 @@
+"""Damage stays where it is; threads sleep when there is no work, and end with their runner."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline.backends.cpu.runner import CpuRunner
+from tests.backends.cpu.test_runner import (
+    FORMATS,
+    PROMPT_TOO,
+    TOKENS,
+    Make,
+    crowd,
+    make,
+    step,
+    work,
+)
+from tests.tiny import PLAIN, checkpoint, random_arrays
+
+__all__ = ["make"]  # a fixture
+POISON = 13
+HEALTHY = tuple(token for token in TOKENS if token != POISON)
+
+# --- damage ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=FORMATS)
+def poisoned(make: Make, request: pytest.FixtureRequest) -> CpuRunner:
+    """A runner whose embedding of one token is not a number."""
+    arrays = random_arrays(PLAIN)
+    arrays["embed"][POISON] = np.nan
+    return make(checkpoint(PLAIN, arrays), request.param)
+
+
+@pytest.mark.parametrize("where", [0, 3, 8])
+def test_a_damaged_token_fails_its_own_request_only(poisoned: CpuRunner, where: int) -> None:
+    victim = list(HEALTHY[:9])
+    others = [
+        work(HEALTHY[10:19], (0,)),
+        work(HEALTHY[:21], (1, 2), params=PROMPT_TOO),
+        work(HEALTHY[4:6], (3,)),
+    ]
+    before = poisoned.execute(step(others[0], work(tuple(victim), (5,)), *others[1:]))
+    assert not before.errors
+    victim[where] = POISON
+    after = poisoned.execute(step(others[0], work(tuple(victim), (5,)), *others[1:]))
+    assert set(after.errors) == {1}
+    assert "finite" in after.errors[1]
+    for i in (0, 2, 3):
+        assert after.tokens[i] == before.tokens[i]
+        assert after.logprobs[i] == before.logprobs[i]  # to the last bit
+    assert after.prompt_logprobs[2] == before.prompt_logprobs[2]
+    # Its block goes to another request, which reads it whole but fills it only partly.
+    again = poisoned.execute(step(work(HEALTHY[10:19], (5,))))
+    assert not again.errors
+    assert again.logprobs[0] == before.logprobs[0]
+
+
+def test_a_damaged_decode_fails_alone(poisoned: CpuRunner) -> None:
+    """Below four rows, where all threads share a row."""
+    pair = [work(HEALTHY[:1], (0,)), work((POISON,), (1,))]
+    output = poisoned.execute(step(*pair))
+    assert set(output.errors) == {1}
+    assert output.logprobs[0] == poisoned.execute(step(pair[0])).logprobs[0]
+
+
+def test_damage_in_the_middle_of_a_prompt_is_not_forgotten(poisoned: CpuRunner) -> None:
+    tokens = (HEALTHY[0], POISON, *HEALTHY[1:9])
+    for end in (3, 6):
+        assert set(poisoned.execute(step(work(tokens, (0,), end=end))).errors) == {0}
+    assert not poisoned.execute(step(work(HEALTHY[:9], (0,), end=6))).errors
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+@pytest.mark.parametrize(
+    "name", ["layers.0.q", "layers.1.k", "layers.0.v", "layers.1.gate", "head"]
+)
+def test_damaged_weights_are_an_error(make: Make, name: str, kind: str) -> None:
+    arrays = random_arrays(PLAIN)
+    arrays[name][1, 3] = np.nan
+    with np.errstate(invalid="ignore"):
+        runner = make(checkpoint(PLAIN, arrays), kind)
+    assert set(runner.execute(step(work(TOKENS[:9], (0,)))).errors) == {0}
+    assert set(runner.execute(step(work(TOKENS[:1], (0,)))).errors) == {0}
+
+
+# --- life --------------------------------------------------------------------------------------
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+
+
+def test_an_idle_runner_costs_nothing(make: Make) -> None:
+    runner = make(num_threads=3)
+    runner.execute(crowd())
+    time.sleep(0.05)  # a worker may wait for the next step that long
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.02
+    assert runner.execute(crowd()) == make().execute(crowd())  # and wakes up
+    runner.close()
+
+
+def test_close_ends_the_threads(make: Make) -> None:
+    others = set(workers())
+    runner = make(num_threads=4)
+    assert len(set(workers()) - others) == 3
+    runner.execute(crowd())
+    runner.close()
+    assert set(workers()) == others
+    runner.close()  # once more changes nothing
+
+
+def test_disuse_ends_the_threads(tmp_path: Path) -> None:
+    others = set(workers())
+    runner = CpuRunner(checkpoint(PLAIN), **options(tmp_path))
+    runner.execute(crowd())
+    assert set(workers()) != others
+    del runner
+    gc.collect()
+    assert set(workers()) == others
+
+
+def options(kernels: Path) -> dict[str, Any]:
+    return {
+        "dtype": "auto",
+        "cache_dtype": "int8",
+        "num_blocks": 24,
+        "block_size": 16,
+        "max_model_len": 96,
+        "max_num_batched_tokens": 256,
+        "num_threads": 2,
+        "kernel_cache": kernels,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("time.sleep(0.05)", 0),  # by then the workers are asleep
+        ("sys.exit(3)", 3),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+def test_python_ends_without_close(tmp_path_factory: Any, ending: str, code: int) -> None:
+    """It neither hangs nor crashes."""
+    kernels = tmp_path_factory.getbasetemp() / "of the subprocess"
+    script = f"""
+        import sys, time
+        from pathlib import Path
+        from tests.backends.cpu.test_runner_life import CpuRunner, crowd, options
+        from tests.tiny import PLAIN, checkpoint
+        runner = CpuRunner(checkpoint(PLAIN), **options(Path({str(kernels)!r})))
+        runner.execute(crowd())
+        print("done", flush=True)
+        {ending}
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr
+    assert done.returncode in (code, -2 if code == 130 else code)

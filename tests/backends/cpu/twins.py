@@ -1,0 +1,155 @@
+"""What the kernels compute, said again in numpy: the same mathematics, in the same order.
+
+Sums follow the order that the kernels promise, and ``fma`` rounds once, so results are compared bit
+for bit. Layouts are written here from their descriptions, not taken from the kernels' code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.backends.cpu.machine import halves
+
+Array = NDArray[Any]
+F32 = np.float32
+NOTHING = F32(1e-30)
+
+
+def fma(a: Any, b: Any, c: Any) -> Array:
+    """a * b + c, rounded once: exact in float64, whose last bit remembers what was cut off."""
+    product = np.multiply(a, b, dtype=np.float64)  # of two float32: exact
+    addend = np.asarray(c, np.float64)
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    bits = total.view(np.int64)
+    outwards = (error < 0) == (total < 0)
+    odd = np.where(outwards, bits, bits - 1) | 1  # towards zero, then odd: rounds right below
+    exact = (error == 0) | ~np.isfinite(total)
+    return np.where(exact, total, odd.view(np.float64)).astype(np.float32)
+
+
+def exp(x: Array) -> Array:
+    """Cody-Waite and the polynomial, step by step."""
+    x = np.where(x < F32(88), x, F32(88))
+    x = np.where(x > F32(-87), x, F32(-87))
+    n = np.rint(x * F32(1.4426950408889634))
+    r = fma(n, F32(2.12194440e-4), fma(n, F32(-0.693359375), x))
+    p = np.full_like(x, F32(1.9875691500e-4))
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
+        c = F32(coefficient) if coefficient != 0.5 else F32(5.0000001201e-1)
+        p = fma(p, r, c)
+    p = fma(p * r, r, r + F32(1))
+    result: Array = p * ((n.astype(np.int32) + 127) << 23).view(np.float32)
+    return result
+
+
+# --- activations and packed weights ------------------------------------------------------------
+
+GROUP = 16  # activations that share a scale
+ENTRY = np.dtype([("scale", "<f4", 2), ("total", "<f4"), ("shift", "<f4")])
+
+
+def to_bytes(groups: Array) -> tuple[Array, Array]:
+    """Signed bytes of the last axis, and its scale."""
+    largest = np.abs(groups).max(axis=-1)
+    inverse = np.zeros_like(largest)
+    np.divide(F32(127), largest, out=inverse, where=largest > NOTHING)
+    return np.rint(groups * inverse[..., None]).astype(np.int8), largest * F32(1 / 127)
+
+
+def entries_of(x: Array, scale: Array) -> Array:
+    """The entries of rows of bytes ``[rows, inputs]`` with scales ``[rows, inputs / 16]``."""
+    out = np.zeros((len(x), x.shape[1] // 32), ENTRY)
+    sums = x.reshape(len(x), -1, 2, GROUP).sum(axis=-1, dtype=np.int32)
+    out["scale"] = scale.reshape(len(x), -1, 2)
+    parts = out["scale"] * sums.astype(np.float32)
+    out["total"] = parts[..., 0] + parts[..., 1]
+    out["shift"] = out["total"] * F32(-128)
+    return out
+
+
+def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
+    """Return q ``[outputs, inputs]``, scale and offset ``[outputs, inputs / 32]`` of records."""
+    tiles, records = data.shape[:2]
+    outputs = tiles * 32
+    if kind == "f32":
+        q = data.view(np.float32).reshape(tiles, records, 32, 32).transpose(0, 3, 1, 2)
+        return q.reshape(outputs, -1), np.ones((outputs, records)), np.zeros((outputs, records))
+    q = np.zeros((outputs, records * 32), np.int32)
+    scale, offset = (np.zeros((outputs, records), np.float32) for _ in range(2))
+    for half in range(2):
+        for o in range(16):
+            rows = slice(16 * half + o, None, 32)
+            for v in range(8):
+                for i in range(4):
+                    column = slice(4 * v + i, None, 32)
+                    if kind == "w8":
+                        byte = data[:, :, 512 * half + 64 * v + 4 * o + i].astype(np.int32)
+                        q[rows, column] = byte - 128
+                    else:
+                        byte = data[:, :, 256 * half + 64 * (v % 4) + 4 * o + i]
+                        q[rows, column] = byte >> 4 if v >= 4 else byte & 15
+            at = 1024 + 32 * half + 2 * o if kind == "w8" else 512 + 64 * half + 2 * o
+            scale[rows] = data[:, :, at : at + 2].copy().view(np.float16)[..., 0]
+            if kind == "w4":
+                offset[rows] = data[:, :, at + 32 : at + 34].copy().view(np.float16)[..., 0]
+    return q, scale, offset
+
+
+def weights(kind: str, data: Array) -> Array:
+    """The matrix ``[outputs, inputs]`` that is packed, float64."""
+    q, scale, offset = unpack(kind, data)
+    wide = [np.repeat(part.astype(np.float64), 32, axis=1) for part in (scale, offset)]
+    result: Array = q * wide[0] + wide[1]
+    return result
+
+
+def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Array:
+    """``x`` (bytes and their entries, or floats) times packed weights: ``[rows, outputs]``."""
+    q, scale, offset = unpack(kind, data)
+    sums = np.zeros((len(x), len(q)), np.float32)
+    if kind == "f32":
+        for i in range(q.shape[1]):
+            sums = fma(x[:, i, None], q[:, i], sums)
+        return sums
+    assert entries is not None
+    bytes_q = q if kind == "w4" else q + 128  # as the products see them
+    for k in range(q.shape[1] // 32):
+        entry = entries[:, k, None]
+        low, high = (
+            (x[:, part].astype(np.int32) @ bytes_q[:, part].T).astype(np.float32)
+            for part in (slice(32 * k, 32 * k + 16), slice(32 * k + 16, 32 * k + 32))
+        )
+        s_low, s_high = entry["scale"][..., 0], entry["scale"][..., 1]
+        if kind == "w4":
+            product = fma(low, s_low, high * s_high)
+            sums = fma(offset[:, k], entry["total"], fma(product, scale[:, k], sums))
+        else:
+            product = fma(low, s_low, fma(high, s_high, entry["shift"]))
+            sums = fma(product, scale[:, k], sums)
+    return sums
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+
+def norm(x: Array, weight: Array, num_channels: int, eps: float) -> Array:
+    """Rows ``[rows, size]``, padded with zeros."""
+    vectors = x.reshape(len(x), -1, 2, 16)
+    squares = np.zeros((len(x), 2, 16), np.float32)
+    for k in range(vectors.shape[1]):
+        squares = fma(vectors[:, k], vectors[:, k], squares)
+    mean = halves(squares[:, 0] + squares[:, 1]) * F32(1 / num_channels)
+    scale = F32(1) / np.sqrt(mean + F32(eps))
+    result: Array = x * scale[:, None] * weight
+    return result
+
+
+def gate(g: Array, up: Array) -> Array:
+    """SwiGLU."""
+    result: Array = g / (exp(-g) + F32(1)) * up
+    return result
