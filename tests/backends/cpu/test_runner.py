@@ -175,6 +175,13 @@ def test_the_files_own_blocks(make: Make, head: str) -> None:
     assert error(runner.prompt_logits(TOKENS[:40]), wanted) < 0.06
 
 
+@pytest.mark.parametrize(
+    ("head", "kind"), [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q8_0", "w8"), ("F32", "w8")]
+)
+def test_four_bits_for_the_head_only_if_the_file_has_them(make: Make, head: str, kind: str) -> None:
+    assert make(blocks_of_32({"head": head}), "int4").weights.head.kind == kind
+
+
 def test_the_quick_choice_is_the_exact_one(make: Make) -> None:
     """Without logprobs no row of logits is kept; the token is the same, and the reference's."""
     runner, model = make("plain", "f32"), reference(checkpoint(PLAIN))

@@ -17,6 +17,7 @@ import pytest
 from ridgeline.backends.cpu.runner import CpuRunner
 from tests.backends.cpu.test_runner import (
     FORMATS,
+    PLAIN_GREEDY,
     PROMPT_TOO,
     TOKENS,
     Make,
@@ -83,15 +84,25 @@ def test_damage_in_the_middle_of_a_prompt_is_not_forgotten(poisoned: CpuRunner) 
 
 @pytest.mark.parametrize("kind", ["f32", "int8"])
 @pytest.mark.parametrize(
-    "name", ["layers.0.q", "layers.1.k", "layers.0.v", "layers.1.gate", "head"]
+    ("name", "row"),
+    [
+        ("layers.0.q", 1),
+        ("layers.1.k", 1),
+        ("layers.0.v", 1),
+        ("layers.1.gate", 1),
+        ("head", 1),  # of one thread's tokens
+        ("head", 40),  # of the other's
+    ],
 )
-def test_damaged_weights_are_an_error(make: Make, name: str, kind: str) -> None:
+def test_damaged_weights_are_an_error(make: Make, name: str, row: int, kind: str) -> None:
     arrays = random_arrays(PLAIN)
-    arrays[name][1, 3] = np.nan
+    arrays[name][row, 3] = np.nan
     with np.errstate(invalid="ignore"):
-        runner = make(checkpoint(PLAIN, arrays), kind)
-    assert set(runner.execute(step(work(TOKENS[:9], (0,)))).errors) == {0}
-    assert set(runner.execute(step(work(TOKENS[:1], (0,)))).errors) == {0}
+        runner = make(checkpoint(PLAIN, arrays), kind, num_threads=2)
+    for count in (1, 9):
+        plain = work(TOKENS[:count], (0,), params=PLAIN_GREEDY)
+        assert set(runner.execute(step(plain, work(TOKENS[:count], (1,)))).errors) == {0, 1}
+    runner.close()
 
 
 # --- life --------------------------------------------------------------------------------------

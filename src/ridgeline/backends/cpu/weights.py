@@ -172,7 +172,7 @@ def _pack_all(
     arrays["norm"] = Packed("", vector("norm", sizes.hidden))
     # The likeliest token hangs on the head most: 4 bits there only if the file has them.
     head = "embed" if arch.tied_embeddings else "head"
-    matrix(head, dtype="int8" if dtype == "int4" else dtype)
+    matrix(head, dtype="auto" if dtype == "int4" else dtype)
     arrays["head"] = arrays.pop(head)
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
