@@ -170,7 +170,6 @@ def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) ->
     [
         ({"max_model_len": 4097}, "--max-model-len 4097 .* 4096"),
         ({"backend": "cuda"}, "--backend cuda"),
-        ({"dtype": "bf16"}, "--dtype bf16"),
         ({"backend": "reference", "dtype": "int4"}, "--dtype int4: the reference"),
         ({"backend": "reference", "kv_cache_dtype": "f16"}, "--kv-cache-dtype f16: the reference"),
         ({"block_size": 8}, "--block-size is 8: the cpu backend needs a multiple of 16"),

@@ -48,7 +48,7 @@ class Contest:
     Attributes:
         job: what every process shares; model, seed and shapes are replaced.
         say: called with each message.
-        running: engine, format and model file per label, in the order of a round.
+        running: engine, model file and dtype per label, in the order of a round.
         samples: per label and shape.
         versions: per engine.
         first_tokens: per label, of the one prompt that is the same for all.
@@ -58,7 +58,7 @@ class Contest:
 
     job: Job
     say: Callable[[str], None]
-    running: dict[str, tuple[Engine, Path]] = field(default_factory=dict)
+    running: dict[str, tuple[Engine, Path, str]] = field(default_factory=dict)
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     first_tokens: dict[str, int] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Contest:
     def _enter_format(self, engine: Engine, form: Format, source: Path) -> None:
         label = f"{engine.name} {form.name}"
         try:
-            self.running[label] = (engine, prepare(engine, form, source))
+            self.running[label] = (engine, prepare(engine, form, source), form.dtype)
         except LeftOut as error:
             self._leave_out(label, str(error))
 
@@ -116,9 +116,10 @@ class Contest:
         Raises:
             LeftOut: the process failed.
         """
-        engine, model = self.running[label]
+        engine, model, dtype = self.running[label]
         # A fresh seed each time; the tick count of the clock is as good as any.
-        job = replace(self.job, model=str(model), seed=time.monotonic_ns(), shapes=shapes)
+        seed = time.monotonic_ns()
+        job = replace(self.job, model=str(model), seed=seed, shapes=shapes, dtype=dtype)
         driver = f"bench.peers.drivers.{engine.driver}"
         command: list[str | Path] = [engine.python, "-m", driver, json.dumps(job.to_dict())]
         log = log_path(label)

@@ -29,11 +29,13 @@ class Format:
         name: for the table.
         weights: what ``bench.peers.weights`` makes of the GGUF file; None takes it as it is.
         openvino: what ``drivers.openvino_convert`` makes of that; None takes it as it is.
+        dtype: what Ridgeline is told to compute in.
     """
 
     name: str
     weights: str | None = None
     openvino: str | None = None
+    dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Engine:
         return HOME / self.name / "bin" / "python" if self.packages else Path(sys.executable)
 
 
-OURS = Engine("ridgeline", "ours", (Format("file"),))
+OURS = Engine("ridgeline", "ours", (Format("file"), Format("int8-row", dtype="int8-row")))
 PEERS = (
     Engine(
         "llama.cpp",

@@ -82,6 +82,7 @@ class Job:
         vocab_size: prompts are random token ids below it.
         seed: of the prompts; another one in each process, so that no cache of prefixes can help.
         shapes: to measure, in this order; none for a process that ends with its first token.
+        dtype: what Ridgeline computes in; the peers' formats are in their files.
     """
 
     model: str
@@ -89,6 +90,7 @@ class Job:
     vocab_size: int
     seed: int
     shapes: tuple[Shape, ...]
+    dtype: str = "auto"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

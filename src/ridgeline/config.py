@@ -51,7 +51,7 @@ class Options:
     kv_cache_dtype: Literal["auto", "f32", "f16", "int8"] = _option(
         "auto", "What keys and values are stored in."
     )
-    dtype: Literal["auto", "f32", "bf16", "int8", "int4"] = _option(
+    dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = _option(
         "auto", "What the weights are computed in."
     )
     policy: Literal["static", "orca", "splitfuse"] = _option(
@@ -191,8 +191,6 @@ def _formats(options: Options) -> tuple[str, str, str]:
                     f"{_flag(name)} {getattr(options, name)}: the reference backend has f32 only"
                 )
         return backend, "f32", "f32"
-    if options.dtype == "bf16":
-        raise ValueError("--dtype bf16 is not in this version yet: use f32, int8, int4 or auto")
     if options.block_size % TOKENS:
         raise ValueError(
             f"--block-size is {options.block_size}: the cpu backend needs a multiple of {TOKENS}"

@@ -170,7 +170,7 @@ def test_the_roof_is_the_lower_of_memory_and_arithmetic(runner: CpuRunner) -> No
     assert attainable_ops_per_s("linears", Traffic(100, 300), runner, roof) == 30e9
     assert attainable_ops_per_s("linears", Traffic(1, 300), runner, roof) == 800e9
     with_floats = Traffic(1, 300)
-    sizes, runner.sizes = runner.sizes, replace(runner.sizes, quantised=False)
+    sizes, runner.sizes = runner.sizes, replace(runner.sizes, activations="floats")
     try:
         assert attainable_ops_per_s("linears", with_floats, runner, roof) == 200e9
         assert attainable_ops_per_s("attention", with_floats, runner, roof) == 800e9

@@ -22,6 +22,8 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "reference": {"backend": "reference"},
     "cpu": {"backend": "cpu"},  # 4-bit and 8-bit weights as the file has them, int8 cache
     "cpu-f32": {"backend": "cpu", "dtype": "f32", "kv_cache_dtype": "f32"},
+    "cpu-bf16-f16": {"backend": "cpu", "dtype": "bf16", "kv_cache_dtype": "f16"},
+    "cpu-int8-row": {"backend": "cpu", "dtype": "int8-row"},
     "cpu-int8-f16": {"backend": "cpu", "dtype": "int8", "kv_cache_dtype": "f16"},
 }
 

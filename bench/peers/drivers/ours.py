@@ -13,7 +13,11 @@ def open_engine(job: Job) -> Engine:
     """Load the model once for all shapes."""
     tokens = max((s.max_tokens for s in job.shapes), default=64)
     llm = LLM(
-        job.model, threads=job.threads, enable_prefix_caching=False, max_model_len=max(tokens, 64)
+        job.model,
+        threads=job.threads,
+        enable_prefix_caching=False,
+        max_model_len=max(tokens, 64),
+        dtype=job.dtype,
     )
 
     def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:

@@ -131,8 +131,12 @@ def measure_phase(
 def attainable_ops_per_s(kind: str, traffic: Traffic, runner: CpuRunner, roof: Roof) -> float:
     """Return what the roof allows for this kind of work at its intensity, operations per second."""
     rates, sizes = roof.all_threads, runner.sizes
-    in_bytes = sizes.heads.cache == "int8" if kind == "attention" else sizes.quantised
-    peak = rates.int8_ops_per_s if in_bytes else rates.f32_ops_per_s
+    form = sizes.head_activations if kind == "head" else sizes.activations
+    if kind == "attention":
+        form = "rows" if sizes.heads.cache == "int8" else "floats"
+    peak = {"floats": rates.f32_ops_per_s, "bf16": rates.bf16_ops_per_s or rates.f32_ops_per_s}.get(
+        form, rates.int8_ops_per_s
+    )
     return min(peak, traffic.ops_per_byte * rates.read_bytes_per_s)
 
 
@@ -270,7 +274,9 @@ def _facts(llm: LLM, phases: Sequence[Phase], runner: CpuRunner, roof: Roof) -> 
         for kind, seconds in phase.seconds.items():
             found = _rates(phase, kind, runner, roof)
             names = ("gb_per_s", "gop_per_s", "share_of_roof")
-            rates = {n: round(v, 3) for n, v in zip(names, found, strict=True)} if found else {}
+            rates = (
+                {n: float(f"{v:.3g}") for n, v in zip(names, found, strict=True)} if found else {}
+            )
             kinds[kind] = {"share": round(seconds / phase.span_s, 4)} | rates
         return {"step_ms": round(1e3 * phase.span_s / phase.num_steps, 3), "kinds": kinds}
 

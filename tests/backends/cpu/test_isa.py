@@ -233,17 +233,19 @@ def test_this_processor_is_known() -> None:
         ("arm-dotprod", "int8", "f16"),
         ("arm", "f32", "int8"),
         ("arm-i8mm", "f32", "f16"),
+        ("arm-dotprod", "int8-row", "int8"),
+        ("arm", "bf16", "f16"),
     ],
 )
 def test_all_of_a_model_compiles_for_arm(name: str, dtype: str, cache: str) -> None:
     arch = replace(PLAIN, qkv_bias=True, qk_norm=True, o_bias=True)
     target = TARGETS[name]
-    kinds = {"auto": ("w4", "w8"), "int8": ("w8",), "f32": ("f32",)}[dtype]
+    kinds = {"auto": ("w4", "w8"), "int8": ("w8",), "int8-row": ("r8", "w8")}.get(dtype, (dtype,))
     text = assembly(model_sizes(arch, dtype, cache), kinds, arch.norm_eps, target)
     initialize_all()
     module = llvm.parse_assembly(text)
     instructions = target.machine.emit_assembly(module)
-    has_bytes = dtype != "f32" or cache == "int8"
+    has_bytes = dtype not in ("f32", "bf16") or cache == "int8"
     assert ("\tusdot" in instructions) == (target.dot is Dot.USDOT and has_bytes)
     assert ("\tsdot" in instructions) == (target.dot is Dot.SDOT and has_bytes)
     assert "\thint" in instructions or "\tyield" in instructions

@@ -11,8 +11,8 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.isa import Dot
-from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, SHAPES, emit_linear
-from ridgeline.backends.cpu.pack import pack
+from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, SHAPES, emit_linear, tile_bytes
+from ridgeline.backends.cpu.pack import pack, turned
 from ridgeline.models.weights import Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
@@ -23,11 +23,15 @@ GARBAGE = 77.5
 MARGIN = 64  # bytes between rows that belong to nobody
 
 
-# Plain dot products take long to compile, and f32 has none.
+# Plain dot products take long to compile, and floats have none.
 CASES = [
-    (name, kind) for name in TARGETS for kind in ("w4", "w8") if TARGETS[name].dot != Dot.PLAIN
+    (name, kind)
+    for name in TARGETS
+    for kind in ("w4", "w8", "r8")
+    if TARGETS[name].dot != Dot.PLAIN
 ]
-CASES += [("host", "f32"), ("baseline", "w8"), ("baseline", "f32"), ("arm", "f32")]
+CASES += [("baseline", "w8")]
+CASES += [(name, kind) for name in ("host", "baseline", "arm") for kind in ("f32", "bf16")]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=", ".join)
@@ -35,7 +39,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Machine, str]:
     name, kind = request.param
 
     def emit(module: ir.Module) -> None:
-        emit_linear(module, TARGETS[name].dot, [kind])
+        emit_linear(module, TARGETS[name].dot, [kind], has_bf16=TARGETS[name].has_bf16)
 
     return build(emit, name), kind
 
@@ -47,6 +51,14 @@ def packed(kind: str) -> Array:
     shape = (TILES, RECORDS, RECORD_BYTES[kind])
     if kind == "f32":
         return at(rng.normal(0, 1, (TILES, RECORDS, 1024)).astype(np.float32).view(np.uint8))
+    if kind == "bf16":
+        values = rng.normal(0, 1, (TILES, RECORDS, 1024)).astype(np.float32)
+        return at(twins.bf16(values).view(np.uint8))
+    if kind == "r8":
+        data = at(rng.integers(0, 256, (TILES, tile_bytes(kind, RECORDS)), np.uint8))
+        data[1] = 255
+        data[:, -128:] = rng.normal(0, 0.1, (TILES, 32)).astype(np.float32).view(np.uint8)
+        return data
     data = at(rng.integers(0, 256, shape, np.uint8))
     data[1] = 255
     scales = rng.normal(0, 0.1, (*shape[:2], 64 if kind == "w4" else 32)).astype(np.float16)
@@ -64,8 +76,14 @@ def activations(kind: str, num_records: int = RECORDS) -> tuple[Array, Array]:
         x = at(np.full((MOST_ROWS, size + MARGIN // 4), GARBAGE, np.float32))
         x[:, :size] = floats
         return x, at(np.zeros((MOST_ROWS, 1), twins.ENTRY))
+    if kind == "bf16":
+        x = at(np.full((MOST_ROWS, size + MARGIN // 2), 0x429B, np.uint16))
+        x[:, :size] = twins.bf16(floats)
+        return x, at(np.zeros((MOST_ROWS, 1), twins.ENTRY))
     x = at(rng.integers(-127, 128, (MOST_ROWS, size + MARGIN), np.int8))
     x[0], x[1], x[2] = 127, -127, 0
+    if kind == "r8":
+        return x, at(twins.row_entries_of(x[:, :size], np.abs(floats[:, 0])))
     entries = at(np.zeros((MOST_ROWS, num_records + 1), twins.ENTRY))
     entries[:, :num_records] = twins.entries_of(x[:, :size], np.abs(floats[:, :: twins.GROUP]))
     return x, entries
@@ -120,18 +138,20 @@ def test_a_share_of_the_outputs(case: tuple[Machine, str], tiles: tuple[int, int
 
 @pytest.fixture(scope="module")
 def here() -> Machine:
-    return build(lambda module: emit_linear(module, TARGETS["host"].dot, KINDS))
+    host = TARGETS["host"]
+    return build(lambda module: emit_linear(module, host.dot, KINDS, has_bf16=host.has_bf16))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8", "int8-row", "int4"])
 @pytest.mark.parametrize(
     ("num_outputs", "num_inputs"), [(1, 1), (7, 64), (31, 33), (33, 96), (64, 31), (100, 130)]
 )
 def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int) -> None:
     rng = np.random.default_rng(num_inputs)
     matrix = rng.normal(0, 1, (num_outputs, num_inputs)).astype(np.float32)
-    kind, data = pack(Tensor("w", "F32", matrix.shape, matrix.view(np.uint8)), dtype)
-    data, (num_tiles, num_records, _) = at(data), data.shape
+    packed = pack(Tensor("w", "F32", matrix.shape, matrix.view(np.uint8)), dtype)
+    kind, data = packed.kind, at(packed.data)
+    _, num_tiles, num_records = packed.words
     x, entries = activations(kind, num_records)
     for num_rows in (1, 2, 13):
         y = at(np.zeros((num_rows, num_tiles * 32), np.float32))
@@ -140,12 +160,37 @@ def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int)
         here.run(f"linear_{kind}", data, *shape, x, strides[0], entries, strides[1], y, strides[2])
         rows = x[:num_rows, : num_records * 32]
         assert same_bits(y, twins.linear(kind, data, rows, entries[:num_rows]))
-        scales = entries["scale"][:num_rows, :-1].reshape(num_rows, -1)
-        scale = 1 if kind == "f32" else scales.repeat(twins.GROUP, axis=1)
-        exact = (rows * scale)[:, : matrix.shape[1]] @ matrix.T.astype(np.float64)
+        exact = values(kind, rows, entries[:num_rows])[:, :num_inputs] @ matrix.T
         error = np.abs(y[:, :num_outputs] - exact) / np.abs(exact).max()
-        assert error.max() < {"f32": 1e-6, "int8": 0.02, "int4": 0.2}[dtype]
+        bounds = {"f32": 1e-6, "bf16": 0.004, "int8": 0.02, "int8-row": 0.03, "int4": 0.2}
+        assert error.max() < bounds[dtype]
         assert not y[:, num_outputs:].any()
+
+
+def values(kind: str, rows: Array, entries: Array) -> NDArray[np.float64]:
+    """What rows of activations stand for."""
+    match kind:
+        case "f32":
+            return rows.astype(np.float64)
+        case "bf16":
+            return twins.widened(rows).astype(np.float64)
+        case "r8":  # turning twice is multiplying by the size of a block
+            size = rows.shape[1]
+            scaled = rows * entries["scale"][:, None].astype(np.float64)
+            return twins.turned(scaled) / min(size & -size, 512)
+    scales = entries["scale"][:, :-1].reshape(len(rows), -1)
+    return rows * scales.repeat(twins.GROUP, axis=1).astype(np.float64)
+
+
+@pytest.mark.parametrize("size", [32, 96, 576, 1024, 1536])
+def test_turning_both_sides_changes_no_product(size: int) -> None:
+    rng = np.random.default_rng(size)
+    x, weights = (rng.normal(0, 1, (8, size)).astype(np.float32) for _ in range(2))
+    x[:, 3] *= 100
+    turned_x = twins.turned(x)
+    np.testing.assert_allclose(turned_x @ turned(weights).T, x @ weights.T, rtol=0, atol=2e-3)
+    spread = np.abs(turned_x).max(axis=1) / np.sqrt((turned_x**2).mean(axis=1))
+    assert (spread < np.abs(x).max(axis=1) / np.sqrt((x**2).mean(axis=1)) / 2).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.linear import RECORD_BYTES
-from ridgeline.backends.cpu.pack import Matrix, pack, padded
+from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES
+from ridgeline.backends.cpu.pack import Matrix, pack, padded, turned
 from ridgeline.models.weights import Tensor
 from tests.backends.cpu import twins
 
 Floats = NDArray[np.float32]
 HALF_STEP = 2.0**-11  # relative error of a half float
 SHAPE = (40, 256)
+DTYPES = ("int4", "int8", "int8-row", "bf16", "f32")  # in the order of KINDS
 
 
 def matrix(shape: tuple[int, int] = SHAPE, seed: int = 0) -> Floats:
@@ -51,7 +52,8 @@ def floats(values: Floats) -> Tensor:
 
 
 def weights(packed: Matrix) -> NDArray[np.float64]:
-    assert packed.data.shape[2] == RECORD_BYTES[packed.kind]
+    if packed.kind != "r8":  # which has scales behind the records
+        assert packed.data.shape[2] == RECORD_BYTES[packed.kind]
     return twins.weights(packed.kind, packed.data)
 
 
@@ -171,12 +173,43 @@ def test_f32_is_exact(dtype: str) -> None:
     assert (inside(packed) == tensor.to_f32()).all()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "Q4_1", "Q8_0", "Q6_K"])
+def test_one_scale_for_a_row_that_was_turned(dtype: str) -> None:
+    tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
+    packed = pack(tensor, "int8-row")
+    assert packed.kind == "r8"
+    values = turned(tensor.to_f32()).astype(np.float64)
+    error = np.abs(weights(packed)[: SHAPE[0]] - values)
+    assert (error <= np.abs(values).max(axis=1, keepdims=True) / 127 * 0.5001).all()
+    assert not weights(packed)[SHAPE[0] :].any()
+
+
+@pytest.mark.parametrize("size", [32, 96, 576, 1536])
+def test_turning_twice_gives_the_matrix_back(size: int) -> None:
+    """Up to the size of a block, which is divided by once too often then."""
+    values = matrix((5, size))
+    block = min(size & -size, 512)
+    np.testing.assert_allclose(turned(turned(values)) * block, values, rtol=0, atol=2e-4)
+    assert (turned(values)[:, :block] != values[:, :block]).any()
+
+
+def test_bf16_is_exact_for_bf16_and_the_nearest_for_others() -> None:
+    tensor = encoded("BF16")
+    packed = pack(tensor, "bf16")
+    assert packed.kind == "bf16"
+    assert (inside(packed) == tensor.to_f32()).all()
+    values = matrix()
+    error = np.abs(inside(pack(floats(values), "bf16")) - values)
+    assert (error <= np.abs(values) * 2.0**-8).all()
+    assert error.max() > 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("shape", [(1, 1), (33, 40), (31, 257), (100, 31)])
 def test_odd_sizes_are_padded_with_zeros(dtype: str, shape: tuple[int, int]) -> None:
     values = matrix(shape)
     got = inside(pack(floats(values), dtype), shape)
-    step = group_scale(values, {"f32": 1 << 24, "int8": 127, "int4": 7}[dtype])
+    step = group_scale(values, {"f32": 1 << 24, "bf16": 128, "int8": 127, "int4": 7}[dtype])
     assert (np.abs(got - values) <= step * 0.57 + 1e-5).all()
 
 
@@ -194,7 +227,7 @@ PLACES = np.array([5, -1, 0, 39, -1, 7, 5, -1])
 
 
 @pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q8_0", "Q6_K", "F16"])
-@pytest.mark.parametrize("wish", ["auto", "f32", "int4"])
+@pytest.mark.parametrize("wish", ["auto", "f32", "bf16", "int8-row", "int4"])
 def test_rows_go_where_they_are_wanted(dtype: str, wish: str) -> None:
     tensor = encoded(dtype)
     whole, got = weights(pack(tensor, wish)), weights(pack(tensor, wish, PLACES))
@@ -229,7 +262,7 @@ def test_both_at_once() -> None:
     assert np.count_nonzero(got) == 4
 
 
-@pytest.mark.parametrize(("kind", "wish"), [("w4", "int4"), ("w8", "int8"), ("f32", "f32")])
+@pytest.mark.parametrize(("kind", "wish"), list(zip(KINDS, DTYPES, strict=True)))
 def test_words_for_the_plan(kind: str, wish: str) -> None:
     packed = pack(floats(matrix((70, 33))), wish)
-    assert packed.words == (["w4", "w8", "f32"].index(kind), 3, 2)
+    assert packed.words == (KINDS.index(kind), 3, 2)

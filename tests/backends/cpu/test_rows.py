@@ -18,7 +18,7 @@ RNG = np.random.default_rng(8)
 @pytest.fixture(scope="module", params=TARGETS)
 def machine(request: pytest.FixtureRequest) -> Machine:
     def emit(module: ir.Module) -> None:
-        emit_rows(module, NUM_CHANNELS, EPS)
+        emit_rows(module, NUM_CHANNELS, EPS, ("groups", "rows", "bf16"))
 
     return build(emit, request.param)
 
@@ -91,8 +91,48 @@ def test_quantise(machine: Machine, size: int) -> None:
 def quantise(machine: Machine, x: Array) -> tuple[Array, Array]:
     out = at(np.full(len(x), 99, np.int8))
     entries = at(np.ones(len(x) // 32, twins.ENTRY))
-    machine.run("quantise", x, out, entries, len(x))
+    machine.run("quantise_groups", x, out, entries, len(x), 0)
     return out, entries
+
+
+@pytest.mark.parametrize("size", [*SIZES, 1024, 1536])
+def test_quantise_a_row(machine: Machine, size: int) -> None:
+    x = numbers(size)
+    x[5] = 40  # what a rotation is for
+    got, entry, scratch = quantise_row(machine, x)
+    wanted, scale = twins.to_bytes(twins.turned(x)[None])
+    assert same_bits(got, wanted[0])
+    assert same_bits(entry, twins.row_entries_of(wanted, scale))
+    assert same_bits(scratch, twins.turned(x))
+    block = min(size & -size, 512)
+    again = twins.turned(got * entry["scale"].astype(np.float64)) / block
+    assert np.abs(again - x).max() < 0.5 * float(entry["scale"][0])
+
+
+def quantise_row(machine: Machine, x: Array) -> tuple[Array, Array, Array]:
+    out, entry = at(np.full(len(x), 99, np.int8)), at(np.zeros(1, twins.ROW_ENTRY))
+    scratch = at(np.zeros(len(x), np.float32))
+    machine.run("quantise_rows", x, out, entry, len(x), scratch)
+    return out, entry, scratch
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_has_no_finite_scale(machine: Machine, bad: float) -> None:
+    x = numbers(96)
+    x[70] = bad
+    assert not np.isfinite(quantise_row(machine, x)[1]["scale"]).any()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_round_to_bf16(machine: Machine, size: int) -> None:
+    x = numbers(size, 1e3)
+    x[:6] = [0, -0.0, np.inf, -np.inf, np.nan, 1.00390625]  # the last is a tie
+    out = at(np.zeros(size, np.uint16))
+    machine.run("quantise_bf16", x, out, 0, size, 0)
+    assert same_bits(out, twins.bf16(x))
+    assert np.isnan(twins.widened(out)[4])
+    assert twins.widened(out)[5] == 1.0
+    np.testing.assert_allclose(twins.widened(out)[6:], x[6:], rtol=2.0**-8)
 
 
 def test_bytes_round_to_even_and_reach_both_ends(machine: Machine) -> None:

@@ -33,6 +33,8 @@ FORMATS = {
     "f32": ("f32", "f32", 5e-6),
     "f32, f16 cache": ("f32", "f16", 0.003),
     "int8": ("auto", "int8", 0.12),
+    "int8-row": ("int8-row", "int8", 0.12),
+    "bf16": ("bf16", "f16", 0.02),
     "int4": ("int4", "int8", 0.12),  # of the same weights after rounding to 4 bits
 }
 

@@ -51,6 +51,7 @@ def exp(x: Array) -> Array:
 
 GROUP = 16  # activations that share a scale
 ENTRY = np.dtype([("scale", "<f4", 2), ("total", "<f4"), ("shift", "<f4")])
+ROW_ENTRY = np.dtype([("scale", "<f4"), ("shift", "<i4"), ("unused", "<i8")])
 
 
 def to_bytes(groups: Array) -> tuple[Array, Array]:
@@ -72,12 +73,50 @@ def entries_of(x: Array, scale: Array) -> Array:
     return out
 
 
+def row_entries_of(x: Array, scale: Array) -> Array:
+    """The one entry of each row of bytes with these scales."""
+    out = np.zeros(len(x), ROW_ENTRY)
+    out["scale"] = scale
+    out["shift"] = -128 * x.sum(axis=1, dtype=np.int32)
+    return out
+
+
+def turned(x: Array) -> Array:
+    """Butterflies of distance 1, 2, 4, ... in blocks of a power of two, 512 at most."""
+    size, distance = x.shape[-1], 1
+    while distance < min(size & -size, 512):
+        pairs = x.reshape(-1, 2, distance)
+        a, b = pairs[:, 0], pairs[:, 1]
+        x = np.stack([a + b, a - b], axis=1).reshape(x.shape)
+        distance *= 2
+    return x
+
+
+def bf16(x: Array) -> Array:
+    """The upper halves of floats, rounded to nearest even."""
+    bits = x.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widened(bits: Array) -> Array:
+    """The floats of some upper halves."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
     """Return q ``[outputs, inputs]``, scale and offset ``[outputs, inputs / 32]`` of records."""
-    tiles, records = data.shape[:2]
+    tiles = len(data)
     outputs = tiles * 32
-    if kind == "f32":
-        q = data.view(np.float32).reshape(tiles, records, 32, 32).transpose(0, 3, 1, 2)
+    if kind == "r8":
+        scales = data[:, -128:].copy().view(np.float32).reshape(outputs, 1)
+        data = data[:, :-128].reshape(tiles, -1, 1024)
+    records = data.shape[1]
+    if kind in ("f32", "bf16"):
+        if kind == "f32":
+            q = data.view(np.float32).reshape(tiles, records, 32, 32).transpose(0, 3, 1, 2)
+        else:
+            words = data.view(np.uint16).reshape(tiles, records, 2, 16, 16, 2)
+            q = widened(words.transpose(0, 2, 4, 1, 3, 5))
         return q.reshape(outputs, -1), np.ones((outputs, records)), np.zeros((outputs, records))
     q = np.zeros((outputs, records * 32), np.int32)
     scale, offset = (np.zeros((outputs, records), np.float32) for _ in range(2))
@@ -87,16 +126,20 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
             for v in range(8):
                 for i in range(4):
                     column = slice(4 * v + i, None, 32)
-                    if kind == "w8":
+                    if kind != "w4":
                         byte = data[:, :, 512 * half + 64 * v + 4 * o + i].astype(np.int32)
                         q[rows, column] = byte - 128
                     else:
                         byte = data[:, :, 256 * half + 64 * (v % 4) + 4 * o + i]
                         q[rows, column] = byte >> 4 if v >= 4 else byte & 15
+            if kind == "r8":
+                continue
             at = 1024 + 32 * half + 2 * o if kind == "w8" else 512 + 64 * half + 2 * o
             scale[rows] = data[:, :, at : at + 2].copy().view(np.float16)[..., 0]
             if kind == "w4":
                 offset[rows] = data[:, :, at + 32 : at + 34].copy().view(np.float16)[..., 0]
+    if kind == "r8":
+        scale = np.repeat(scales, records, axis=1)
     return q, scale, offset
 
 
@@ -116,7 +159,17 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
         for i in range(q.shape[1]):
             sums = fma(x[:, i, None], q[:, i], sums)
         return sums
+    if kind == "bf16":
+        x = widened(x)
+        for i in range(0, q.shape[1], 2):
+            for j in (i + 1, i):
+                sums = fma(x[:, j, None], q[:, j], sums)
+        return sums
     assert entries is not None
+    if kind == "r8":
+        integers = x.astype(np.int32) @ (q + 128).T + entries["shift"][:, None]
+        result: Array = integers.astype(np.float32) * entries["scale"][:, None] * scale[:, 0]
+        return result
     bytes_q = q if kind == "w4" else q + 128  # as the products see them
     for k in range(q.shape[1] // 32):
         entry = entries[:, k, None]

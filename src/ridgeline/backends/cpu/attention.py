@@ -52,9 +52,10 @@ _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 
 
 def emit_attention(module: object, form: Dot, heads: Heads) -> None:
-    """Emit ``rope``, and ``scores_N``, ``weigh_N`` for one query and a tile; ``softmax``."""
+    """Emit ``rope``, ``softmax``, ``expect``, and ``scores_N``, ``weigh_N`` for 1 and a tile."""
     _emit_rope(module, heads)
     _emit_softmax(module, heads)
+    _emit_expect(module, heads)
     for queries in dict.fromkeys((1, heads.tile)):
         if heads.cache == "int8":
             _emit_scores(module, form, heads, queries)
@@ -189,6 +190,20 @@ def _store_floats(
         fn.store(value, v_row + 16 * size * i, size)
         for j in range(16):
             fn.store(key.lane(j), record + ((16 * i + j) * TOKENS + token) * size, size)
+
+
+def _emit_expect(module: object, heads: Heads) -> None:
+    """``expect(records, stride, table, count)``: ask for the keys that will be wanted next.
+
+    While one head's softmax and weighted sum are computed memory would rest.
+    """
+    fn = Function(module, "expect", 4)
+    records, stride, table, count = fn.args
+    with fn.loop(count) as block:
+        record = record_at(fn, records, stride, table, block)
+        with fn.loop(TOKENS * heads.size * heads.value_bytes, step=64) as line:
+            prefetch(fn, record + line, locality=2)
+    fn.finish()
 
 
 # --- scores, softmax, weighted sum, in bytes ---------------------------------------------------

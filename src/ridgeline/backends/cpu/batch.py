@@ -8,7 +8,7 @@ at, are shared evenly. Everything here is plain arrays; it knows no addresses an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,26 +39,27 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
 
     A block of the cache is ``records_per_block`` records, which tables name one by one.
     """
+    tables: list[int] = []
+    sequences: list[int] = []
+    first = 0
+    for item in work:
+        sequences.append(first)
+        tables += item.table
+        first += len(item.table) * records_per_block
+    # Kernels look ahead of a row's blocks in the next row's table, which may be shorter.
+    tables += [0] * max(len(item.table) for item in work)
+    tables_of = np.array(tables, np.int32)
+    if records_per_block > 1:
+        records = tables_of[:, None] * records_per_block + np.arange(records_per_block)
+        tables_of = records.reshape(-1).astype(np.int32)
+    tokens = np.array([token for item in work for token in item.tokens])
+    if len(tokens) <= COLUMN_ROWS:
+        return _in_order(work, tokens, sequences, tables_of, num_threads)
     counts = np.array([len(item.tokens) for item in work])
     ends = counts.cumsum()
     of_item = np.repeat(np.arange(len(work)), counts)
     offset = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-    tokens = np.fromiter(chain.from_iterable(w.tokens for w in work), np.int64, ends[-1])
     positions = (np.array([w.start for w in work])[of_item] + offset).astype(np.int32)
-    lengths = np.array([len(w.table) for w in work]) * records_per_block
-    tables = np.fromiter(chain.from_iterable(w.table for w in work), np.int32)
-    if records_per_block > 1:
-        records = tables[:, None] * records_per_block + np.arange(records_per_block)
-        tables = records.reshape(-1).astype(np.int32)
-    sequences = (lengths.cumsum() - lengths)[of_item].astype(np.int32)
-
-    if len(tokens) <= COLUMN_ROWS:
-        places = np.arange(len(tokens))
-        nothing = np.zeros(num_threads + 1, np.int32)
-        items = np.zeros((1, 2), np.int32)
-        return Batch(
-            tokens, positions, sequences, tables, nothing, items, nothing, places, ends
-        )  # fmt: skip
     hand = tile * max(1, 8 // tile)  # rows dealt at once
     hands = -(-counts // hand)
     deal = (hands.cumsum() - hands)[of_item] + offset // hand
@@ -72,13 +73,36 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     return Batch(
         tokens[order],
         positions[order],
-        sequences[order],
-        tables,
+        np.array(sequences, np.int32)[of_item[order]],
+        tables_of,
         row_bounds,
         items,
         np.searchsorted(items[:-1, 0], row_bounds).astype(np.int32),
         places,
         ends,
+    )
+
+
+def _in_order(
+    work: tuple[Work, ...],
+    tokens: NDArray[np.int64],
+    sequences: list[int],
+    tables: Int32s,
+    num_threads: int,
+) -> Batch:
+    """Leave a few rows as they are; without arrays where lists will do, for one stream's sake."""
+    rows = [(i, item.start + j) for i, item in enumerate(work) for j in range(len(item.tokens))]
+    nothing = np.zeros(num_threads + 1, np.int32)
+    return Batch(
+        tokens,
+        np.array([position for _, position in rows], np.int32),
+        np.array([sequences[i] for i, _ in rows], np.int32),
+        tables,
+        nothing,
+        np.zeros((1, 2), np.int32),
+        nothing,
+        np.arange(len(rows)),
+        np.array(list(accumulate(len(item.tokens) for item in work))),
     )
 
 

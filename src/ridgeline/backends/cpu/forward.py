@@ -19,7 +19,7 @@ from typing import Any
 from ridgeline.backends.cpu.head import BEST_BYTES
 from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum, select
-from ridgeline.backends.cpu.linear import ENTRY_BYTES, KINDS, TILE
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, KINDS, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.plan import (
     BLOCK,
     COLUMN_ROWS,
@@ -109,6 +109,8 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
     for queries in dict.fromkeys((1, heads.tile)):
         with fn.when(count.equals(queries)):
             fn.call(f"scores_{queries}", query, *walk, kv_head, scores, score_stride)
+            if queries == 1:
+                fn.call("expect", *_next_walk(thread, walk, first, kv_head, start))
             with fn.loop(queries * heads.group) as row:
                 at = position + row // heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
@@ -118,6 +120,24 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
                 )  # fmt: skip
             fn.call(f"weigh_{queries}", weights, weight_stride, *walk, scales, out, out_stride)
     fn.finish()
+
+
+def _next_walk(
+    thread: Thread,
+    walk: tuple[Value, Value, Value, Value],
+    first: Value,
+    kv_head: Value,
+    start: Value,
+) -> tuple[Value, Value, Value, Value]:
+    """Return the walk over the next head, or after the last over the next row's first head."""
+    fn, heads = thread.fn, thread.sizes.heads
+    records, stride, table, num_blocks = walk
+    is_last = (kv_head + 1).equals(heads.num_kv_heads)
+    row = fn.lower(first + 1, thread.plan["num_rows"] - 1)
+    back = heads.record_bytes * (heads.num_kv_heads - 1)
+    next_records = select(is_last, records - back, records + heads.record_bytes)
+    next_table = select(is_last, thread.table(row) + (start >> 2), table)
+    return next_records, stride, next_table, num_blocks
 
 
 def _columns(thread: Thread) -> None:
@@ -149,7 +169,13 @@ def _columns(thread: Thread) -> None:
             thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
         _gated_share(thread, layer, share)
         thread.barrier()
-        thread.product(layer, "down", share, num_rows, y, x_bytes, "gated", "shared")
+        owner = "shared"
+        if sizes.activations == "rows":  # their scale needs the whole row
+            owner = "mine"
+            with fn.loop(num_rows) as m:
+                whole = thread.shared("gate_up") + m * sizes.gate_up_stride
+                thread.quantise("gated", whole, m, sizes.intermediate)
+        thread.product(layer, "down", share, num_rows, y, x_bytes, "gated", owner)
         thread.barrier()
         with fn.loop(num_rows) as m:
             fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
@@ -159,7 +185,7 @@ def _columns(thread: Thread) -> None:
 
 def _attended_to_activations(thread: Thread, attended: Value, row: Value) -> None:
     size = thread.sizes.attention
-    if not thread.sizes.quantised:
+    if thread.sizes.activations == "floats":
         thread.fn.call("copy", thread.floats("in", row), attended, size)
     thread.quantise("in", attended, row, size)
 
@@ -171,7 +197,10 @@ def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
 
 
 def _gated_share(thread: Thread, layer: Words, share: tuple[Value, Value]) -> None:
-    """Compute this thread's share of the gated channels, into the shared activations."""
+    """Compute this thread's share of the gated channels, into the shared activations.
+
+    Where their scale needs the whole row they stay floats, in place of the gates.
+    """
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.plan["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
     up = gate + sizes.intermediate * 4
@@ -180,11 +209,14 @@ def _gated_share(thread: Thread, layer: Words, share: tuple[Value, Value]) -> No
     part, num_parts = share
     num_tiles = sizes.intermediate // TILE
     first, last = num_tiles * part // num_parts * TILE, num_tiles * (part + 1) // num_parts * TILE
-    owner = "mine" if sizes.quantised else "shared"
+    owner = "shared" if sizes.activations == "floats" else "mine"
     with fn.loop(num_rows) as m:
         at, out = m * stride + first * 4, thread.floats("gated", m, owner) + first * 4
-        fn.call("gate", gate + at, up + at, out, last - first)
-        thread.quantise("gated", out, m, last - first, first, "shared")
+        if sizes.activations == "rows":
+            fn.call("gate", gate + at, up + at, gate + at, last - first)
+        else:
+            fn.call("gate", gate + at, up + at, out, last - first)
+            thread.quantise("gated", out, m, last - first, first, "shared")
 
 
 def _rows(thread: Thread) -> None:
@@ -265,15 +297,17 @@ def _head(thread: Thread) -> None:
     """Norm the rows that want a token, then compute logits, a few tiles at a time."""
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
     num_rows, num_threads = plan["num_head_rows"], plan["num_threads"]
-    x_stride = sizes.hidden * (1 if sizes.quantised else 4)
+    form = sizes.head_activations
+    x_stride = sizes.hidden * VALUE_BYTES[form]
     entry_stride = sizes.hidden // TILE * ENTRY_BYTES
     with fn.loop(num_rows, start=thread.number, step=num_threads) as j:
         row = fn.load(plan["head_rows"] + j * 4, I32, 4).signed(I64)
         target = plan["head_x"] + j * x_stride
-        out = thread.floats("in", fn.i64(0)) if sizes.quantised else target
+        out = target if form == "floats" else thread.floats("in", fn.i64(0))
         fn.call("norm", plan["x"] + row * (sizes.hidden * 4), plan["final_norm"], out, sizes.hidden)
-        if sizes.quantised:
-            fn.call("quantise", out, target, plan["head_entries"] + j * entry_stride, sizes.hidden)
+        if form != "floats":
+            entries, turned = plan["head_entries"] + j * entry_stride, thread.mine("turned")
+            fn.call(f"quantise_{form}", out, target, entries, sizes.hidden, turned)
     thread.barrier()
     num_tiles, stride = plan["head_num_tiles"], HEAD_TILES * TILE * 4
     first, last = (num_tiles * (thread.number + i) // num_threads for i in (0, 1))

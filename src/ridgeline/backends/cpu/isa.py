@@ -1,7 +1,8 @@
-"""What differs between instruction sets, and nothing else: the byte dot product, and a few hints.
+"""What differs between instruction sets, and nothing else: dot products, and a few hints.
 
-Every form of the dot product gives the same integers, so a processor's features change the speed of
-an answer and never the answer. They are chosen from what the processor can do, not from its name.
+Every form of the byte dot product gives the same integers, so a processor's features change the
+speed of an answer and never the answer. They are chosen from what the processor can do, not from
+its name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from enum import Enum
 
 from llvmlite import ir
 
-from ridgeline.backends.cpu.ir import F16, F32, I8, I16, I32, VOID, Function, Value, vec
+from ridgeline.backends.cpu.ir import F16, F32, I8, I16, I32, VOID, Function, Value, fma, vec
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """bfloat, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BF16 = _BFloat()
 
 
 class Dot(Enum):
@@ -125,6 +136,22 @@ def _plain(sums: Value, weights: Value, x: Value) -> Value:
     for i in range(4):
         sums = sums + products.shuffle(range(i, 64, 4))
     return sums
+
+
+def dot_bf16(has_bf16: bool, sums: Value, weights: Value, x: Value) -> Value:
+    """Return ``sums[i] + weights[2 i + 1] x[2 i + 1] + weights[2 i] x[2 i]``, in this order.
+
+    ``sums`` are 16 x f32; ``weights`` and ``x`` 64 bytes that hold 32 x bf16. Every addition rounds
+    once, and the instruction takes what is smaller than 1e-38 for zero.
+    """
+    fn = sums.fn
+    if has_bf16:
+        name, pairs = "llvm.x86.avx512bf16.dpbf16ps.512", vec(BF16, 32)
+        return fn.intrinsic(name, sums.type, sums, weights.bits(pairs), x.bits(pairs))
+    words = [value.bits(vec(I32, 16)) for value in (weights, x)]
+    odd = [(word & -65536).bits(sums.type) for word in words]
+    even = [(word << 16).bits(sums.type) for word in words]
+    return fma(even[0], even[1], fma(odd[0], odd[1], sums))
 
 
 def broadcast4(fn: Function, address: Value) -> Value:

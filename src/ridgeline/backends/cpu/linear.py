@@ -8,15 +8,22 @@ read front to back exactly once:
                     input 16 + 4 v + i. Then scale d and offset m of each output: weight = d q + m.
     w8  1088 bytes  [2 halves][8][64] bytes + [2 halves][16] f16
                     byte (v, 4 o + i): input 4 v + i as q + 128. Then scale d: weight = d q.
+    r8  1024 bytes  [2 halves][8][64] bytes as in w8; behind a tile's records its scales, 32 f32
+    bf16 2048 bytes [2 halves][16 pairs of inputs][16 outputs][2] bf16
     f32  4096 bytes [32 inputs][32 outputs] f32
 
-For w4 and w8 a row of activations is signed bytes, and for each 32 of them an entry of four floats:
-the scales of the first and of the last 16, their sum (of bytes times scale), and -128 times that.
-Scales for 16 instead of 32 halve the error of quantising (LOG.md), which is nearly all there is.
-For f32 a row is floats.
+What a row of activations is depends on the kind (``ACTIVATIONS``):
+
+    groups  signed bytes, and for each 32 of them an entry of four floats: the scales of the first
+            and of the last 16, their sum (of bytes times scale), and -128 times that. Scales for 16
+            instead of 32 halve the error of quantising (LOG.md), which is nearly all there is.
+    rows    signed bytes with one scale, after a rotation that spreads outliers (``rows``). One
+            entry: the scale as f32, and -128 times the sum of the bytes as i32.
+    bf16, floats  the numbers themselves
 
 The sum over inputs runs over the records in order, in one chain per output, with exact integers
-inside a record: so an output depends on its own row alone, whatever tile computed it.
+inside a record (r8: in all of the row): so an output depends on its own row alone, whatever tile
+computed it.
 """
 
 from __future__ import annotations
@@ -25,18 +32,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.backends.cpu.ir import F16, F32, I8, I32, Function, Value, Var, fma, vec
-from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, prefetch
+from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, dot_bf16, prefetch
 
 TILE = 32  # outputs of a tile, and inputs of a record
 ENTRY_BYTES = 16
-RECORD_BYTES = {"w4": 640, "w8": 1088, "f32": 4096}
-KINDS = ("w4", "w8", "f32")
+RECORD_BYTES = {"w4": 640, "w8": 1088, "r8": 1024, "bf16": 2048, "f32": 4096}
+KINDS = tuple(RECORD_BYTES)
+ACTIVATIONS = {"w4": "groups", "w8": "groups", "r8": "rows", "bf16": "bf16", "f32": "floats"}
+VALUE_BYTES = {"groups": 1, "rows": 1, "bf16": 2, "floats": 4}  # of an activation
 
 # Rows x halves that a kernel computes at once; the largest first. They fill the registers without
 # spilling, and spread the cost of unpacking a record over as many rows as possible.
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "w4": ((8, 1), (4, 1), (2, 2), (1, 2)),
-    "w8": ((4, 2), (2, 2), (1, 2)),
+    "w8": ((8, 1), (4, 1), (2, 2), (1, 2)),
+    "r8": ((8, 2), (4, 2), (2, 2), (1, 2)),
+    "bf16": ((8, 2), (4, 2), (2, 2), (1, 2)),
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
@@ -72,14 +83,23 @@ class Operand:
         )  # fmt: skip
 
 
-def emit_linear(module: object, form: Dot, kinds: Sequence[str]) -> None:
+def tile_bytes(kind: str, num_records: int) -> int:
+    """Return the bytes of a tile with so many records."""
+    return num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
+
+
+def _tail_bytes(kind: str) -> int:
+    return TILE * 4 if kind == "r8" else 0
+
+
+def emit_linear(module: object, form: Dot, kinds: Sequence[str], *, has_bf16: bool) -> None:
     """Emit ``linear_KIND(tiles, first, last, num_records, num_rows, operand...)`` for each kind.
 
     Computes outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
     """
     for kind in kinds:
         for rows, halves in SHAPES[kind]:
-            _emit_tile(module, form, kind, rows, halves)
+            _emit_tile(module, form, has_bf16, kind, rows, halves)
         _emit_product(module, kind)
 
 
@@ -87,11 +107,11 @@ def _emit_product(module: object, kind: str) -> None:
     fn = Function(module, f"linear_{kind}", 11)
     tiles, first, last, num_records, num_rows, *rest = fn.args
     operand = Operand(*rest)
-    tile_bytes = num_records * RECORD_BYTES[kind]
+    stride = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
         with fn.loop(last, start=first) as tile:
-            weights, column = tiles + tile * tile_bytes, tile * (TILE * 4)
+            weights, column = tiles + tile * stride, tile * (TILE * 4)
             row = fn.var(low)
             for rows, halves in SHAPES[kind]:
                 with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
@@ -103,25 +123,41 @@ def _emit_product(module: object, kind: str) -> None:
     fn.finish()
 
 
-def _emit_tile(module: object, form: Dot, kind: str, rows: int, halves: int) -> None:
+def _emit_tile(
+    module: object, form: Dot, has_bf16: bool, kind: str, rows: int, halves: int
+) -> None:
     """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs."""
     fn = Function(module, f"tile_{kind}_{rows}x{halves}", 9)
     weights, half, num_records, *rest = fn.args
     operand = Operand(*rest)
-    zero = fn.lanes(F32, [0.0] * 16)
-    sums = [[fn.var(zero) for _ in range(halves)] for _ in range(rows)]
-    tile_bytes = num_records * RECORD_BYTES[kind]
+    entries = [operand.entries + operand.entry_stride * m for m in range(rows)]
+    if kind == "r8":
+        first = [fn.load(entry + 4, I32, 4).splat(16) for entry in entries]
+    else:
+        first = [fn.lanes(F32, [0.0] * 16)] * rows
+    sums = [[fn.var(value) for _ in range(halves)] for value in first]
+    ahead = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
     with fn.loop(num_records) as k:
         record = weights + k * RECORD_BYTES[kind]
         if rows > 1:  # a lone row waits for memory anyway, and the hardware sees the stream
-            _prefetch_tile(fn, record + tile_bytes, RECORD_BYTES[kind] * halves // 2)
-        if kind == "f32":
-            _add_floats(fn, record, half, operand, k, sums)
-        else:
-            _add_bytes(fn, form, kind, record, half, operand, k, sums)
+            _prefetch_tile(fn, record + ahead, RECORD_BYTES[kind] * halves // 2)
+        match ACTIVATIONS[kind]:
+            case "groups":
+                _add_groups(fn, form, kind, record, half, operand, k, sums)
+            case "rows":
+                _add_bytes(fn, form, record, half, operand, k, sums)
+            case "bf16":
+                _add_pairs(fn, has_bf16, record, half, operand, k, sums)
+            case "floats":
+                _add_floats(fn, record, half, operand, k, sums)
+    scales = weights + num_records * RECORD_BYTES[kind] + half * 64
     for m, row in enumerate(sums):
-        for h, total in enumerate(row):
-            fn.store(total.get(), operand.y + operand.y_stride * m + 64 * h)
+        for h, var in enumerate(row):
+            total = var.get()
+            if kind == "r8":
+                scale = fn.load(entries[m], F32, 4).splat(16)
+                total = total.signed(F32) * scale * fn.load(scales + 64 * h, vec(F32, 16), 64)
+            fn.store(total, operand.y + operand.y_stride * m + 64 * h)
     fn.finish()
 
 
@@ -130,7 +166,7 @@ def _prefetch_tile(fn: Function, address: Value, num_bytes: int) -> None:
         prefetch(fn, address + offset, locality=2)
 
 
-def _add_bytes(
+def _add_groups(
     fn: Function,
     form: Dot,
     kind: str,
@@ -184,6 +220,44 @@ def _unpack(
     scales = record + 512 + half * 64
     offset = fn.load(scales + 32, floats, 32).signed(F32)
     return low + high, fn.load(scales, floats, 32).signed(F32), offset
+
+
+def _add_bytes(
+    fn: Function,
+    form: Dot,
+    record: Value,
+    half: Value,
+    operand: Operand,
+    k: Value,
+    sums: list[list[Var]],
+) -> None:
+    """Add one record's products to the sums, which stay integers to the end of the row."""
+    for v in range(8):
+        at = record + half * 512 + 64 * v
+        weights = [fn.load(at + 512 * h, vec(I8, 64), 64) for h in range(len(sums[0]))]
+        for m, row in enumerate(sums):
+            x = broadcast4(fn, operand.x + operand.x_stride * m + k * TILE + 4 * v)
+            for total, weight in zip(row, weights, strict=True):
+                total.set(dot(form, total.get(), weight, x))
+
+
+def _add_pairs(
+    fn: Function,
+    has_bf16: bool,
+    record: Value,
+    half: Value,
+    operand: Operand,
+    k: Value,
+    sums: list[list[Var]],
+) -> None:
+    """Add one record's products to the sums, two inputs at a time."""
+    with fn.loop(TILE // 2) as pair:
+        at = record + half * 1024 + pair * 64
+        weights = [fn.load(at + 1024 * h, vec(I8, 64), 64) for h in range(len(sums[0]))]
+        for m, row in enumerate(sums):
+            x = broadcast4(fn, operand.x + operand.x_stride * m + k * (TILE * 2) + pair * 4)
+            for total, weight in zip(row, weights, strict=True):
+                total.set(dot_bf16(has_bf16, total.get(), weight, x))
 
 
 def _add_floats(

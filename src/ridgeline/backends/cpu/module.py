@@ -48,6 +48,11 @@ class Target:
         return choose_dot(self.features)
 
     @property
+    def has_bf16(self) -> bool:
+        """Whether it has a dot product of bf16, in 512 bits."""
+        return self.features.get("avx512bf16", False)
+
+    @property
     def machine(self) -> llvm.TargetMachine:
         """LLVM's code generator."""
         flags = ",".join(f"{'+' if on else '-'}{name}" for name, on in self.features.items())
@@ -110,8 +115,8 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     futex = _FUTEX_NUMBERS.get(platform.machine()) if platform.system() == "Linux" else None
     if is_x86 and not target.features.get("f16c"):
         emit_half_floats(module)
-    emit_linear(module, target.dot, kinds)
-    emit_rows(module, sizes.num_channels, eps)
+    emit_linear(module, target.dot, kinds, has_bf16=target.has_bf16)
+    emit_rows(module, sizes.num_channels, eps, sizes.activations_used)
     emit_attention(module, target.dot, sizes.heads)
     emit_head(module)
     emit_step(module, sizes, kinds)

@@ -3,6 +3,7 @@
 4-bit and 8-bit blocks of 32 are moved, not changed: Q4_0, Q4_1, Q5_0 and Q8_0 run exactly as they
 are in the file. Q4_K keeps its 4-bit values, its scales become half floats. Everything else is
 quantised again, to 8 bits per weight with a scale for each 32, or with ``int4`` to 4 bits.
+``int8-row`` has one scale for all weights of an output, which only a rotation makes good enough.
 
 It knows no kernels and no steps; it makes one buffer of bytes.
 """
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, TILE
+from ridgeline.backends.cpu.rows import MOST_TURNED
 from ridgeline.models.weights import Tensor
 
 Bytes = NDArray[np.uint8]
@@ -24,7 +26,7 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class Matrix(NamedTuple):
-    """A packed matrix: its kind, and bytes ``[tiles, records, record]``."""
+    """A packed matrix: its kind, and bytes ``[tiles, ...]``, by records where nothing follows."""
 
     kind: str
     data: Bytes
@@ -32,7 +34,8 @@ class Matrix(NamedTuple):
     @property
     def words(self) -> tuple[int, int, int]:
         """What the plan says of it, besides its address: kind, tiles, records."""
-        return KINDS.index(self.kind), self.data.shape[0], self.data.shape[1]
+        num_records = self.data[0].nbytes // RECORD_BYTES[self.kind]
+        return KINDS.index(self.kind), len(self.data), num_records
 
 
 def padded(size: int) -> int:
@@ -43,7 +46,7 @@ def padded(size: int) -> int:
 def pack(
     tensor: Tensor, dtype: str, rows: Index | None = None, columns: Index | None = None
 ) -> Matrix:
-    """Pack a matrix ``[out, in]`` for ``dtype``: f32, int8, int4, or auto (as the file has it).
+    """Pack a matrix ``[out, in]`` for a dtype: auto is as the file has it.
 
     ``rows`` and ``columns`` say which output and input of the tensor stands where; -1 is zero.
     Without them both are padded with zeros to whole tiles.
@@ -52,8 +55,9 @@ def pack(
     columns_moved = columns is not None
     columns = _extended(tensor.shape[1], columns)
     whole_blocks = not columns_moved and tensor.shape[1] % TILE == 0
-    if dtype == "f32":
-        return _pack_f32(_placed(tensor.to_f32(), rows, columns))
+    if dtype in ("f32", "bf16", "int8-row"):
+        weights = _placed(tensor.to_f32(), rows, columns)
+        return {"f32": _pack_f32, "bf16": _pack_bf16, "int8-row": _pack_r8}[dtype](weights)
     keeps_four = dtype != "int8" and whole_blocks
     if keeps_four and tensor.dtype in ("Q4_0", "Q4_1", "Q4_K"):
         q4, scale, offset = four_bits(tensor)
@@ -159,6 +163,33 @@ def to_four_bits(
     return np.rint(steps).clip(0, 15).astype(np.uint8).reshape(weights.shape), scale, offset
 
 
+def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Turn the inputs of a matrix as ``quantise_rows`` turns activations: products stay the same.
+
+    A Hadamard matrix is its own inverse times its size; the division is here.
+    """
+    size = weights.shape[1]
+    block = min(size & -size, MOST_TURNED)
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    out: NDArray[np.float32] = weights.reshape(-1, block) @ (matrix / np.float32(block))
+    return out.reshape(weights.shape)
+
+
+def to_row_bytes(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantise to bytes with one scale for a row."""
+    scale = np.abs(weights).max(axis=1) / np.float32(127)
+    q = np.rint(weights / np.where(scale == 0, np.float32(1), scale)[:, None])
+    return q.astype(np.int8), scale
+
+
+def to_bf16(weights: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even."""
+    bits = np.ascontiguousarray(weights).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
 def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
     return np.where(scale == 0, np.float32(1), scale.astype(np.float32))
 
@@ -180,12 +211,32 @@ def _pack_w4(q: Bytes, scale: NDArray[np.float16], offset: NDArray[np.float16]) 
 def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     out = np.empty((tiles, records, RECORD_BYTES["w8"]), np.uint8)
-    shifted = q.view(np.uint8) ^ 128
-    parts = shifted.reshape(tiles, 2, 16, records, 8, 4).transpose(0, 3, 1, 4, 2, 5)
-    out[:, :, :1024] = parts.reshape(tiles, records, 1024)
+    out[:, :, :1024] = _byte_records(q)
     scales = scale.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
     out[:, :, 1024:] = _as_bytes(scales, tiles, records)
     return Matrix("w8", out)
+
+
+def _byte_records(q: NDArray[np.int8]) -> Bytes:
+    """Return ``[tiles, records, 1024]`` bytes, 128 added to each."""
+    tiles, records = len(q) // TILE, q.shape[1] // TILE
+    shifted = q.view(np.uint8) ^ np.uint8(128)
+    parts = shifted.reshape(tiles, 2, 16, records, 8, 4).transpose(0, 3, 1, 4, 2, 5)
+    out: Bytes = parts.reshape(tiles, records, 1024)
+    return out
+
+
+def _pack_r8(weights: NDArray[np.float32]) -> Matrix:
+    q, scale = to_row_bytes(turned(weights))
+    tiles = len(q) // TILE
+    records, scales = _byte_records(q), scale.view(np.uint8)
+    return Matrix("r8", np.hstack([records.reshape(tiles, -1), scales.reshape(tiles, -1)]))
+
+
+def _pack_bf16(weights: NDArray[np.float32]) -> Matrix:
+    tiles, records = len(weights) // TILE, weights.shape[1] // TILE
+    parts = to_bf16(weights).reshape(tiles, 2, 16, records, 16, 2).transpose(0, 3, 1, 4, 2, 5)
+    return Matrix("bf16", _as_bytes(parts, tiles, records))
 
 
 def _pack_f32(weights: NDArray[np.float32]) -> Matrix:

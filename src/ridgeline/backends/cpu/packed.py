@@ -33,7 +33,7 @@ class Packed(NamedTuple):
 def key(path: Path, *facts: object) -> str:
     """Return a name for what is packed from a model: its files, our source, and ``facts``."""
     digest = hashlib.sha256(repr(facts).encode())
-    for source in ("pack.py", "linear.py", "weights.py", "packed.py", "heads.py"):
+    for source in ("pack.py", "linear.py", "weights.py", "packed.py", "heads.py", "rows.py"):
         digest.update((Path(__file__).parent / source).read_bytes())
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         found = file.stat()

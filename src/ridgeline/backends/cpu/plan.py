@@ -14,7 +14,7 @@ from typing import Any
 
 from ridgeline.backends.cpu.heads import TOKENS, Heads
 from ridgeline.backends.cpu.ir import I32, I64, Function, Value
-from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, VALUE_BYTES
 
 # ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
 PLAN = (
@@ -48,7 +48,8 @@ class Sizes:
     hidden: int
     intermediate: int
     heads: Heads
-    quantised: bool  # products take signed bytes; else floats
+    activations: str  # what products in layers take (see ``linear.ACTIVATIONS``)
+    head_activations: str  # and what the head takes
     o_bias: bool
     vocab_size: int
     profiled: bool = False  # kernels count the cycles of each kind of work (``timing``)
@@ -69,9 +70,19 @@ class Sizes:
         return max(self.hidden, self.intermediate, self.attention)
 
     @property
+    def activations_used(self) -> tuple[str, ...]:
+        """The forms of activations that kernels must make."""
+        return tuple(dict.fromkeys((self.activations, self.head_activations)))
+
+    @property
     def float_stride(self) -> int:
         """Bytes from row to row of float activations: 0 if a row is quantised before the next."""
-        return 0 if self.quantised else self.widest * 4
+        return self.widest * 4 if self.activations == "floats" else 0
+
+    @property
+    def value_stride(self) -> int:
+        """Bytes from row to row of quantised activations."""
+        return self.widest * VALUE_BYTES[self.activations]
 
     @property
     def entry_stride(self) -> int:
@@ -91,10 +102,11 @@ class Sizes:
         """
         lengths = {
             "in_floats": self.widest * 4 + BLOCK * self.float_stride,
-            "in_bytes": BLOCK * self.widest,
+            "turned": self.widest * 4,
+            "in_values": BLOCK * self.value_stride,
             "in_entries": BLOCK * self.entry_stride,
             "gated_floats": self.widest * 4 + BLOCK * self.float_stride,
-            "gated_bytes": BLOCK * self.widest,
+            "gated_values": BLOCK * self.value_stride,
             "gated_entries": BLOCK * self.entry_stride,
             "qkv": BLOCK * self.qkv * 4,
             "y": BLOCK * self.hidden * 4,
@@ -184,12 +196,15 @@ class Thread:
 
         Where products take floats there is nothing to do: ``source`` is the row itself.
         """
-        if self.sizes.quantised:
+        form = self.sizes.activations
+        if form != "floats":
             memory = getattr(self, owner)
-            target = memory(f"{group}_bytes") + row * self.sizes.widest + at
+            target = memory(f"{group}_values") + row * self.sizes.value_stride
             entries = memory(f"{group}_entries") + row * self.sizes.entry_stride
-            entry = entries + at // TILE * ENTRY_BYTES
-            self.fn.call("quantise", source, target, entry, size)
+            self.fn.call(
+                f"quantise_{form}", source, target + at * VALUE_BYTES[form],
+                entries + at // TILE * ENTRY_BYTES, size, self.mine("turned"),
+            )  # fmt: skip
 
     def product(
         self,
@@ -204,10 +219,10 @@ class Thread:
     ) -> None:
         """Multiply activations by a matrix; ``part`` is this thread's share of the outputs."""
         sizes, memory = self.sizes, getattr(self, owner)
-        if sizes.quantised:
-            x, x_stride = memory(f"{group}_bytes"), sizes.widest
-        else:
+        if sizes.activations == "floats":
             x, x_stride = memory(f"{group}_floats"), sizes.float_stride
+        else:
+            x, x_stride = memory(f"{group}_values"), sizes.value_stride
         self.fn.call(
             "product", layer.address(f"{matrix}_tiles"), *part, num_rows,
             x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride,

@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.ir import F32, I8, I32, I64, Function, Value, fma, vec
-from ridgeline.backends.cpu.isa import broadcast4, dot, prefetch
+from ridgeline.backends.cpu.isa import broadcast4, dot, dot_bf16, prefetch
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, Target, compile_object, host_target
 from ridgeline.memory import available_bytes
@@ -34,16 +35,6 @@ _QUICK_ROUND_S, _QUICK_ROUNDS = 0.008, 15
 _BYTES, _WORDS, _FLOATS = vec(I8, 64), vec(I32, 16), vec(F32, 16)
 
 _Step = Callable[[Value, Value, Value], Value]
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """bfloat, which llvmlite has no name for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-
-_PAIRS = vec(_BFloat(), 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +107,7 @@ def measure_roof(
     """
     buffer = _buffer(_READ_BYTES)
     target = host_target()
-    names = ["read", "int8", *(["bf16"] if target.features.get("avx512bf16") else []), "f32"]
+    names = ["read", "int8", *(["bf16"] if target.has_bf16 else []), "f32"]
     kernels = _compile(names, target)
     probes = {
         (name, count): _read_probe(kernels, buffer, count)
@@ -191,7 +182,7 @@ def _compile(names: Sequence[str], target: Target) -> Kernels:
                     lambda s, w, x: dot(target.dot, s, w, x, max_weight=15),
                 )
             case "bf16":
-                _emit_tile(module, name, F32, target, _dot_bf16)
+                _emit_tile(module, name, F32, target, partial(dot_bf16, True))
             case "f32":
                 _emit_tile(
                     module,
@@ -206,11 +197,6 @@ def _compile(names: Sequence[str], target: Target) -> Kernels:
 def _tile(target: Target) -> tuple[int, int]:
     """Return rows, and vectors of 16 outputs, of a tile whose sums fill the registers."""
     return (6 if target.features.get("avx512f") else 3), 2
-
-
-def _dot_bf16(sums: Value, weights: Value, x: Value) -> Value:
-    name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    return sums.fn.intrinsic(name, sums.type, sums, weights.bits(_PAIRS), x.bits(_PAIRS))
 
 
 def _emit_tile(module: ir.Module, name: str, lane: ir.Type, target: Target, step: _Step) -> None:

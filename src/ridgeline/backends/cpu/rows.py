@@ -6,9 +6,12 @@ Every sum has one fixed order: two vectors side by side down the row, then halve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ridgeline.backends.cpu.ir import (
     F32,
     I8,
+    I16,
     I32,
     Function,
     Value,
@@ -28,12 +31,22 @@ _GROUP_BYTES = TILE * 4
 NOTHING = 1e-30  # what is smaller counts as zero where it would divide
 
 
-def emit_rows(module: object, num_channels: int, eps: float) -> None:
-    """Emit the row kernels for a model of this width; ``size`` counts floats everywhere."""
+MOST_TURNED = 512  # channels that a rotation mixes at most
+
+
+def emit_rows(module: object, num_channels: int, eps: float, activations: Sequence[str]) -> None:
+    """Emit the row kernels for a model of this width; ``size`` counts floats everywhere.
+
+    For each form of activations but floats (see ``linear``) there is a
+    ``quantise_FORM(x, out, entries, size, scratch)``; ``scratch`` is as long as x.
+    """
     _emit_norm(module, num_channels, eps)
     _emit_add(module)
     _emit_gate(module)
-    _emit_quantise(module)
+    emitters = {"groups": _emit_groups, "rows": _emit_row_bytes, "bf16": _emit_bf16}
+    for form in activations:
+        if form in emitters:
+            emitters[form](module)
 
 
 def _emit_norm(module: object, num_channels: int, eps: float) -> None:
@@ -97,10 +110,10 @@ def to_integers(value: Value, inverse: Value) -> Value:
     return nearest(value * inverse.splat(16)).signed(I32)
 
 
-def _emit_quantise(module: object) -> None:
-    """``quantise(x, bytes, entries, size)``: groups of 16 as signed bytes (see ``linear``)."""
-    fn = Function(module, "quantise", 4)
-    x, out, entries, size = fn.args
+def _emit_groups(module: object) -> None:
+    """``quantise_groups``: groups of 16 as signed bytes."""
+    fn = Function(module, "quantise_groups", 5)
+    x, out, entries, size, _ = fn.args
     with fn.loop(size // TILE) as pair:
         entry, sums = entries + pair * ENTRY_BYTES, []
         for i in range(2):
@@ -114,3 +127,61 @@ def _emit_quantise(module: object) -> None:
         fn.store(total, entry + 8, 4)
         fn.store(total * -128.0, entry + 12, 4)
     fn.finish()
+
+
+def _emit_bf16(module: object) -> None:
+    """``quantise_bf16``: rounded to nearest even."""
+    fn = Function(module, "quantise_bf16", 5)
+    x, out, _, size, _ = fn.args
+    with fn.loop(size * 4, step=64) as at:
+        bits = fn.load(x + at, FLOATS, 4).bits(vec(I32, 16))
+        odd = (bits >> 16) & 1
+        fn.store(((bits + 0x7FFF + odd) >> 16).signed(I16), out + (at >> 1), 2)
+    fn.finish()
+
+
+def _emit_row_bytes(module: object) -> None:
+    """``quantise_rows``: turned by a Hadamard matrix, then signed bytes with one scale.
+
+    A few channels of a row are many times larger than the rest, and one scale for all would leave
+    nothing of the others. A rotation spreads them evenly; the weights were turned too, so products
+    are the same (QuaRot; Ashkboos et al., 2024). It mixes blocks of the largest power of two that
+    divides ``size``, at most ``MOST_TURNED``: butterflies of distance 1, 2, 4, ..., not scaled.
+    """
+    fn = Function(module, "quantise_rows", 5)
+    x, out, entry, size, turned = fn.args
+    most = fn.var(fn.lanes(I32, [0] * 16))
+    with fn.loop(size * 4, step=_GROUP_BYTES) as at:
+        a, b = (_turned(fn, fn.load(x + at + 64 * i, FLOATS, 4)) for i in range(2))
+        fn.store(a + b, turned + at, 4)
+        fn.store(a - b, turned + at + 64, 4)
+    block = fn.lower(size & (0 - size), fn.i64(MOST_TURNED))
+    distance = fn.var(fn.i64(TILE))
+    with fn.loop_while(lambda: distance.get() < block):
+        reach = distance.get() * 4
+        with fn.loop(size * 4, step=reach * 2) as low, fn.loop(reach, step=64) as i:
+            at = turned + low + i
+            a, b = fn.load(at, FLOATS, 4), fn.load(at + reach, FLOATS, 4)
+            fn.store(a + b, at, 4)
+            fn.store(a - b, at + reach, 4)
+        distance.set(distance.get() * 2)
+    with fn.loop(size * 4, step=64) as at:
+        word = absolute(fn.load(turned + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
+        most.set(maximum(most.get(), word))
+    scale, inverse = scale_to_bytes(most.get().reduce(maximum).bits(F32))
+    total = fn.var(fn.lanes(I32, [0] * 16))
+    with fn.loop(size, step=16) as i:
+        integers = to_integers(fn.load(turned + i * 4, FLOATS, 4), inverse)
+        fn.store(integers.signed(I8), out + i, 1)
+        total.set(total.get() + integers)
+    fn.store(scale, entry, 4)
+    fn.store(total.get().reduce(lambda a, b: a + b) * -128, entry + 4, 4)
+    fn.finish()
+
+
+def _turned(fn: Function, value: Value) -> Value:
+    """Return butterflies of distance 1, 2, 4 and 8 of a vector."""
+    for distance in (1, 2, 4, 8):
+        signs = fn.lanes(F32, [-1.0 if i & distance else 1.0 for i in range(16)])
+        value = fma(value, signs, value.shuffle([i ^ distance for i in range(16)]))
+    return value

@@ -9,13 +9,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, load_kernels
 from ridgeline.backends.cpu.plan import PLAN
@@ -30,6 +31,7 @@ from ridgeline.models.weights import Checkpoint
 _LOGIT_ROWS = 64  # rows of logits at once, where whole rows of them are wanted
 _WORD = {name: i for i, name in enumerate(PLAN)}
 _BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("token", "<i8")])
+_NOTHING_YET = np.array((-np.inf, 0, -1), _BEST)
 
 
 class CpuRunner:
@@ -55,7 +57,7 @@ class CpuRunner:
 
         Args:
             checkpoint: the model.
-            dtype: auto, f32, int8 or int4.
+            dtype: auto, f32, bf16, int8, int8-row or int4.
             cache_dtype: int8, f16 or f32.
             num_blocks: blocks of the cache.
             block_size: tokens per block, a multiple of 16.
@@ -87,8 +89,19 @@ class CpuRunner:
         self._x = aligned((rows, sizes.hidden), np.float32)
         self._logits = np.zeros((0, 1), np.float32)
         self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
-        x_bytes, stride = 1 if sizes.quantised else 4, scores_stride(max_model_len)
+        x_bytes, stride = VALUE_BYTES[sizes.head_activations], scores_stride(max_model_len)
         self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
+        # What changes with each step stays in place: looking up an address is slow in Python.
+        self._by_row: dict[str, NDArray[Any]] = {
+            "positions": np.zeros(rows, np.int32),
+            "sequences": np.zeros(rows, np.int32),
+            "items": np.zeros((rows + 1, 2), np.int32),
+            "item_bounds": np.zeros(num_threads + 1, np.int32),
+            "row_bounds": np.zeros(num_threads + 1, np.int32),
+            "head_rows": np.zeros(rows, np.int32),
+            "wants_logits": np.zeros(rows, np.int32),
+            "best": np.zeros((rows, num_threads), _BEST),
+        }
         self._scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "queries": aligned((rows, heads.query_bytes), np.uint8),
@@ -114,7 +127,7 @@ class CpuRunner:
             final_norm=address(weights.final_norm),
             head_tiles=address(weights.head.data),
             logits_stride=self._logits_stride * 4,
-            **{name: address(array) for name, array in scratch.items()},
+            **{name: address(array) for name, array in (scratch | self._by_row).items()},
         )
         kind_tiles_records = ("head_kind", "head_num_tiles", "head_num_records")
         self._put(**dict(zip(kind_tiles_records, weights.head.words, strict=True)))
@@ -158,16 +171,10 @@ class CpuRunner:
         batch = arrange(work, self._num_threads, self.sizes.heads.tile, self._per_block)
         self._poison[: len(batch.tokens)] = 0
         self._x[: len(batch.tokens)] = self.weights.embedding[batch.tokens]
-        self._put(
-            does_layers=1,
-            num_rows=len(batch.tokens),
-            tables=address(batch.tables),
-            positions=address(batch.positions),
-            sequences=address(batch.sequences),
-            items=address(batch.items),
-            item_bounds=address(batch.item_bounds),
-            row_bounds=address(batch.row_bounds),
-        )
+        for name in ("positions", "sequences", "items", "item_bounds", "row_bounds"):
+            values = getattr(batch, name)
+            self._by_row[name][: len(values)] = values
+        self._put(does_layers=1, num_rows=len(batch.tokens), tables=address(batch.tables))
         return batch
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
@@ -247,19 +254,15 @@ class CpuRunner:
         needed = count if wants_logits.any() else 0
         if len(self._logits) < needed:
             self._logits = aligned((needed, self._logits_stride), np.float32)
-        best = np.zeros((count, self._num_threads), _BEST)
-        best["value"], best["token"] = -np.inf, -1
-        self._put(
-            num_head_rows=count,
-            head_rows=address(head_rows := rows.astype(np.int32)),
-            wants_logits=address(wants_logits),
-            logits=address(self._logits),
-            best=address(best),
-        )
+            self._put(logits=address(self._logits))
+        best = self._by_row["best"][:count]
+        best[:] = _NOTHING_YET
+        self._by_row["head_rows"][:count] = rows
+        self._by_row["wants_logits"][:count] = wants_logits
+        self._put(num_head_rows=count)
         self._run(self._plan_address)
         self._put(does_layers=0)
-        del head_rows
-        likeliest = best[np.arange(count), best["value"].argmax(axis=1)]
+        likeliest: NDArray[np.void] = best[np.arange(count), best["value"].argmax(axis=1)]
         likeliest["poison"] = best["poison"].sum(axis=1)
         return likeliest, self._logits[:needed, : self.sizes.vocab_size]
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.ir import I64, Function, Operand, Value
+from ridgeline.backends.cpu.linear import VALUE_BYTES
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.plan import PLAN
 
@@ -25,7 +26,8 @@ _KIND_OF = {
     "best": "head",
     "attend": "attention",
     "barrier": "barrier",
-    **dict.fromkeys(("rope", "norm", "add", "copy", "gate", "quantise"), "row operations"),
+    **dict.fromkeys(("rope", "norm", "add", "copy", "gate"), "row operations"),
+    **{f"quantise_{form}": "row operations" for form in VALUE_BYTES},
 }
 
 

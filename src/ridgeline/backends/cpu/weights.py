@@ -26,6 +26,8 @@ from ridgeline.models.weights import Checkpoint
 
 Floats = NDArray[np.float32]
 _LANES = 16
+# What products take, of dtypes that are not blocks of 32 weights.
+_ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 
 @dataclass
@@ -66,7 +68,8 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
         hidden=padded(arch.hidden_size),
         intermediate=padded(arch.intermediate_size),
         heads=head_shape(arch, cache),
-        quantised=dtype != "f32",
+        activations=_ACTIVATIONS.get(dtype, "groups"),
+        head_activations=_ACTIVATIONS.get(_head_dtype(dtype), "groups"),
         o_bias=arch.o_bias,
         vocab_size=arch.vocab_size,
     )
@@ -87,8 +90,9 @@ def footprint(
 ) -> tuple[int, int, int]:
     """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
     sizes = model_sizes(arch, dtype, cache_dtype)
-    per_weight = RECORD_BYTES["w8" if sizes.quantised else "f32"] / TILE**2
-    embedding = arch.vocab_size * sizes.hidden * (2 if sizes.quantised else 4)
+    kind = dtype if dtype in ("f32", "bf16") else "w8"
+    per_weight = RECORD_BYTES[kind] / TILE**2
+    embedding = arch.vocab_size * sizes.hidden * np.dtype(_embedding_type(dtype)).itemsize
     per_row = sizes.hidden * 10 + sizes.heads.query_bytes
     step_bytes = num_tokens * per_row + num_threads * sizes.private_bytes(
         scores_stride(max_model_len)
@@ -170,9 +174,8 @@ def _pack_all(
         for name in MATRICES:
             matrix(prefix + name, *places.get(name, (None, None)))
     arrays["norm"] = Packed("", vector("norm", sizes.hidden))
-    # The likeliest token hangs on the head most: 4 bits there only if the file has them.
     head = "embed" if arch.tied_embeddings else "head"
-    matrix(head, dtype="auto" if dtype == "int4" else dtype)
+    matrix(head, dtype=_head_dtype(dtype))
     arrays["head"] = arrays.pop(head)
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
@@ -212,14 +215,24 @@ def _assemble(
 
 
 def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.floating]:
-    """Return the embedding by rows; in half precision where weights are quantised anyway."""
+    """Return the embedding by rows."""
     tensor = checkpoint.tensors["embed"]
-    kind = np.float32 if dtype == "f32" else np.float16
-    out: NDArray[np.floating] = aligned((tensor.shape[0], sizes.hidden), kind)
+    shape = (tensor.shape[0], sizes.hidden)
+    out: NDArray[np.floating] = aligned(shape, _embedding_type(dtype))
     for low in range(0, tensor.shape[0], 8192):
         part = tensor.rows(slice(low, low + 8192)).to_f32()
         out[low : low + len(part), : part.shape[1]] = part
     return out
+
+
+def _embedding_type(dtype: str) -> type[np.floating]:
+    """Half precision where weights are quantised anyway."""
+    return np.float32 if dtype in ("f32", "bf16") else np.float16
+
+
+def _head_dtype(dtype: str) -> str:
+    """The likeliest token hangs on the head most: it is as coarse as in the file, never coarser."""
+    return "auto" if dtype in ("int4", "int8-row") else dtype
 
 
 def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
