@@ -1,13 +1,13 @@
 """A step's work as flat arrays: rows dealt to threads, and what attends together.
 
-Rows are tokens. Below four they stay in order. Otherwise they are dealt to the threads in turns,
-a few of one sequence at a time, so that the later rows of a long prompt, which have more to look
+Rows are tokens. Below four they stay in order. Otherwise they are dealt to the threads, a few of
+one sequence at a time, so that the later rows of a long prompt, which have more to look
 at, are shared evenly. Everything here is plain arrays; it knows no addresses and no kernels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -39,86 +39,86 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
 
     A block of the cache is ``records_per_block`` records, which tables name one by one.
     """
-    tables: list[int] = []
-    sequences: list[int] = []
-    first = 0
-    for item in work:
-        sequences.append(first)
-        tables += item.table
-        first += len(item.table) * records_per_block
-    # Kernels look ahead of a row's blocks in the next row's table, which may be shorter.
-    tables += [0] * max(len(item.table) for item in work)
-    tables_of = np.array(tables, np.int32)
-    if records_per_block > 1:
-        records = tables_of[:, None] * records_per_block + np.arange(records_per_block)
-        tables_of = records.reshape(-1).astype(np.int32)
-    tokens = np.array([token for item in work for token in item.tokens])
-    if len(tokens) <= COLUMN_ROWS:
-        return _in_order(work, tokens, sequences, tables_of, num_threads)
-    counts = np.array([len(item.tokens) for item in work])
-    ends = counts.cumsum()
-    of_item = np.repeat(np.arange(len(work)), counts)
-    offset = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-    positions = (np.array([w.start for w in work])[of_item] + offset).astype(np.int32)
-    hand = tile * max(1, 8 // tile)  # rows dealt at once
-    hands = -(-counts // hand)
-    deal = (hands.cumsum() - hands)[of_item] + offset // hand
-    thread = deal % num_threads
-    order = np.argsort(thread, kind="stable")
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    row_bounds = np.searchsorted(thread[order], np.arange(num_threads + 1)).astype(np.int32)
-    groups = (deal * hand + offset % hand // tile)[order]
-    items = _items(groups, tile, row_bounds)
+    # Lists, not arrays: between two steps the caches hold weights, and every numpy function that
+    # has to be fetched again costs more than the loops here.
+    counts = [len(item.tokens) for item in work]
+    ends = list(accumulate(counts))
+    few = ends[-1] <= COLUMN_ROWS
+    rows = _Rows([0] * ends[-1])
+    bounds, item_bounds = [0], [0]
+    for hands in [_hands(counts, 1, tile)[0]] if few else _hands(counts, num_threads, tile):
+        first = len(rows.tokens)
+        for i, low, high in hands:
+            rows.add(i, work[i], low, high, ends[i] - counts[i])
+            rows.add_items(first, high - low, tile)
+        bounds.append(len(rows.tokens))
+        item_bounds.append(len(rows.items))
+    tables, begins = _tables(work, records_per_block)
     return Batch(
-        tokens[order],
-        positions[order],
-        np.array(sequences, np.int32)[of_item[order]],
-        tables_of,
-        row_bounds,
-        items,
-        np.searchsorted(items[:-1, 0], row_bounds).astype(np.int32),
-        places,
-        ends,
-    )
-
-
-def _in_order(
-    work: tuple[Work, ...],
-    tokens: NDArray[np.int64],
-    sequences: list[int],
-    tables: Int32s,
-    num_threads: int,
-) -> Batch:
-    """Leave a few rows as they are; without arrays where lists will do, for one stream's sake."""
-    rows = [(i, item.start + j) for i, item in enumerate(work) for j in range(len(item.tokens))]
-    nothing = np.zeros(num_threads + 1, np.int32)
-    return Batch(
-        tokens,
-        np.array([position for _, position in rows], np.int32),
-        np.array([sequences[i] for i, _ in rows], np.int32),
+        np.array(rows.tokens),
+        np.array(rows.positions, np.int32),
+        np.array([begins[i] for i in rows.sequences], np.int32),
         tables,
-        nothing,
-        np.zeros((1, 2), np.int32),
-        nothing,
-        np.arange(len(rows)),
-        np.array(list(accumulate(len(item.tokens) for item in work))),
+        np.array(bounds, np.int32),
+        np.array([*rows.items, (ends[-1], 0)], np.int32),
+        np.array(item_bounds, np.int32),
+        np.array(rows.places),
+        np.array(ends),
     )
 
 
-def _items(groups: NDArray[np.intp], tile: int, row_bounds: Int32s) -> Int32s:
-    """Return what attends together: groups of ``tile`` rows in one block, or single rows."""
-    rows = np.arange(len(groups))
-    thread = np.searchsorted(row_bounds, rows, side="right") - 1
-    block = (rows - row_bounds[thread]) // BLOCK
-    starts = np.ones(len(rows), bool)
-    starts[1:] = (np.diff(groups) != 0) | (np.diff(block) != 0) | (np.diff(thread) != 0)
-    first = np.flatnonzero(starts)
-    sizes = np.diff(first, append=len(rows))
-    whole = np.repeat(sizes == tile, sizes)
-    heads = starts | ~whole
-    items = np.zeros((np.count_nonzero(heads) + 1, 2), np.int32)
-    items[:-1, 0] = rows[heads]
-    items[:-1, 1] = np.where(whole, tile, 1)[heads]
-    items[-1, 0] = len(rows)
-    return items
+@dataclass(slots=True)
+class _Rows:
+    """Rows as they are dealt."""
+
+    places: list[int]
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    items: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, index: int, item: Work, low: int, high: int, begin: int) -> None:
+        """Append tokens ``low`` up to ``high`` of an item; its first is the ``begin``-th of all."""
+        row = len(self.tokens)
+        self.places[begin + low : begin + high] = range(row, row + high - low)
+        self.tokens += item.tokens[low:high]
+        self.positions += range(item.start + low, item.start + high)
+        self.sequences += [index] * (high - low)
+
+    def add_items(self, first: int, count: int, tile: int) -> None:
+        """Let the last ``count`` rows attend: whole tiles inside a block of rows, or one by one."""
+        end = len(self.tokens)
+        for row in range(end - count, end, tile):
+            last = min(row + tile, end) - 1
+            if last - row + 1 == tile and (row - first) // BLOCK == (last - first) // BLOCK:
+                self.items.append((row, tile))
+            else:
+                self.items += [(single, 1) for single in range(row, last + 1)]
+
+
+def _hands(counts: list[int], num_threads: int, tile: int) -> list[list[tuple[int, int, int]]]:
+    """Deal, always to who has fewest rows: item, and first and last token of what goes together."""
+    size = tile * max(1, 8 // tile)
+    dealt: list[list[tuple[int, int, int]]] = [[] for _ in range(num_threads)]
+    held = [0] * num_threads
+    for i, count in enumerate(counts):
+        for low in range(0, count, size):
+            thread = held.index(min(held))
+            high = min(low + size, count)
+            dealt[thread].append((i, low, high))
+            held[thread] += high - low
+    return dealt
+
+
+def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[Int32s, list[int]]:
+    """Return all block tables by records, one after the other, and where each begins."""
+    lengths = [len(item.table) * records_per_block for item in work]
+    begins = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    blocks = [block for item in work for block in item.table]
+    # Kernels look ahead of a row's blocks in the next row's table, which may be shorter.
+    blocks += [0] * max(len(item.table) for item in work)
+    tables = np.array(blocks, np.int32)
+    if records_per_block > 1:
+        records = tables[:, None] * records_per_block + np.arange(records_per_block)
+        tables = records.reshape(-1).astype(np.int32)
+    return tables, begins

@@ -140,7 +140,8 @@ def _emit_tile(
     with fn.loop(num_records) as k:
         record = weights + k * RECORD_BYTES[kind]
         if rows > 1:  # a lone row waits for memory anyway, and the hardware sees the stream
-            _prefetch_tile(fn, record + ahead, RECORD_BYTES[kind] * halves // 2)
+            part_bytes = RECORD_BYTES[kind] * halves // 2
+            _prefetch_tile(fn, record + ahead + half * part_bytes, part_bytes)
         match ACTIVATIONS[kind]:
             case "groups":
                 _add_groups(fn, form, kind, record, half, operand, k, sums)
