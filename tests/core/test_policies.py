@@ -46,6 +46,20 @@ def test_splitfuse_decodes_before_prompts_and_takes_them_in_pieces() -> None:
     ]
 
 
+def test_prompts_get_as_many_tokens_as_decode_unless_more_wait() -> None:
+    def wanted(running: list[int], waiting: list[int]) -> list[int]:
+        seqs = [seq(i, count) for i, count in enumerate((*running, *waiting))]
+        split = len(running)
+        return [w for _, w, _ in wishes(SplitFuse(least=5), seqs[:split], seqs[split:])]
+
+    assert wanted([9, 4], [8]) == [9, 4, 8]  # nobody decodes: all there is
+    assert wanted([1, 9], []) == [1, 5]
+    assert wanted([1, 1, 3], [8, 9]) == [1, 1, 3, 4]  # 7: three wait, two decode
+    assert wanted([1] * 8, [10]) == [1] * 8 + [8]
+    assert wanted([1] * 8, [6, 10]) == [1] * 8 + [6, 2]
+    assert wanted([1], [9, 9, 9, 9]) == [1, 9, 9, 2]
+
+
 def test_who_reserves_and_who_runs_whole() -> None:
     assert [(policy.reserve_full, policy.whole_prompts) for policy in POLICIES] == [
         (True, True),

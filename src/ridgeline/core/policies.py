@@ -6,6 +6,7 @@ knows no budget and cannot break an invariant: the scheduler grants what fits.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
@@ -62,20 +63,24 @@ class Orca:
 class SplitFuse:
     """One token for everyone who decodes, then prompts in pieces until the budget is full.
 
-    Dynamic SplitFuse (Holmes et al., DeepSpeed-FastGen, 2024), stall-free batching (Agrawal et
-    al., Sarathi-Serve, OSDI 2024): a long prompt never holds up the answers of others.
+    DeepSpeed-FastGen (Holmes et al., 2024), Sarathi-Serve (Agrawal et al., OSDI 2024). While more
+    decode than wait, prompts get as many tokens, but ``least``: steps are at most twice as long.
     """
 
     reserve_full: bool = False
     whole_prompts: bool = False
+    least: int = 64
 
     def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
         """Yield single tokens first, then what is longer, then who waits."""
+        prompts = [*(seq for seq in running if seq.num_pending > 1), *waiting]
         for seq in running:
             if seq.num_pending == 1:
                 yield seq, 1, 1
-        for seq in running:
-            if seq.num_pending > 1:
-                yield seq, seq.num_pending, 1
-        for seq in waiting:
-            yield seq, seq.num_pending, 1
+        left, decoding = sys.maxsize, len(running) + len(waiting) - len(prompts)
+        if decoding:
+            left = max(decoding, self.least, self.least * len(prompts) // decoding)
+        for seq in prompts:
+            if left:
+                yield seq, min(seq.num_pending, left), 1
+                left -= min(seq.num_pending, left)

@@ -31,6 +31,7 @@ _GROUP_BYTES = TILE * 4
 NOTHING = 1e-30  # what is smaller counts as zero where it would divide
 
 
+_CHUNK = 64  # channels that are mixed in one go
 MOST_TURNED = 512  # channels that a rotation mixes at most
 
 
@@ -145,31 +146,18 @@ def _emit_row_bytes(module: object) -> None:
 
     A few channels of a row are many times larger than the rest, and one scale for all would leave
     nothing of the others. A rotation spreads them evenly; the weights were turned too, so products
-    are the same (QuaRot; Ashkboos et al., 2024). It mixes blocks of the largest power of two that
-    divides ``size``, at most ``MOST_TURNED``: butterflies of distance 1, 2, 4, ..., not scaled.
+    are the same (QuaRot; Ashkboos et al., 2024).
     """
+    _emit_turn(module)
     fn = Function(module, "quantise_rows", 5)
     x, out, entry, size, turned = fn.args
-    most = fn.var(fn.lanes(I32, [0] * 16))
-    with fn.loop(size * 4, step=_GROUP_BYTES) as at:
-        a, b = (_turned(fn, fn.load(x + at + 64 * i, FLOATS, 4)) for i in range(2))
-        fn.store(a + b, turned + at, 4)
-        fn.store(a - b, turned + at + 64, 4)
-    block = fn.lower(size & (0 - size), fn.i64(MOST_TURNED))
-    distance = fn.var(fn.i64(TILE))
-    with fn.loop_while(lambda: distance.get() < block):
-        reach = distance.get() * 4
-        with fn.loop(size * 4, step=reach * 2) as low, fn.loop(reach, step=64) as i:
-            at = turned + low + i
-            a, b = fn.load(at, FLOATS, 4), fn.load(at + reach, FLOATS, 4)
-            fn.store(a + b, at, 4)
-            fn.store(a - b, at + reach, 4)
-        distance.set(distance.get() * 2)
+    fn.call("turn", x, turned, size)
+    zero = fn.lanes(I32, [0] * 16)
+    most, total = fn.var(zero), fn.var(zero)
     with fn.loop(size * 4, step=64) as at:
         word = absolute(fn.load(turned + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
         most.set(maximum(most.get(), word))
     scale, inverse = scale_to_bytes(most.get().reduce(maximum).bits(F32))
-    total = fn.var(fn.lanes(I32, [0] * 16))
     with fn.loop(size, step=16) as i:
         integers = to_integers(fn.load(turned + i * 4, FLOATS, 4), inverse)
         fn.store(integers.signed(I8), out + i, 1)
@@ -177,6 +165,46 @@ def _emit_row_bytes(module: object) -> None:
     fn.store(scale, entry, 4)
     fn.store(total.get().reduce(lambda a, b: a + b) * -128, entry + 4, 4)
     fn.finish()
+
+
+def _emit_turn(module: object) -> None:
+    """``turn(x, out, size)``: multiply by a Hadamard matrix, not scaled, block by block.
+
+    A block is the largest power of two that divides ``size``, at most ``MOST_TURNED``. Butterflies
+    of distance 1, 2, 4, ...: those up to 32 (16 where a row is no whole number of 64) in the first
+    walk down the row, the others in a second.
+    """
+    fn = Function(module, "turn", 3)
+    x, out, size = fn.args
+    is_wide = (size & TILE).equals(0)
+    for count, condition in ((4, is_wide), (2, is_wide.equals(0))):
+        with fn.when(condition), fn.loop(size * 4, step=64 * count) as at:
+            values = [_turned(fn, fn.load(x + at + 64 * i, FLOATS, 4)) for i in range(count)]
+            for i, value in enumerate(_butterflies(values)):
+                fn.store(value, out + at + 64 * i, 4)
+    block, stride = fn.lower(size & (0 - size), fn.i64(MOST_TURNED)), _CHUNK * 4
+    for count in (2, 4, 8):
+        with (
+            fn.when(block.equals(_CHUNK * count)),
+            fn.loop(size * 4, step=stride * count) as low,
+            fn.loop(stride, step=64) as at,
+        ):
+            first = out + low + at
+            values = [fn.load(first + stride * i, FLOATS, 4) for i in range(count)]
+            for i, value in enumerate(_butterflies(values)):
+                fn.store(value, first + stride * i, 4)
+    fn.finish()
+
+
+def _butterflies(values: list[Value]) -> list[Value]:
+    """Return sums and differences at distance 1, 2, 4, ... in a list of vectors."""
+    distance = 1
+    while distance < len(values):
+        for i in (i for i in range(len(values)) if not i & distance):
+            a, b = values[i], values[i + distance]
+            values[i], values[i + distance] = a + b, a - b
+        distance *= 2
+    return values
 
 
 def _turned(fn: Function, value: Value) -> Value:
