@@ -1,7 +1,7 @@
 """The offline benchmark: prefill and decode rates at fixed shapes, through the whole engine.
 
 Every prompt is its own random token ids, so no prefix is shared. Rates come from the engine's step
-records: prefill is the time until the last first token, decode the time after it.
+records: prefill is the time until the last first token, decode the time after it while all run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,8 @@ def _measure(llm: LLM, shape: Shape, rng: random.Random) -> dict[str, float]:
         llm.generate(prompts, params, progress=False)
     finally:
         llm.engine.on_record = before
-    # Prefill ends with the last step that has anything but single tokens of running answers.
-    last_prompt = max(i for i, step in enumerate(steps) if any(n > 1 for _, _, n in step.work))
-    prefill, decode = steps[: last_prompt + 1], steps[last_prompt + 1 :]
+    first, last = decode_steps(steps, shape.num_streams)
+    prefill, decode = steps[:first], steps[first:last]
     prompt_tokens = sum(n for step in prefill for _, _, n in step.work)
     decode_tokens = sum(len(tokens) for step in decode for tokens in step.sampled)
     return {
@@ -83,6 +82,20 @@ def _measure(llm: LLM, shape: Shape, rng: random.Random) -> dict[str, float]:
         "decode_step_ms": round(1e3 * _span_s(decode) / len(decode), 2),
         "end_to_end_tokens_per_s": round(shape.num_streams * shape.new_tokens / _span_s(steps), 1),
     }
+
+
+def decode_steps(steps: Sequence[StepRecord], num_streams: int) -> tuple[int, int]:
+    """Return the range of steps in which all streams decode and nothing else happens.
+
+    Prefill ends with the last step that has more than single tokens. Streams whose prompts came
+    first finish first; what the others do then is of another shape, unless it is all there is.
+    """
+    prompts = [i for i, step in enumerate(steps) if any(n > 1 for _, _, n in step.work)]
+    first = 1 + max(prompts, default=0)  # a prompt of one token is the first step
+    last = first
+    while last < len(steps) and len(steps[last].work) == num_streams:
+        last += 1
+    return first, last if last > first else len(steps)
 
 
 def _keep_steps(

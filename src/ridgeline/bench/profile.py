@@ -21,7 +21,7 @@ from rich.table import Table
 from ridgeline.backends.cpu.roof import Roof, measure_roof
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.cpu.timing import Counters
-from ridgeline.bench.offline import Shape
+from ridgeline.bench.offline import Shape, decode_steps
 from ridgeline.bench.roofline import Dot, roofline_svg
 from ridgeline.bench.traffic import Traffic, step_traffic
 from ridgeline.core.params import SamplingParams
@@ -152,14 +152,12 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
         answers = llm.generate(prompts, params, progress=False)
     finally:
         llm.engine.on_record = before
-    # Prefill ends with the last step that has anything but single tokens of running answers.
-    prompts_in = [i for i, s in enumerate(watch.steps) if any(n > 1 for _, _, n in s.work)]
-    cut = 1 + max(prompts_in, default=0)  # a prompt of one token is the first step
-    part = slice(None, cut) if is_prefill else slice(cut, None)
+    first, last = decode_steps(watch.steps, shape.num_streams)
+    part = slice(first) if is_prefill else slice(first, last)
     steps, cycles = watch.steps[part], watch.cycles[part]
     own_s = sum(watch.own_s[part][:-1])  # after the last step there is no gap
-    last = steps[-1]
-    end_s = last.start_s + last.schedule_s + last.execute_s + last.commit_s
+    final = steps[-1]
+    end_s = final.start_s + final.schedule_s + final.execute_s + final.commit_s
     span_s = end_s - steps[0].start_s - own_s
     per_cycle = counters.seconds_per_cycle()
     seconds = {kind: per_cycle * sum(step[kind] for step in cycles) for kind in _COMPILED}
