@@ -5,6 +5,7 @@ It keeps weights, the paged cache and scratch memory, and nothing about requests
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +20,8 @@ from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, load_kernels
-from ridgeline.backends.cpu.plan import PLAN
-from ridgeline.backends.cpu.threads import SYNC_BYTES, Workers
+from ridgeline.backends.cpu.plan import COLUMN_ROWS, PLAN
+from ridgeline.backends.cpu.threads import SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.weights import load_weights, model_sizes, scores_stride
 from ridgeline.backends.sampling import Row, rank_tokens, sample
@@ -100,7 +101,7 @@ class CpuRunner:
             "row_bounds": np.zeros(num_threads + 1, np.int32),
             "head_rows": np.zeros(rows, np.int32),
             "wants_logits": np.zeros(rows, np.int32),
-            "best": np.zeros((rows, num_threads), _BEST),
+            "best": np.zeros(rows * num_threads, _BEST),
         }
         self._scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
@@ -132,6 +133,7 @@ class CpuRunner:
         kind_tiles_records = ("head_kind", "head_num_tiles", "head_num_records")
         self._put(**dict(zip(kind_tiles_records, weights.head.words, strict=True)))
         self._plan_address = address(self._plan)
+        self._crew = Crew(num_threads)
         self._start(kernels)
 
     def _start(self, kernels: Kernels) -> None:
@@ -168,13 +170,16 @@ class CpuRunner:
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the plan; the batch must live until it has run."""
-        batch = arrange(work, self._num_threads, self.sizes.heads.tile, self._per_block)
+        few = sum(len(item.tokens) for item in work) <= COLUMN_ROWS
+        num_threads = self._crew.size if few else self._num_threads
+        batch = arrange(work, num_threads, self.sizes.heads.tile, self._per_block)
         self._poison[: len(batch.tokens)] = 0
         self._x[: len(batch.tokens)] = self.weights.embedding[batch.tokens]
         for name in ("positions", "sequences", "items", "item_bounds", "row_bounds"):
             values = getattr(batch, name)
             self._by_row[name][: len(values)] = values
         self._put(does_layers=1, num_rows=len(batch.tokens), tables=address(batch.tables))
+        self._put(num_threads=num_threads)
         return batch
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
@@ -255,12 +260,16 @@ class CpuRunner:
         if len(self._logits) < needed:
             self._logits = aligned((needed, self._logits_stride), np.float32)
             self._put(logits=address(self._logits))
-        best = self._by_row["best"][:count]
+        num_threads = int(self._plan[_WORD["num_threads"]])
+        best = self._by_row["best"][: count * num_threads].reshape(count, num_threads)
         best[:] = _NOTHING_YET
         self._by_row["head_rows"][:count] = rows
         self._by_row["wants_logits"][:count] = wants_logits
         self._put(num_head_rows=count)
+        begin_s = time.perf_counter()
         self._run(self._plan_address)
+        if self._plan[_WORD["num_rows"]] <= COLUMN_ROWS:
+            self._crew.note(time.perf_counter() - begin_s)
         self._put(does_layers=0)
         likeliest: NDArray[np.void] = best[np.arange(count), best["value"].argmax(axis=1)]
         likeliest["poison"] = best["poison"].sum(axis=1)

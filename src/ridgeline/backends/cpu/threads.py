@@ -6,8 +6,12 @@ by someone else would be spun for in vain, and an engine without work must cost 
 wait spins for about 50 microseconds and then sleeps in the kernel (Linux futex; elsewhere short
 naps).
 
+Where somebody else keeps a core busy, a thread that shares it is away for milliseconds at a time,
+and a lone stream's 150 barriers per token wait for it. One thread fewer is faster then: ``Crew``.
+
 The words of ``sync``, each in a cache line of its own: arrivals at the barrier, the barrier's
-turn, its sleepers; the call's number, its sleepers; and a flag that ends the workers.
+turn, its sleepers; the call's number, its sleepers; and a flag that ends the workers. The call's
+number has the threads that take part in its last byte.
 """
 
 from __future__ import annotations
@@ -23,8 +27,11 @@ from ridgeline.backends.cpu.isa import spin_hint
 
 SYNC_BYTES = 384
 _ARRIVALS, _TURN, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
+MOST_THREADS = 255
 _SPINS = 2000  # pauses; some 50 microseconds
-_CALL_SPINS = 8000  # between steps: Python needs that long to prepare the next one
+_CALL_SPINS = 50_000  # between steps: Python needs a millisecond to prepare the next one
+_WINDOW, _IRREGULAR = 16, 1.5  # steps that are looked at; their mean over their least
+_FIRST_PATIENCE, _LAST_PATIENCE = 64, 1024  # steps until the other size is tried again
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 128, 129, (1 << 31) - 1  # both private to the process
 
 
@@ -55,19 +62,22 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
     seen, alive = fn.var(fn.value(0, I32)), fn.var(fn.value(1, I32))
     with fn.loop_while(lambda: alive.get() > 0):
         wait.until_changed(fn, sync + _CALL, seen.get(), sync + _CALL_SLEEPERS, _CALL_SPINS)
-        seen.set(seen.get() + 1)
+        # Who takes part cannot miss a call, as the others wait; who does not may.
+        seen.set(_read(fn, sync + _CALL))
         alive.set(1 - _read(fn, sync + _QUIT))
-        with fn.when(alive.get() > 0):
+        with fn.when((alive.get() > 0) & ((seen.get() & MOST_THREADS) > thread.signed(I32))):
             fn.call("step", plan, thread)
     fn.finish()
 
     fn = Function(module, "run", 1)
     (plan,) = fn.args
     sync, num_threads = fn.load(plan, I64, 8), fn.load(plan + 8, I64, 8)
-    with fn.when(num_threads > 1):
-        _add(fn, sync + _CALL, 1)
+    call = (_read(fn, sync + _CALL) | MOST_THREADS) + 1  # the next, with an empty last byte
+    _write(fn, sync + _CALL, call + num_threads.signed(I32))
+    quits = _read(fn, sync + _QUIT)
+    with fn.when((num_threads > 1) | (quits > 0)):
         wait.wake(fn, sync + _CALL, sync + _CALL_SLEEPERS)
-    with fn.when(_read(fn, sync + _QUIT).equals(0)):
+    with fn.when(quits.equals(0)):
         fn.call("step", plan, fn.i64(0))
     fn.finish()
 
@@ -91,6 +101,47 @@ class Workers:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+
+
+class Crew:
+    """How many threads a lone stream's steps should use: all, or all but one for a while.
+
+    It knows only how long steps took. If some take much longer than others, somebody else may have
+    a core: then one thread fewer is tried, and kept while that is faster. Each trial of the other
+    size that fails makes the next one come later.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        """Begin with all."""
+        self.size = self._all = num_threads
+        self._times_s: list[float] = []
+        self._other_s: float | None = None  # mean of the size that was left for a trial
+        self._patience, self._left = _FIRST_PATIENCE, 0
+
+    def note(self, time_s: float) -> None:
+        """Say how long a step of ``size`` threads took."""
+        if self._all == 1:
+            return
+        self._left -= 1
+        self._times_s = [*self._times_s[1 - _WINDOW :], time_s]
+        if len(self._times_s) < _WINDOW:
+            return
+        mean_s = sum(self._times_s) / _WINDOW
+        if self._other_s is not None:
+            failed, self._other_s = mean_s >= self._other_s, None
+            self._patience = min(2 * self._patience, _LAST_PATIENCE) if failed else _FIRST_PATIENCE
+            self._left = self._patience
+            if failed:
+                self._change()
+        elif self._left <= 0 and (
+            self.size < self._all or mean_s > _IRREGULAR * min(self._times_s)
+        ):
+            self._other_s = mean_s
+            self._change()
+
+    def _change(self) -> None:
+        self.size = self._all - 1 if self.size == self._all else self._all
+        self._times_s = []
 
 
 class _Wait:
