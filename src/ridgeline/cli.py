@@ -24,6 +24,7 @@ from ridgeline import LLM, SamplingParams, __version__
 from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
+from ridgeline.bench.serve import Load, serve
 from ridgeline.config import Options, default_home
 from ridgeline.doctor import report
 from ridgeline.models.pull import SHORT_NAMES, pull, pulled_models
@@ -237,6 +238,25 @@ def bench_quality(
     length of the windows that the text is cut into. The last line is one JSON document.
     """
     quality(model, text_file=text, num_tokens=tokens, options=options)
+
+
+def bench_serve(**flags: Any) -> None:
+    """The load of many users on any OpenAI-compatible server, and what they see.
+
+    Requests arrive at random times, at those of a trace, or so many at a time. The last line is one
+    JSON document. Status 1 if no request succeeded.
+    """
+    try:
+        load = Load(**flags)
+    except ValueError as error:
+        raise UsageError(error) from error
+    if not serve(load):
+        raise typer.Exit(1)
+
+
+bench_serve.__signature__ = inspect.signature(Load, eval_str=True)  # type: ignore[attr-defined]
+bench_serve.__annotations__ = get_type_hints(Load, include_extras=True)
+bench_app.command("serve")(bench_serve)
 
 
 @contextmanager
