@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 MAX_FILE_LINES = 400
 PACKAGE = "src/ridgeline"
 # Directories and the most lines that all their .py files may have together.
-BUDGETS = {PACKAGE: 12_500, f"{PACKAGE}/core": 1_300}
+BUDGETS = {PACKAGE: 13_400, f"{PACKAGE}/core": 1_300}
 
 
 def lines_now(root: Path) -> dict[str, int]:
