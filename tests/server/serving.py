@@ -47,7 +47,9 @@ class Served:
         llm.engine.runner = self.valve
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
-        self.running = Running(llm, "tiny", options, Keys(options.api_key or (), None))
+        self.lines: list[str] = []
+        keys = Keys(options.api_key or (), options.api_key_file)
+        self.running = Running(llm, "tiny", options, keys, self.lines.append)
         self.loop = asyncio.new_event_loop()
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -117,7 +119,8 @@ def serving(model: Path, engine: dict[str, Any] | None = None, **options: Any) -
             yield served
         finally:
             served.valve.before = lambda step: None
-            served.loop.call_soon_threadsafe(served.running.stop)
+            if served.thread.is_alive():
+                served.loop.call_soon_threadsafe(served.running.stop)
             served.thread.join(20)
         assert not served.thread.is_alive()
 

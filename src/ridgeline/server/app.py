@@ -227,6 +227,10 @@ def _add_errors(app: FastAPI) -> None:
         code = _STATUS.get(error.status_code)
         return await api(request, ApiError(error.status_code, text, code=code, headers=headers))
 
+    async def bug(request: Request, error: Exception) -> Response:
+        return await api(request, ApiError(500, "something went wrong; the server's log says what"))
+
+    app.exception_handler(Exception)(bug)  # the gate logs it
     app.exception_handler(ApiError)(api)
     app.exception_handler(RequestValidationError)(invalid)
     app.exception_handler(HTTPException)(http)

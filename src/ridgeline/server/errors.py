@@ -43,7 +43,7 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """Turn pydantic's list of problems into one error about the deepest of them."""
     problem = max(problems, key=lambda found: len(_path(found["loc"])))
     path = _path(problem["loc"])
-    param = path[0] + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path[1:])
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
     if problem["type"] == "extra_forbidden":
         return ApiError(
             400, f"{param} is not a parameter here", param=param, code="unknown_parameter"
@@ -54,8 +54,8 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, f"{param} is wrong: {text}", param=param, code="invalid_value")
 
 
-def _path(location: Sequence[str | int]) -> list[Any]:
+def _path(location: Sequence[str | int]) -> list[str | int]:
     """Return where in the body something is, without the names of a union's members."""
-    steps = [step for step in location[1:] if isinstance(step, int) or step.isidentifier()]
     types = {"str", "int", "bool", "float"}
-    return [step for step in steps if step not in types] or ["body"]
+    steps = [s for s in location[1:] if s not in types and not {"[", "-"} & set(str(s))]
+    return steps if steps and isinstance(steps[0], str) else ["body"]

@@ -7,6 +7,7 @@ body, bounded, before a route runs.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 import uuid
@@ -20,6 +21,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import ANYONE, Keys
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})  # no key: a static page, and two probes
+_log = logging.getLogger("ridgeline.server")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 
@@ -36,7 +38,7 @@ class Gate:
         origins: Collection[str],
         max_body_bytes: int,
         routes: Collection[str],
-        log: Callable[[dict[str, Any]], None],
+        log: Callable[[dict[str, Any]], object],
         count: Callable[[str, str, int], None],
     ) -> None:
         """Guard ``app``.
@@ -89,6 +91,9 @@ class Gate:
             except ApiError as error:
                 if error.status != 499:
                     await refuse(answer, error)
+            except Exception:  # answered already, where that was possible
+                _log.exception("a request failed")
+                scope["state"].get("cut", lambda: None)() if status < 500 else None
         finally:
             path = scope["path"] if scope["path"] in self._routes else "other"
             method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -27,6 +27,7 @@ from ridgeline.server.wire import BoundedProtocol
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine so soon, not after 5 ms
+_KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
 _FLUSH_S = 2.0  # for last words to reach their clients
 _STEP_S = 10.0  # for the step under way at the end
 
@@ -46,11 +47,23 @@ class _Server(uvicorn.Server):
         await self.ended.wait()
 
 
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 class Running:
     """A server that runs: its parts, and how it ends."""
 
-    def __init__(self, llm: LLM, name: str, options: ServeOptions, keys: Keys) -> None:
-        self.options, self.keys = options, keys
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        options: ServeOptions,
+        keys: Keys,
+        write: Callable[[str], object] = _to_stderr,
+    ) -> None:
+        """Put a server together; ``write`` takes the lines of the log."""
+        self.options, self.keys, self._write = options, keys, write
         self.bridge = Bridge(llm.engine)
         self.metrics = Metrics(name, self._gauges)
         self.bridge.listeners.append(self.metrics.on_record)
@@ -63,7 +76,7 @@ class Running:
             origins=options.cors_origin or (),
             max_body_bytes=options.max_body_bytes,
             routes=[getattr(route, "path", "") for route in self.app.routes],
-            log=lambda fields: print(log_line(fields, options.log_format), file=sys.stderr),
+            log=lambda fields: write(log_line(fields, options.log_format)),
             count=self.metrics.count_http,
         )
         protocol = type(
@@ -80,6 +93,7 @@ class Running:
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(_FLUSH_S) + 1,
             )
         )
@@ -123,9 +137,9 @@ class Running:
         """Read the file of keys again."""
         try:
             self.keys.reload()
-            print("the keys were read again", file=sys.stderr)
+            self._write("the keys were read again")
         except (OSError, ValueError) as error:
-            print(f"the keys stay as they are: {error}", file=sys.stderr)
+            self._write(f"the keys stay as they are: {error}")
 
 
 def serve(

@@ -7,9 +7,8 @@ It sees bytes and connections, never what they mean.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.server.errors import ApiError
 
@@ -28,28 +27,24 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the deadline for the first request."""
         super().connection_made(transport)
         self._deadline: asyncio.TimerHandle | None = None
-        self._active: RequestResponseCycle | None = None
-        self._head_bytes = 0
+        self._head_bytes, self._is_ignored = 0, False
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that runs, also where another one waits behind it."""
+        """Stop the clock."""
         self._drop_deadline()
-        if self._active is not None and not self._active.response_complete:
-            self._active.disconnected = True
-            self._active.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Start the deadline with the first byte of what follows an answer."""
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_answering():
             self._await_request()
         super().data_received(data)
 
     def on_message_begin(self) -> None:
         """Begin to count the head."""
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes, self._is_ignored = 0, False
         self.scope["state"]["cut"] = self.transport.abort
         self._await_request()
 
@@ -64,19 +59,25 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, if its head is not too large."""
-        if self._head_bytes <= _MAX_HEAD_BYTES:
+        """Start the request, if it may.
+
+        A request that comes while another is answered is not taken, and the connection ends with
+        that answer: uvicorn would stop reading, and not see the client leave.
+        """
+        if self._is_answering():
+            self.cycle.keep_alive, self._is_ignored = False, True
+        if not self._is_ignored:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body of a request that was started."""
-        if self._head_bytes <= _MAX_HEAD_BYTES:
+        if not self._is_ignored:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request has arrived."""
         self._drop_deadline()
-        if self._head_bytes <= _MAX_HEAD_BYTES:
+        if not self._is_ignored:
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -88,14 +89,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
         self.loop.call_later(_MAX_LINGER_S, self.transport.abort)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._active = cycle
-        super()._start_asgi_task(cycle, app)
-
     def _count(self, num_bytes: int) -> None:
-        before, self._head_bytes = self._head_bytes, self._head_bytes + num_bytes
-        if before <= _MAX_HEAD_BYTES < self._head_bytes:
+        self._head_bytes += num_bytes
+        if self._head_bytes > _MAX_HEAD_BYTES and not self._is_ignored:
+            self._is_ignored = True
             self._refuse(431, f"the head of the request exceeds {_MAX_HEAD_BYTES} bytes")
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _await_request(self) -> None:
         if self._deadline is None:
@@ -107,19 +108,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _too_slow(self) -> None:
-        if self._active is None or not self._active.response_started:
-            self._refuse(408, f"the request took more than {self.receive_timeout_s:g} s to arrive")
-        else:
-            self.transport.abort()
+        self._refuse(408, f"the request took more than {self.receive_timeout_s:g} s to arrive")
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer outside of any request, and hang up; an answer under way is cut instead."""
-        if self._active is not None and not self._active.response_complete:
-            if self._active.response_started:
+        if self._is_answering():
+            if self.cycle.response_started:
                 self.transport.abort()
                 return
-            self._active.disconnected = True
-            self._active.message_event.set()
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = ApiError(status, message).encode()
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, _REASONS[status])
         head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
