@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -113,3 +114,12 @@ def test_the_text_is_prometheus_and_nothing_of_clients_becomes_a_label(served: S
     families = {family.name for family in text_string_to_metric_families(text.decode())}
     assert {"ridgeline:prompt_tokens", "ridgeline:time_to_first_token_seconds"} <= families
     assert {"ridgeline:num_requests_running", "http_requests"} <= families
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(served: Served) -> None:
+    dashboard = Path(__file__).parents[2] / "contrib" / "grafana" / "ridgeline.json"
+    asked = set(re.findall(r"(?:ridgeline:|http_)\w+", dashboard.read_text()))
+    served.call("/health")
+    there = {name.partition("{")[0] for name in served.metrics()}
+    assert len(asked) > 10
+    assert asked <= there
