@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.server.limits import Keys
 from ridgeline.server.options import ServeOptions
-from ridgeline.server.serve import Running
+from ridgeline.server.serve import Running, bind
 
 JSON = {"content-type": "application/json"}
 
@@ -45,7 +44,7 @@ class Served:
         self.llm = llm
         self.valve = Valve(llm.engine.runner)
         llm.engine.runner = self.valve
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.lines: list[str] = []
         keys = Keys(options.api_key or (), options.api_key_file)

@@ -1,9 +1,9 @@
 """Messages to one prompt, as the model's own chat template (jinja2) writes it.
 
 A template is code from a model file: it runs in jinja2's immutable sandbox, with the helpers that
-Hugging Face promises to templates and bounds on its loops, its output and its time. What users wrote is
-shielded before the template sees it, so only the template can produce control tokens. This module
-knows no model by name and guesses no template for a model that has none.
+Hugging Face promises to templates and bounds on its loops, its output and its time. What users
+wrote is shielded before the template sees it, so only the template can produce control tokens. This
+module knows no model by name and guesses no template for a model that has none.
 """
 
 from __future__ import annotations

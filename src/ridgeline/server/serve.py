@@ -37,7 +37,12 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.on_started: Callable[[], None] = lambda: None
         self.ended = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()  # it listens: not a moment earlier
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,7 +117,7 @@ class Running:
         """Serve until a signal, or ``stop``, ends it."""
         loop = asyncio.get_running_loop()
         self.bridge.start()
-        announce()
+        self.server.on_started = announce
         await self.server.serve([listener])
         self.service.prompts.close()
         await loop.run_in_executor(None, self.bridge.stop, _STEP_S)
@@ -150,7 +155,7 @@ def serve(
     Raises OSError or ValueError if the address, the keys or the model cannot be had.
     """
     keys = Keys(options.api_key or (), options.api_key_file)
-    listener = _bind(options.host, options.port)
+    listener = bind(options.host, options.port)
     _raise_file_limit()
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     sys.setswitchinterval(_SWITCH_S)
@@ -182,12 +187,13 @@ def _announce(name: str, listener: socket.socket) -> None:
     print(f"{name} is ready at {url} (OpenAI API: {url}/v1, documentation: {url}/docs)", flush=True)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Take the address before anything long begins."""
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything long begins. Raises OSError that says what to do."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
         listener.bind(address)
     except OSError as error:
         why = error.strerror or str(error)
