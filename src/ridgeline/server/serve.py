@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 import socket
@@ -120,7 +121,8 @@ class Running:
         self.server.on_started = announce
         await self.server.serve([listener])
         self.service.prompts.close()
-        await loop.run_in_executor(None, self.bridge.stop, _STEP_S)
+        if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
+            os._exit(1)  # a step that does not end: nobody waits for it, all clients have been told
 
     def stop(self) -> None:
         """Take nothing new and end when all that runs has ended; called again, end at once."""
