@@ -228,6 +228,23 @@ def test_a_fault_that_passes_fails_nobody(served: Served) -> None:
             assert one[0] == 500 or answer_of(one) == text
 
 
+@pytest.mark.parametrize("broken_for", [1, 3])
+def test_a_fault_while_blocks_are_copied_changes_no_answer(served: Served, broken_for: int) -> None:
+    """Answers that fork from one prompt copy its last block in their first step."""
+    prompt, wish = [40, 41, 42], {"n": 3, "temperature": 1}
+    wanted = ask(served, prompt, **wish)[1]["choices"]
+    failed: list[Step] = []
+
+    def before(step: Step) -> None:
+        if step.copies and len(failed) < broken_for:
+            failed.append(step)
+            raise RuntimeError("in the middle of copies")
+
+    served.valve.before = before
+    assert ask(served, prompt, **wish)[1]["choices"] == wanted
+    assert failed
+
+
 def test_a_backend_that_is_broken_fails_everybody_and_hangs_nobody(served: Served) -> None:
     def before(step: Step) -> None:
         raise OSError("gone")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.server.contain import ContainedRunner
+from ridgeline.server.contain import ContainedRunner, StepLost
 from ridgeline.server.errors import ApiError
 from ridgeline.server.fair import FairQueue
 from ridgeline.server.limits import Keys, Limits
 
+PLAIN = Sampling(SamplingParams(), 1, ())
 TENANTS = ("a", "b", "c")
 
 
@@ -102,17 +101,17 @@ def test_keys_are_compared_whole() -> None:
 
 
 class Brittle:
-    """A runner that raises if any of some sequences is in the step, and says what ran when."""
+    """A runner that raises if any of some sequences is in the step, and notes what ran."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad
-        self.done: list[tuple[bool, tuple[int, ...]]] = []  # copies made, sequences
+        self.done: list[int] = []
 
     def execute(self, step: Step) -> StepOutput:
         ids = tuple(work.seq_id[0] for work in step.work)
         if self.bad & set(ids):
             raise RuntimeError(f"{self.bad & set(ids)}")
-        self.done.append((bool(step.copies), ids))
+        self.done += ids
         ranked = {i: (TokenLogprobs(100 + n, 0.0, 1, ()),) for i, n in enumerate(ids)}
         return StepOutput(tuple((100 + n,) for n in ids), ranked, ranked, {})
 
@@ -122,16 +121,22 @@ def test_exactly_the_guilty_fail_and_everything_stays_in_its_place(
     size: int, bad: set[int]
 ) -> None:
     bad &= set(range(size))
-    sampling = Sampling(SamplingParams(), 1, ())
-    work = tuple(Work((i, 0), 0, (i,), (i,), (0,), sampling, (), ()) for i in range(size))
+    work = tuple(Work((i, 0), 0, (i,), (i,), (0,), PLAIN, (), ()) for i in range(size))
     runner, errors = Brittle(bad), list[Exception]()
-    output = ContainedRunner(runner, errors.append).execute(Step(work, ((0, 1),), (), (), ()))
+    output = ContainedRunner(runner, errors.append).execute(Step(work, (), (), (), ()))
     assert set(output.errors) == bad
     assert len(errors) == len(bad)
     good = [i for i in range(size) if i not in bad]
     assert [output.tokens[i] for i in good] == [(100 + i,) for i in good]
     assert [output.logprobs[i][0].token for i in good] == [100 + i for i in good]
     assert output.prompt_logprobs == output.logprobs
-    assert [i for _, ids in runner.done for i in ids] == good  # each once, in order
-    copies: list[Any] = [made for made, _ in runner.done]
-    assert copies == [True] * bool(good) + [False] * (len(copies) - bool(good))
+    assert runner.done == good  # each once, in order
+
+
+def test_a_step_with_copies_is_not_repeated() -> None:
+    """The source of a copy may belong to another sequence of the same step by now."""
+    work = tuple(Work((i, 0), 0, (i,), (i,), (0,), PLAIN, (), ()) for i in range(2))
+    runner = Brittle({1})
+    with pytest.raises(StepLost):
+        ContainedRunner(runner, lambda error: None).execute(Step(work, ((0, 1),), (), (), ()))
+    assert not runner.done

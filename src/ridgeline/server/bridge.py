@@ -18,7 +18,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event
 from ridgeline.records import Record, RequestRecord
-from ridgeline.server.contain import ContainedRunner
+from ridgeline.server.contain import ContainedRunner, StepLost
 from ridgeline.server.fair import FairQueue
 
 News = tuple[int, Event | RequestRecord]  # which prompt, what about it
@@ -218,7 +218,10 @@ class Bridge:
         events: list[Event] = []
         if self.engine.has_work():
             self.step_began_s = time.monotonic()
-            events = self.engine.step()
+            try:
+                events = self.engine.step()
+            except StepLost as lost:  # the engine has taken it back, and goes on from there
+                self._note_failure(lost.__cause__ or lost)
             self.step_began_s = None
         self._send(events)
         if not self.engine.has_work():
@@ -291,5 +294,5 @@ class Bridge:
         for listener in self.listeners:
             listener(record)
 
-    def _note_failure(self, error: Exception) -> None:
-        _log.error("a request failed in the backend", exc_info=error)
+    def _note_failure(self, error: BaseException) -> None:
+        _log.error("the backend failed", exc_info=error)

@@ -1,7 +1,9 @@
 """A runner around a runner: what fails in a step is found, and fails alone.
 
 It relies on two promises of runners: a step may be executed again, and the result for a sequence
-does not depend on the batch it is in.
+does not depend on the batch it is in. Copies of blocks are the exception: the failed attempt may
+have overwritten their sources. Such a step is given up, and all its sequences start again; then
+they have blocks of their own, so the next failure can be traced.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ Value = TypeVar("Value")
 _MESSAGE = "the model failed on this request; the server's log says more"
 
 
+class StepLost(Exception):
+    """The step failed and cannot be repeated; nobody is to blame yet."""
+
+
 class ContainedRunner:
     """Executes steps; if that raises, by halves, until each item runs or is the one that raises."""
 
@@ -25,18 +31,21 @@ class ContainedRunner:
         self._on_error = on_error
 
     def execute(self, step: Step) -> StepOutput:
-        """Execute a step; an exception becomes the error of the item that causes it."""
+        """Execute a step; an exception becomes the error of the item that causes it.
+
+        Raises StepLost if that cannot be found out.
+        """
         try:
             return self._runner.execute(step)
         except Exception as error:
+            if step.copies:
+                raise StepLost from error
             if len(step.work) == 1:
                 self._on_error(error)
                 return StepOutput((tuple(0 for _ in step.work[0].seeds),), errors={0: _MESSAGE})
         middle = len(step.work) // 2
         first = self.execute(step._replace(work=step.work[:middle]))
-        # Copies are made once more only if nothing that could have written behind them has run.
-        copies = step.copies if len(first.errors) == middle else ()
-        second = self.execute(step._replace(work=step.work[middle:], copies=copies))
+        second = self.execute(step._replace(work=step.work[middle:]))
         return StepOutput(
             first.tokens + second.tokens,
             {**first.logprobs, **_moved(second.logprobs, middle)},
