@@ -316,8 +316,7 @@ def test_a_request_that_never_ran_has_no_times_but_its_end() -> None:
 def test_a_request_may_have_arrived_before_it_was_added() -> None:
     records: list[Record] = []
     engine, _ = make_engine(on_record=records.append)
-    engine.add((1,), params(1), arrival_s=-7.5)
-    finish(engine)
+    engine.abort(engine.add((1,), params(), arrival_s=-7.5))
     assert of_kind(records, RequestRecord)[0].arrival_s == -7.5
 
 
