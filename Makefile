@@ -1,7 +1,8 @@
-# Every target sets up what it needs. Variables: MODEL=smollm2  PROMPT="..."  PYTHON=python3.12
+# Every target sets up what it needs. Variables: MODEL=smollm2  PORT=8000  PROMPT="..."  PYTHON=python3.12
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 MODEL ?= smollm2
+PORT ?= 8000
 PROMPT ?=
 PEERS ?=
 export PROMPT
@@ -11,9 +12,10 @@ PARITY := .venv-parity/bin
 STEP := sh tools/step.sh
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-parity lint pure engine mutants examples bench bench-peers setup clean
+.PHONY: help serve demo test test-parity lint pure engine mutants examples bench bench-peers setup clean
 
 help:
+	@echo "make serve        serve a model over HTTP, as OpenAI's clients expect   (MODEL=, PORT=)"
 	@echo "make demo         answer a handful of prompts at once, with speeds      (MODEL=, PROMPT=)"
 	@echo "make test         lint, type-check, and run every test this machine can run"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
@@ -40,6 +42,10 @@ setup: .venv/ready
 	@$(STEP) "Installing transformers and torch" $(PARITY)/python $(PIP) install -r requirements-parity.txt
 	@$(STEP) "Installing Ridgeline" $(PARITY)/python $(PIP) install -e .
 	@touch $@
+
+serve: setup
+	@echo "==> Serving $(MODEL); Ctrl-C ends it"
+	@exec $(BIN)/ridgeline serve $(MODEL) --port $(PORT)
 
 demo: setup
 	@$(STEP) "Demo of $(MODEL)" $(BIN)/python -m ridgeline.demo $(MODEL)

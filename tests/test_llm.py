@@ -293,7 +293,7 @@ def test_a_runner_that_raises_ends_only_who_waited(
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", execute)
+        patch.setattr(llm.engine.runner, "execute", execute)
         with pytest.raises(MemoryError, match="no room"):
             llm.generate(["one", "two"], GREEDY)
     assert_idle(llm)
@@ -303,7 +303,7 @@ def test_a_runner_that_raises_ends_only_who_waited(
 
 
 def test_ctrl_c_comes_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute, ended = llm.engine._runner.execute, []
+    execute, ended = llm.engine.runner.execute, []
 
     def interrupted(step: Any) -> StepOutput:
         os.kill(os.getpid(), signal.SIGINT)
@@ -314,7 +314,7 @@ def test_ctrl_c_comes_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
     stream = llm.stream("hello", GREEDY)
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", interrupted)
+        patch.setattr(llm.engine.runner, "execute", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert len(ended) == 1  # the step was whole
@@ -323,13 +323,13 @@ def test_ctrl_c_comes_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_somebody_elses_handler_gets_the_signal(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute, seen = llm.engine._runner.execute, []
+    execute, seen = llm.engine.runner.execute, []
 
     def interrupted(step: Any) -> StepOutput:
         os.kill(os.getpid(), signal.SIGINT)
         return execute(step)
 
-    monkeypatch.setattr(llm.engine._runner, "execute", interrupted)
+    monkeypatch.setattr(llm.engine.runner, "execute", interrupted)
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
         (out,) = llm.generate("hello", GREEDY)

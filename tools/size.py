@@ -13,8 +13,13 @@ from pathlib import Path, PurePosixPath
 
 MAX_FILE_LINES = 400
 PACKAGE = "src/ridgeline"
-# Directories and the most lines that all their .py files may have together.
-BUDGETS = {PACKAGE: 12_500, f"{PACKAGE}/core": 1_300}
+# Directories and the most lines that all their .py files may have together (docs/adr/0006).
+BUDGETS = {
+    PACKAGE: 16_000,
+    f"{PACKAGE}/core": 1_300,
+    f"{PACKAGE}/backends/cpu": 4_200,
+    f"{PACKAGE}/server": 2_400,
+}
 
 
 def lines_now(root: Path) -> dict[str, int]:

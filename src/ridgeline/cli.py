@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -30,6 +30,7 @@ from ridgeline.doctor import report
 from ridgeline.models.pull import SHORT_NAMES, pull, pulled_models
 from ridgeline.progress import bytes_bar
 from ridgeline.repl import answer, chat
+from ridgeline.server.options import ServeOptions
 
 app = typer.Typer(
     name="ridgeline",
@@ -42,6 +43,7 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
+_AS_TYPED = {"kv_cache_memory": str | None, "trace": Path | None}
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
 Model = Annotated[
@@ -75,37 +77,44 @@ def _fail(error: Exception, status: int, debug: bool) -> None:
     sys.exit(status)
 
 
-def engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's ``options`` parameter by one flag for each field of ``Options``."""
-    kinds = get_type_hints(Options)
-    kinds |= {"kv_cache_memory": str | None, "trace": Path | None}  # as typed
-    flags = {
-        field.name: Annotated[kinds[field.name], typer.Option(help=field.metadata["help"])]
-        for field in fields(Options)
-    }
+def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields."""
 
-    @wraps(command)
-    def wrapper(**arguments: Any) -> None:
-        try:
-            options = Options(**{name: arguments.pop(name) for name in flags})
-        except ValueError as error:
-            raise UsageError(error) from error
-        command(**arguments, options=options)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        kinds = get_type_hints(kind) | _AS_TYPED
+        added = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=Annotated[kinds[field.name], _flag(field)],
+            )
+            for field in fields(kind)
+        ]
 
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
-    added = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=flags[field.name],
-        )
-        for field in fields(Options)
-    ]
-    wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
-    return wrapper
+        @wraps(command)
+        def wrapper(**arguments: Any) -> None:
+            try:
+                value = kind(**{flag.name: arguments.pop(flag.name) for flag in added})
+            except ValueError as error:
+                raise UsageError(error) from error
+            command(**arguments, **{parameter: value})
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name != parameter]
+        wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+        return wrapper
+
+    return decorate
+
+
+def _flag(field: Field[Any]) -> Any:
+    from_environment = "RIDGELINE_API_KEY" if field.name == "api_key" else None
+    return typer.Option(help=field.metadata["help"], envvar=from_environment)
+
+
+engine_options = flags("options", Options)
 
 
 @app.callback(invoke_without_command=True)
@@ -185,6 +194,21 @@ def run(
             chat(llm, params)
         else:
             answer(llm, prompt, params, raw=raw)
+
+
+@app.command("serve")
+@engine_options
+@flags("serving", ServeOptions)
+def serve_command(model: Model, *, serving: ServeOptions, options: Options) -> None:
+    """Serve a model over HTTP, as OpenAI's clients expect."""
+    from ridgeline.server.serve import serve  # its web framework would slow every other command
+
+    @contextmanager
+    def load() -> Iterator[LLM]:
+        with _load(model, options, {}) as (llm, _):
+            yield llm
+
+    serve(model, load, serving)
 
 
 @app.command()

@@ -29,7 +29,8 @@ _DEFAULT_KV_BYTES = 4 << 30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
-def _option(default: Any, help: str) -> Any:
+def flag_field(default: Any, help: str) -> Any:
+    """Return a dataclass field that becomes a flag with this help."""
     return field(default=default, metadata={"help": help})
 
 
@@ -37,31 +38,31 @@ def _option(default: Any, help: str) -> Any:
 class Options:
     """The options that run, serve, bench and ``LLM`` share; the command line is made from this."""
 
-    max_model_len: int | None = _option(
+    max_model_len: int | None = flag_field(
         None, "Longest sequence, prompt and answer together, in tokens. Default: the model's."
     )
-    max_num_seqs: int | None = _option(None, "Sequences that may run at once. Default: 256.")
-    max_num_batched_tokens: int | None = _option(
+    max_num_seqs: int | None = flag_field(None, "Sequences that may run at once. Default: 256.")
+    max_num_batched_tokens: int | None = flag_field(
         None, "Tokens that one step may compute. Default: 2048."
     )
-    block_size: int = _option(16, "Tokens per block of the KV cache.")
-    kv_cache_memory: int | str | None = _option(
+    block_size: int = flag_field(16, "Tokens per block of the KV cache.")
+    kv_cache_memory: int | str | None = flag_field(
         None, "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free."
     )
-    kv_cache_dtype: Literal["auto", "f32", "f16", "int8"] = _option(
+    kv_cache_dtype: Literal["auto", "f32", "f16", "int8"] = flag_field(
         "auto", "What keys and values are stored in."
     )
-    dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = _option(
+    dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = flag_field(
         "auto", "What the weights are computed in."
     )
-    policy: Literal["static", "orca", "splitfuse"] = _option(
+    policy: Literal["static", "orca", "splitfuse"] = flag_field(
         "splitfuse", "How steps are filled: see docs/architecture.md."
     )
-    enable_prefix_caching: bool = _option(True, "Share the KV cache of equal prefixes.")
-    threads: int | None = _option(None, "Threads of the backend. Default: one per core.")
-    seed: int = _option(0, "Seed of requests that bring none.")
-    backend: Literal["auto", "cpu", "cuda", "reference"] = _option("auto", "What computes.")
-    trace: str | Path | None = _option(
+    enable_prefix_caching: bool = flag_field(True, "Share the KV cache of equal prefixes.")
+    threads: int | None = flag_field(None, "Threads of the backend. Default: one per core.")
+    seed: int = flag_field(0, "Seed of requests that bring none.")
+    backend: Literal["auto", "cpu", "cuda", "reference"] = flag_field("auto", "What computes.")
+    trace: str | Path | None = flag_field(
         None, "Write a record of every step and request to this file, as JSON lines."
     )
 

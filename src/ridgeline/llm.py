@@ -98,7 +98,7 @@ class LLM:
         """
         many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
         return self._collect(
-            [self._encode(prompt) for prompt in many], many, sampling_params, progress
+            [self.encode(prompt) for prompt in many], many, sampling_params, progress
         )
 
     def chat(
@@ -134,7 +134,7 @@ class LLM:
         encoded = [
             self.chat_template.render_ids(prompt)  # type: ignore[arg-type]
             if _is_chat(prompt)
-            else self._encode(prompt)  # type: ignore[arg-type]
+            else self.encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
         return self._chunks(self._submit(encoded, sampling_params))
@@ -161,7 +161,7 @@ class LLM:
             for prompt, wish in zip(prompts, params, strict=True):
                 wish.validate_ids(self.arch.vocab_size)
                 ids = tuple(prompt)
-                new_text = partial(self._new_text, ids, wish)
+                new_text = partial(self.new_text, ids, wish)
                 requests.append(self.engine.requests[self.engine.add(ids, wish, new_text=new_text)])
         except BaseException:
             for request in requests:
@@ -170,7 +170,8 @@ class LLM:
         self._mail |= {request.id: deque() for request in requests}
         return requests
 
-    def _new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
+    def new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
+        """Return what turns an answer's tokens into text, for ``Engine.add``."""
         return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
 
     def _chunks(self, requests: list[Request]) -> Chunks:
@@ -240,7 +241,8 @@ class LLM:
 
     # --- tokens and text -----------------------------------------------------------------------
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt. Raises ValueError if it is none."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not _is_list(prompt) or not all(type(token) is int for token in prompt):
@@ -255,10 +257,10 @@ class LLM:
 
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         ranked = {
-            token: Logprob(logprob, rank, self._spell(token))
+            token: Logprob(logprob, rank, self.spell(token))
             for rank, (token, logprob) in enumerate(entry.top, start=1)
         }
-        own = Logprob(entry.logprob, entry.rank, self._spell(entry.token))
+        own = Logprob(entry.logprob, entry.rank, self.spell(entry.token))
         return {entry.token: own} | ranked
 
     def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
@@ -269,7 +271,8 @@ class LLM:
             self._logprobs(found[i]) if i in found else None for i in range(len(request.prompt))
         ]
 
-    def _spell(self, token: int) -> str:
+    def spell(self, token: int) -> str:
+        """Return what a token stands for; bytes that are no UTF-8 come out as U+FFFD."""
         return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
 
     # --- ending --------------------------------------------------------------------------------

@@ -313,6 +313,13 @@ def test_a_request_that_never_ran_has_no_times_but_its_end() -> None:
     assert record.params == {"n": 2, "max_tokens": 4, "stop": ("x",), "seed": 3}
 
 
+def test_a_request_may_have_arrived_before_it_was_added() -> None:
+    records: list[Record] = []
+    engine, _ = make_engine(on_record=records.append)
+    engine.abort(engine.add((1,), params(), arrival_s=-7.5))
+    assert of_kind(records, RequestRecord)[0].arrival_s == -7.5
+
+
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
     records: list[Record] = []
     engine, runner = make_engine(make_scheduler(5, 4), on_record=records.append)

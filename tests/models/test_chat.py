@@ -168,6 +168,13 @@ def test_templates_that_fail(source: str | None, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.models.chat._MAX_RENDERING_S", 0.05)
+    loops = "{% for a in messages %}{% for b in messages %}{{ 1 }}{% endfor %}{% endfor %}"
+    with pytest.raises(ValueError, match=r"takes more than 0.05 s"):
+        template(loops).render_ids(HELLO * 3000)
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

@@ -48,7 +48,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.eos_ids = eos_ids
         self.seed = seed
-        self._runner = runner
+        self.runner = runner
         self._clock = clock
         self.on_record = on_record
         self._times: dict[int, _Times] = {}
@@ -64,9 +64,11 @@ class Engine:
         params: SamplingParams,
         *,
         new_text: Callable[[], Text] | None = None,
+        arrival_s: float | None = None,
     ) -> int:
         """Queue a request; return its id.
 
+        ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
         Raises ValueError if it can never run, and then nothing has changed.
         """
         request_id = self._next_id
@@ -82,7 +84,7 @@ class Engine:
         self.scheduler.add(request)
         self._next_id += 1
         self.requests[request_id] = request
-        self._times[request_id] = _Times(self._clock())
+        self._times[request_id] = _Times(self._clock() if arrival_s is None else arrival_s)
         self._arrived.append(request_id)
         return request_id
 
@@ -115,7 +117,7 @@ class Engine:
         self._note_admissions(step, scheduled_s)
         load = self._load()
         try:
-            output = self._runner.execute(step)
+            output = self.runner.execute(step)
         except BaseException:
             self.scheduler.retract()
             self._note_step(step, (), load, (start_s, scheduled_s, self._clock()))

@@ -1,14 +1,15 @@
 """Messages to one prompt, as the model's own chat template (jinja2) writes it.
 
 A template is code from a model file: it runs in jinja2's immutable sandbox, with the helpers that
-Hugging Face promises to templates and bounds on its loops and its output. What users wrote is
-shielded before the template sees it, so only the template can produce control tokens. This module
-knows no model by name and guesses no template for a model that has none.
+Hugging Face promises to templates and bounds on its loops, its output and its time. What users
+wrote is shielded before the template sees it, so only the template can produce control tokens. This
+module knows no model by name and guesses no template for a model that has none.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -23,6 +24,7 @@ from ridgeline.models.tokenizer import Tokenizer
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_RENDERED_CHARS = 1 << 24
+_MAX_RENDERING_S = 5.0
 _MAX_RANGE_TOTAL = 100_000  # steps of all range() loops of one rendering
 _CUT = "\ufdd1"  # a noncharacter, so no content has it: where an unfinished message ends
 
@@ -132,12 +134,14 @@ class ChatTemplate:
         try:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self._source)
-            parts, length = [], 0
+            parts, length, deadline_s = [], 0, time.monotonic() + _MAX_RENDERING_S
             for part in self._compiled.generate(context):
                 parts.append(part)
                 length += len(part)
                 if length > _MAX_RENDERED_CHARS:
                     raise OverflowError(f"its output exceeds {_MAX_RENDERED_CHARS} letters")
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"it takes more than {_MAX_RENDERING_S:g} s")
         except Exception as error:  # whatever foreign code may raise
             lines = (str(error) or type(error).__name__).splitlines()
             raise ValueError(f"the chat template fails: {lines[0]}") from error

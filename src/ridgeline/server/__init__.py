@@ -1,0 +1,1 @@
+"""The HTTP edge: an OpenAI-compatible server over one engine."""

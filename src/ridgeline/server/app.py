@@ -1,0 +1,262 @@
+"""The routes. Each validates, prepares a prompt, and hands a stream to its reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ridgeline import __version__
+from ridgeline.llm import LLM
+from ridgeline.metrics import Metrics
+from ridgeline.server.answers import Answers
+from ridgeline.server.bridge import Bridge, Stream
+from ridgeline.server.errors import ApiError, validation_error
+from ridgeline.server.limits import Limits
+from ridgeline.server.options import ServeOptions
+from ridgeline.server.prompts import Ids, Prompts
+from ridgeline.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
+from ridgeline.server.replies import Reply
+
+_STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
+
+
+class Service:
+    """What the routes share: one model, its engine, and whether it takes requests."""
+
+    def __init__(
+        self, llm: LLM, bridge: Bridge, metrics: Metrics, name: str, options: ServeOptions
+    ):
+        self.llm, self.bridge, self.metrics, self.options = llm, bridge, metrics, options
+        self.name = name
+        self.created = int(time.time())
+        self.prompts = Prompts(llm)
+        self.limits = Limits(
+            options.max_requests_per_minute,
+            options.max_tokens_per_minute,
+            options.max_concurrent_requests,
+        )
+        self.is_draining = False
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def trouble(self) -> str | None:
+        """Return why this process should be replaced, if it should."""
+        began_s = self.bridge.step_began_s
+        if self.bridge.error:
+            return self.bridge.error
+        if began_s and time.monotonic() - began_s > self.options.step_timeout:
+            return f"a step has taken more than {self.options.step_timeout:g} s"
+        return None
+
+    def unready(self) -> str | None:
+        """Return why no request would be taken now, if so."""
+        if self.is_draining:
+            return "the server is stopping"
+        if self.bridge.num_queued >= self.options.max_queued_requests:
+            return "the queue is full"
+        return self.trouble()
+
+    # --- completions ---------------------------------------------------------------------------
+
+    def check_open(self, model: str | None) -> None:
+        """Raise ApiError unless requests for ``model`` are taken."""
+        if self.is_draining:
+            raise ApiError(
+                503, "the server is stopping", code="stopping", headers={"retry-after": "5"}
+            )
+        if self.bridge.error:
+            raise ApiError(503, self.bridge.error, code="engine_stopped")
+        if model not in (None, self.name):
+            raise ApiError(
+                404,
+                f"there is no model {model[:80]!r} here: this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def reply(
+        self,
+        request: Request,
+        body: ChatRequest | CompletionRequest,
+        prompts: list[Ids],
+        param: str,
+    ) -> Reply:
+        """Return what will answer a request; raises ApiError if nothing can."""
+        params = body.params(self.llm.default_params, self.llm.arch.vocab_size)
+        if params.n > self.options.max_n:
+            raise ApiError(400, f"n is {params.n}: at most {self.options.max_n}", param="n")
+        self.prompts.check_length(prompts, params, param)
+        self._check_queue(len(prompts), param)
+        stream = Stream(prompts, params, self.llm.new_text, request.state.tenant)
+        answers = Answers(self.llm, body, stream)
+        log_content = self.options.log_content
+        return Reply(self.bridge, self.limits, stream, answers, body, self.name, log_content)
+
+    def _check_queue(self, num_prompts: int, param: str) -> None:
+        most = self.options.max_queued_requests
+        if not 0 < num_prompts <= most:
+            raise ApiError(400, f"{param} has {num_prompts} prompts: 1 to {most}", param=param)
+        if self.bridge.num_queued + num_prompts > most:
+            raise ApiError(
+                429,
+                f"the queue is full ({most} prompts): try again later",
+                code="server_is_overloaded",
+                headers={"retry-after": "5"},
+            )
+
+
+def new_app(service: Service) -> FastAPI:
+    """Return the application, with its routes over ``service``."""
+    app = FastAPI(title="Ridgeline", version=__version__, redoc_url=None)
+    _add_errors(app)
+    _add_completions(app, service)
+    _add_tokens(app, service)
+    _add_status(app, service)
+    return app
+
+
+def _add_completions(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", responses=_ERRORS)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        service.check_open(body.model)
+        prompt = await service.prompts.of_chat(body)
+        return service.reply(request, body, [prompt], "messages")
+
+    @app.post("/v1/completions", responses=_ERRORS)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one prompt or many."""
+        service.check_open(body.model)
+        prompts = [await service.prompts.of_text(prompt) for prompt in body.prompts]
+        return service.reply(request, body, prompts, "prompt")
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    llm = service.llm
+
+    @app.post("/tokenize", responses=_ERRORS)
+    async def tokenize(body: TokenizeRequest | TokenizeChatRequest) -> dict[str, Any]:
+        """Turn a text or a conversation into token ids."""
+        service.check_open(body.model)
+        if isinstance(body, TokenizeChatRequest):
+            ids = await service.prompts.of_chat(body)
+        else:
+            add_bos = None if body.add_special_tokens in (None, True) else False
+            ids = await service.prompts.of_text(body.prompt, add_bos=add_bos)
+        strings = [llm.spell(token) for token in ids] if body.return_token_strs else None
+        length = llm.config.max_model_len
+        return {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings}
+
+    @app.post("/detokenize", responses=_ERRORS)
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        """Turn token ids into text."""
+        service.check_open(body.model)
+        ids = await service.prompts.of_text(body.tokens, param="tokens")
+        return {"prompt": llm.tokenizer.decode(ids, skip_special=False)}
+
+
+def _add_status(app: FastAPI, service: Service) -> None:
+    model = {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "ridgeline",
+        "max_model_len": service.llm.config.max_model_len,
+    }
+
+    @app.get("/v1/models", responses=_ERRORS)
+    async def models() -> dict[str, Any]:
+        """List the one model."""
+        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{name:path}", responses=_ERRORS)
+    async def one_model(name: str) -> dict[str, Any]:
+        """Describe the model."""
+        if name != service.name:
+            raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")
+        return model
+
+    def probe(question: Callable[[], str | None]) -> Callable[[], Any]:
+        async def answer() -> Response:
+            why = question()
+            body = {"status": "ok"} if why is None else {"status": "no", "reason": why}
+            return JSONResponse(body, 200 if why is None else 503)
+
+        return answer
+
+    app.get("/health", summary="Does the engine live?")(probe(service.trouble))
+    app.get("/ready", summary="Are requests taken?")(probe(service.unready))
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Say which version this is."""
+        return {"version": __version__}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        return PlainTextResponse(service.metrics.text(), media_type=service.metrics.content_type)
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def api(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return await api(request, validation_error(error.errors()))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = f"{request.method} {request.url.path[:80]!r}: {error.detail}"
+        headers = dict(error.headers or {})
+        code = _STATUS.get(error.status_code)
+        return await api(request, ApiError(error.status_code, text, code=code, headers=headers))
+
+    async def bug(request: Request, error: Exception) -> Response:
+        return await api(request, ApiError(500, "something went wrong; the server's log says what"))
+
+    app.exception_handler(Exception)(bug)  # the gate logs it
+    app.exception_handler(ApiError)(api)
+    app.exception_handler(RequestValidationError)(invalid)
+    app.exception_handler(HTTPException)(http)
+
+
+_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+_ERROR = {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {"type": "object", "required": list(_ERROR), "properties": _ERROR},
+    },
+}
+_STATUSES = {
+    400: "The request is wrong",
+    401: "A key is needed",
+    404: "No such model",
+    413: "The body is too long",
+    415: "The body is no JSON",
+    422: "Never sent: what is invalid has status 400",
+    429: "Too much at once",
+    500: "The model failed",
+    503: "The server is stopping",
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
+    for status, text in _STATUSES.items()
+}

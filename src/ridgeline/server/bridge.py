@@ -1,0 +1,298 @@
+"""Between asyncio and the engine: one thread runs the engine, streams carry its news to the loop.
+
+All streams' news of one step wake the loop once; an idle engine sleeps on a condition. Requests
+wait here, in fair order, until the engine could start them, so that its own queue stays short.
+This module knows no HTTP and no text: token ids go in, events come out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ridgeline.core.engine import Engine
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Request, Text
+from ridgeline.core.step import Event
+from ridgeline.records import Record, RequestRecord
+from ridgeline.server.contain import ContainedRunner, StepLost
+from ridgeline.server.fair import FairQueue
+
+News = tuple[int, Event | RequestRecord]  # which prompt, what about it
+_MAX_BEHIND = 1024  # events that a stream may hold for a client that does not read
+_log = logging.getLogger("ridgeline.server")
+
+
+class StreamError(Exception):
+    """The stream ends early, and why; ``status`` is for a client that has seen nothing yet."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ClientGone(Exception):
+    """Nobody reads this stream any more."""
+
+
+class Stream:
+    """The answers to one HTTP request, which may have several prompts. Lives on the loop."""
+
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        new_text: Callable[[tuple[int, ...], SamplingParams], Text],
+        tenant: str,
+    ) -> None:
+        self.prompts = prompts
+        self.params = params
+        self.new_text = new_text
+        self.tenant = tenant
+        self.arrival_s = time.monotonic()
+        self.requests: dict[int, Request] = {}  # by prompt; there from a prompt's first news on
+        self.num_open = len(prompts)
+        self.is_over = False  # nothing more will come
+        self.cut: Callable[[], None] = lambda: None  # ends the connection of a reader who sleeps
+        self._news: list[News] = []
+        self._end: Exception | None = None
+        self._wake = asyncio.Event()
+        self._max_behind = max(_MAX_BEHIND, 8 * params.n * len(prompts))
+
+    async def news(self) -> list[News]:
+        """Wait for news; return all there is, nothing when the stream has ended well.
+
+        Raises:
+            StreamError: it failed; what came before was returned before.
+            ClientGone: it was given up.
+        """
+        while not self._news and not self.is_over:
+            self._wake.clear()
+            await self._wake.wait()
+        found, self._news = self._news, []
+        if not found and self._end:
+            raise self._end
+        return found
+
+    def deliver(self, news: list[News]) -> bool:
+        """Take the news of a step; return False if the reader is too far behind."""
+        if self.is_over:
+            return True
+        self._news += news
+        self.num_open -= sum(isinstance(what, RequestRecord) for _, what in news)
+        self.is_over = not self.num_open
+        self._wake.set()
+        return len(self._news) <= self._max_behind
+
+    def end(self, why: Exception) -> None:
+        """Let no more come: the reader gets what there is, then ``why``."""
+        if not self.is_over:
+            self.is_over, self._end = True, why
+            if isinstance(why, ClientGone):
+                self._news.clear()
+            self._wake.set()
+
+
+class Bridge:
+    """Runs an engine in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take over ``engine``: from ``start`` on nobody else may touch it."""
+        self.engine = engine
+        self.listeners: list[Callable[[Record], None]] = []  # called in the engine's thread
+        self.error: str | None = None  # why the engine stopped for good
+        self.step_began_s: float | None = None  # while a step is under way
+        engine.runner = ContainedRunner(engine.runner, self._note_failure)
+        self._write = engine.on_record
+        engine.on_record = self._on_record
+        self._wake = threading.Condition()
+        self._queue: FairQueue[tuple[Stream, int]] = FairQueue()
+        self._gone: list[Stream] = []
+        self._stopping = False
+        self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
+        self._closed: list[RequestRecord] = []
+        self._streams: set[Stream] = set()  # on the loop's side
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- the loop's side -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; to be called on the loop that streams live on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that are not over."""
+        return len(self._streams)
+
+    @property
+    def num_queued(self) -> int:
+        """Prompts that wait before the engine."""
+        return len(self._queue)
+
+    def submit(self, stream: Stream) -> None:
+        """Queue all prompts of a stream. Raises StreamError if the engine has stopped."""
+        if self.error or self._stopping:
+            raise StreamError(self.error or "the server is stopping", 503)
+        self._streams.add(stream)
+        with self._wake:
+            for index in range(len(stream.prompts)):
+                self._queue.push(stream.tenant, (stream, index))
+            self._wake.notify()
+
+    def abandon(self, stream: Stream, why: Exception) -> None:
+        """End a stream before its time; its requests end before the next step."""
+        if not stream.is_over:
+            stream.end(why)
+            with self._wake:
+                self._gone.append(stream)
+                self._wake.notify()
+        self._streams.discard(stream)
+
+    def abandon_all(self, why: StreamError) -> None:
+        """End every stream."""
+        for stream in list(self._streams):
+            self.abandon(stream, why)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stop the thread after the step under way; return whether it has ended."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _deliver(self, batch: list[tuple[Stream, list[News]]]) -> None:
+        for stream, news in batch:
+            if not stream.deliver(news):
+                self.abandon(stream, StreamError("the client reads too slowly"))
+                stream.cut()
+
+    # --- the engine's side ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._stopping or self._gone or self._queue or self.engine.has_work()):
+                    self._wake.wait()
+                if self._stopping:
+                    return
+                gone, self._gone = self._gone, []
+                arrivals = self._take()
+            try:
+                self._turn(gone, arrivals)
+            except Exception:
+                _log.exception("the engine failed; all its requests end")
+                if not self._clear():
+                    return
+
+    def _take(self) -> list[tuple[Stream, int]]:
+        """Take from the queue what the engine may be able to start in its next step."""
+        scheduler = self.engine.scheduler
+        seats = scheduler.max_num_seqs - len(scheduler.running) - len(scheduler.waiting)
+        tokens = scheduler.max_num_batched_tokens
+        tokens -= sum(seq.num_pending for seq in scheduler.waiting)
+        taken = []
+        while self._queue and seats > 0 and tokens > 0:
+            stream, index = self._queue.pop()
+            taken.append((stream, index))
+            num_tokens = len(stream.prompts[index])
+            self._queue.charge(stream.tenant, num_tokens)
+            seats, tokens = seats - stream.params.n, tokens - num_tokens
+        return taken
+
+    def _turn(self, gone: list[Stream], arrivals: list[tuple[Stream, int]]) -> None:
+        if gone:
+            with self._wake:
+                arrivals += self._queue.remove(lambda item: item[0].is_over)
+        for stream, index in arrivals:
+            self._add(stream, index)
+        if gone:
+            for request_id, (stream, _) in list(self._owners.items()):
+                if stream.is_over:
+                    self.engine.abort(request_id)
+        events: list[Event] = []
+        if self.engine.has_work():
+            self.step_began_s = time.monotonic()
+            try:
+                events = self.engine.step()
+            except StepLost as lost:  # the engine has taken it back, and goes on from there
+                self._note_failure(lost.__cause__ or lost)
+            self.step_began_s = None
+        self._send(events)
+        if not self.engine.has_work():
+            self._check()
+
+    def _check(self) -> None:
+        try:
+            self.engine.check()
+        except AssertionError:  # a leak is to be known, and is no reason to refuse anybody
+            _log.exception("the engine's own check fails")
+
+    def _add(self, stream: Stream, index: int) -> None:
+        prompt, params = stream.prompts[index], stream.params
+        try:
+            request_id = self.engine.add(
+                prompt,
+                params,
+                new_text=lambda: stream.new_text(prompt, params),
+                arrival_s=stream.arrival_s,
+            )
+        except ValueError as error:  # it can never run
+            self._call(self.abandon, stream, StreamError(str(error), 400))
+            return
+        stream.requests[index] = self.engine.requests[request_id]
+        self._owners[request_id] = stream, index
+
+    def _send(self, events: list[Event]) -> None:
+        """Hand a step's news to the loop, all at once."""
+        batch: dict[Stream, list[News]] = {}
+        for event in events:
+            stream, index = self._owners[event.seq_id[0]]
+            batch.setdefault(stream, []).append((index, event))
+            if event.token is not None:
+                self._queue.charge(stream.tenant, 1)
+        closed, self._closed = self._closed, []
+        for record in closed:
+            stream, index = self._owners.pop(record.request_id)
+            batch.setdefault(stream, []).append((index, record))
+        if batch:
+            self._call(self._deliver, list(batch.items()))
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            _log.debug("news after the end")
+
+    def _clear(self) -> bool:
+        """After a fault in the engine itself: end everything; return whether it may go on."""
+        self.step_began_s = None
+        with self._wake:
+            self._queue.remove(lambda _: True)
+        try:
+            for request_id in list(self.engine.requests):
+                self.engine.abort(request_id)
+            self.engine.check()
+        except Exception as error:
+            _log.exception("the engine cannot go on")
+            self.error = f"the engine has stopped: {type(error).__name__}"
+        self._owners.clear()
+        self._closed.clear()
+        self._call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
+        return self.error is None
+
+    def _on_record(self, record: Record) -> None:
+        if self._write:
+            self._write(record)
+        if isinstance(record, RequestRecord):
+            self._closed.append(record)
+        for listener in self.listeners:
+            listener(record)
+
+    def _note_failure(self, error: BaseException) -> None:
+        _log.error("the backend failed", exc_info=error)

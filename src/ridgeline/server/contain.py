@@ -1,0 +1,58 @@
+"""A runner around a runner: what fails in a step is found, and fails alone.
+
+It relies on two promises of runners: a step may be executed again, and the result for a sequence
+does not depend on the batch it is in. Copies of blocks are the exception: the failed attempt may
+have overwritten their sources. Such a step is given up, and all its sequences start again; then
+they have blocks of their own, so the next failure can be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ridgeline.core.step import Runner, Step, StepOutput
+
+Value = TypeVar("Value")
+
+_MESSAGE = "the model failed on this request; the server's log says more"
+
+
+class StepLost(Exception):
+    """The step failed and cannot be repeated; nobody is to blame yet."""
+
+
+class ContainedRunner:
+    """Executes steps; if that raises, by halves, until each item runs or is the one that raises."""
+
+    def __init__(self, runner: Runner, on_error: Callable[[Exception], None]) -> None:
+        """Run on ``runner``; ``on_error`` is told of each item that fails."""
+        self._runner = runner
+        self._on_error = on_error
+
+    def execute(self, step: Step) -> StepOutput:
+        """Execute a step; an exception becomes the error of the item that causes it.
+
+        Raises StepLost if that cannot be found out.
+        """
+        try:
+            return self._runner.execute(step)
+        except Exception as error:
+            if step.copies:
+                raise StepLost from error
+            if len(step.work) == 1:
+                self._on_error(error)
+                return StepOutput((tuple(0 for _ in step.work[0].seeds),), errors={0: _MESSAGE})
+        middle = len(step.work) // 2
+        first = self.execute(step._replace(work=step.work[:middle]))
+        second = self.execute(step._replace(work=step.work[middle:]))
+        return StepOutput(
+            first.tokens + second.tokens,
+            {**first.logprobs, **_moved(second.logprobs, middle)},
+            {**first.prompt_logprobs, **_moved(second.prompt_logprobs, middle)},
+            {**first.errors, **_moved(second.errors, middle)},
+        )
+
+
+def _moved(found: Mapping[int, Value], by: int) -> dict[int, Value]:
+    return {index + by: value for index, value in found.items()}

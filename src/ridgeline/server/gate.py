@@ -1,0 +1,214 @@
+"""The gate before every route: who asks, from where, how much; and one log line for each request.
+
+Decides on the ASGI scope alone, and refuses whatever is not known to be open. It reads the whole
+body, bounded, before a route runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection
+from email.utils import formatdate
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.server.errors import ApiError
+from ridgeline.server.limits import ANYONE, Keys
+
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})  # no key: a static page, and two probes
+_log = logging.getLogger("ridgeline.server")
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        hosts: Collection[str] | None,
+        origins: Collection[str],
+        max_body_bytes: int,
+        routes: Collection[str],
+        log: Callable[[dict[str, Any]], object],
+        count: Callable[[str, str, int], None],
+    ) -> None:
+        """Guard ``app``.
+
+        Args:
+            app: what runs behind.
+            keys: who may come in.
+            hosts: names that a Host header may have; None for any.
+            origins: web origins that may call besides our own pages.
+            max_body_bytes: longest body.
+            routes: the paths that exist, for counting; others count as one.
+            log: takes the fields of each request's line.
+            count: takes path, method and status of each request.
+        """
+        self._app = app
+        self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
+        self._max_body_bytes = max_body_bytes
+        self._routes, self._log, self._count = frozenset(routes), log, count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] != "http":
+            return  # no lifespan, no websockets
+        start_s = time.monotonic()
+        headers = dict(reversed(scope["headers"]))  # of repeated ones the first counts
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        extra = [(b"x-request-id", request_id), (b"date", formatdate(usegmt=True).encode())]
+        extra += self._cors(headers)
+        note: dict[str, Any] = {}
+        status = 499  # the client left before there was an answer
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        scope["state"]["note"] = note
+        label = None
+        try:
+            try:
+                self._check_origin(headers)
+                label = scope["state"]["tenant"] = self._tenant(scope, headers)
+                if self._is_preflight(scope, headers):
+                    await _respond(answer, 204, b"", [])
+                    return
+                await self._app(scope, await self._bounded(scope, headers, receive), answer)
+            except ApiError as error:
+                if error.status != 499:
+                    await refuse(answer, error)
+            except Exception:  # answered already, where that was possible
+                _log.exception("a request failed")
+                scope["state"].get("cut", lambda: None)() if status < 500 else None
+        finally:
+            path = scope["path"] if scope["path"] in self._routes else "other"
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._count(path, method, status)
+            line = {"id": request_id.decode(), "key": label, "method": scope["method"]}
+            line |= {"path": scope["path"][:256], "status": status, **note}
+            self._log(line | {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)})
+
+    def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Return the label of the caller's key; raises ApiError 401."""
+        if not self._keys.are_needed:
+            return ANYONE
+        label = self._keys.label_of(headers.get(b"authorization"))
+        is_open = scope["path"] in OPEN_PATHS or self._is_preflight(scope, headers)
+        if label is None and not is_open:
+            raise ApiError(
+                401,
+                "this server needs a key: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return label or ANYONE
+
+    def _is_preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """Return whether a browser asks if a page that may call may call."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        return scope["method"] == "OPTIONS" and origin in self._origins
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse names that are not ours: a web page may have made its own name mean us."""
+        if self._hosts is None:
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        if _name(host) not in self._hosts:
+            raise ApiError(403, f"this server is not {host[:80]!r}", code="unknown_host")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and origin not in self._origins and origin.partition("://")[2] != host:
+            raise ApiError(
+                403, f"pages of {origin[:80]!r} may not call this: see --cors-origin", code="origin"
+            )
+
+    def _cors(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        origin = headers.get(b"origin", b"")
+        if origin.decode("latin-1") not in self._origins:
+            return []
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+            (b"access-control-allow-methods", b"GET, POST"),
+            (b"vary", b"origin"),
+        ]
+
+    async def _bounded(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
+    ) -> Receive:
+        """Read the body, and return a ``receive`` that gives it once more."""
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "the client left")
+            body += message.get("body", b"")
+            if len(body) > self._max_body_bytes:
+                raise self._too_large()
+            more = message.get("more_body", False)
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != b"application/json":
+            raise ApiError(415, "the body must be JSON: send Content-Type: application/json")
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise ApiError(415, "a compressed body is not supported: send it as it is")
+        unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def again() -> Message:
+            return unread.pop() if unread else await receive()
+
+        return again
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")
+
+
+async def refuse(send: Send, error: ApiError) -> None:
+    """Send an error as a whole response."""
+    pairs = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    pairs.append((b"content-type", b"application/json"))
+    await _respond(send, error.status, error.encode(), pairs)
+
+
+async def _respond(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _name(host: str) -> str:
+    """Return a Host header's value without the port."""
+    name, _, port = host.rpartition(":")
+    return name.lower() if name and port.isdigit() and not host.endswith("]") else host.lower()
+
+
+def log_line(fields: dict[str, Any], form: str) -> str:
+    """Return a line of the log: JSON, or ``name=value`` with all control characters escaped."""
+    fields = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields}
+    if form == "json":
+        return json.dumps(fields)
+    shown = ((name, _shown(value)) for name, value in fields.items() if value is not None)
+    return " ".join(f"{name}={text}" for name, text in shown)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if re.fullmatch(r"[\w.:/+@,-]+", text, re.ASCII) else json.dumps(text)

@@ -1,0 +1,56 @@
+"""The flags of ``ridgeline serve`` beside the engine's, checked once. It opens nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.config import flag_field, parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Who may come in, how much, and what is logged."""
+
+    host: str = flag_field("127.0.0.1", "Address to listen on; 0.0.0.0 is all of them.")
+    port: int = flag_field(8000, "Port to listen on; 0 takes a free one.")
+    served_model_name: str | None = flag_field(None, "Name in the API. Default: as it was given.")
+    api_key: list[str] | None = flag_field(None, "A key that clients must show; repeatable.")
+    api_key_file: Path | None = flag_field(
+        None, "File with a key a line, or a label and a key; read again on SIGHUP."
+    )
+    max_requests_per_minute: int | None = flag_field(None, "Requests of one key per minute.")
+    max_tokens_per_minute: int | None = flag_field(None, "Tokens of one key per minute.")
+    max_concurrent_requests: int | None = flag_field(None, "Requests of one key at a time.")
+    max_queued_requests: int = flag_field(1000, "Prompts that may wait for the engine.")
+    max_n: int = flag_field(128, "Answers that one prompt may ask for.")
+    max_body: str = flag_field("8MiB", "Largest body of a request.")
+    receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
+    step_timeout: float = flag_field(300.0, "Seconds of one step after which /health says no.")
+    shutdown_timeout: float = flag_field(30.0, "Seconds that running requests get at the end.")
+    cors_origin: list[str] | None = flag_field(None, "Origin whose pages may call; repeatable.")
+    log_format: Literal["text", "json"] = flag_field("text", "Form of the log's lines.")
+    log_content: bool = flag_field(False, "Log prompts and answers too.")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        for name in ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests"):
+            _positive(name, getattr(self, name))
+        for name in ("max_queued_requests", "max_n", "receive_timeout", "step_timeout"):
+            _positive(name, getattr(self, name))
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"--port is {self.port}: it must be from 0 to 65535")
+        if self.shutdown_timeout < 0:
+            raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it cannot be below 0")
+        parse_bytes(self.max_body)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """``max_body`` as a number."""
+        return parse_bytes(self.max_body)
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be above 0")

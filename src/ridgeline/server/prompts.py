@@ -1,0 +1,104 @@
+"""Prompts of requests, made into token ids in threads of their own: rendering and tokenising long
+texts takes milliseconds to seconds, in which the event loop must go on.
+
+What can never run is refused here, with the numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.llm import LLM
+from ridgeline.server.errors import ApiError
+from ridgeline.server.protocol import Rendering
+
+Ids = tuple[int, ...]
+_NUM_THREADS = 2
+
+
+class Prompts:
+    """Turns messages, texts and token ids into prompts of one model."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "prompts")
+        vocab = range(llm.tokenizer.vocab_size)
+        longest = max(len(llm.tokenizer.token_bytes(token)) for token in vocab)
+        self.max_bytes = llm.config.max_model_len * longest  # more cannot fit, whatever it says
+
+    async def of_chat(self, request: Rendering) -> Ids:
+        """Return the prompt that the model's template makes of messages; raises ApiError."""
+        messages = [message.plain() for message in request.messages]
+        self._check_bytes(messages, "messages")
+        options = request.template_options()
+        render = self._llm.chat_template.render_ids
+        return await self._away("messages", lambda: render(messages, **options))
+
+    async def of_text(
+        self, prompt: str | list[int], *, param: str = "prompt", add_bos: bool | None = None
+    ) -> Ids:
+        """Return the token ids of a text, or check those given; raises ApiError."""
+        if isinstance(prompt, str):
+            self._check_bytes(prompt, param)
+            encode = self._llm.tokenizer.encode
+            return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
+        try:
+            return tuple(self._llm.encode(prompt))
+        except ValueError as error:
+            raise _bad(param, str(error)) from None
+
+    async def _away(self, param: str, work: Callable[[], list[int]]) -> Ids:
+        loop = asyncio.get_running_loop()
+        try:
+            return tuple(await loop.run_in_executor(self._threads, work))
+        except ValueError as error:
+            raise _bad(param, str(error)) from None
+
+    def _check_bytes(self, value: Any, param: str) -> None:
+        """Raise ApiError if there is more text than a prompt can have."""
+        num_letters, most = _num_letters(value), self.max_bytes
+        if num_letters > most:
+            raise _bad(
+                param,
+                f"{param} has {num_letters} letters; what this model can take "
+                f"({self._llm.config.max_model_len} tokens) has at most {most} bytes",
+                "context_length_exceeded",
+            )
+
+    def check_length(self, prompts: Sequence[Ids], params: SamplingParams, param: str) -> None:
+        """Raise ApiError, with the numbers, unless each prompt and its answer can ever fit."""
+        for prompt in prompts:
+            self._check_one(len(prompt), params.max_tokens, param)
+
+    def _check_one(self, prompt_len: int, max_tokens: int | None, param: str) -> None:
+        model_len = self._llm.config.max_model_len
+        if not prompt_len:
+            raise _bad(param, f"{param} is empty: give at least one token")
+        if prompt_len + (max_tokens or 1) > model_len:
+            raise _bad(
+                param if prompt_len >= model_len else "max_tokens",
+                f"this model takes {model_len} tokens, prompt and answer together, but {param} has "
+                f"{prompt_len}, and max_tokens asks for {max_tokens or 'at least 1'} more",
+                "context_length_exceeded",
+            )
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _bad(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def _num_letters(value: Any) -> int:
+    """Return the letters of all strings in a JSON value: never more than its bytes."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_num_letters, value)) + sum(map(_num_letters, value.values()))
+    return sum(map(_num_letters, value)) if isinstance(value, list) else 0

@@ -1,0 +1,277 @@
+"""What clients may ask: every field of OpenAI's requests, honoured or refused by name.
+
+Types and OpenAI's own limits are checked here, what depends on the model elsewhere. It computes
+nothing and renders no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.server.errors import ApiError
+
+_INT64 = 1 << 63
+MAX_LIST = 1 << 20  # elements of any list; the cap on the body is tighter in practice
+
+# What other servers know and this one does not, yet: the values that change nothing are let pass.
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "priority": (0,),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+# Fields that mean the same to the engine.
+_PLAIN = (
+    *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
+    *("repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "top_k", "top_p"),
+)
+
+
+class _Strict(BaseModel):
+    """No coercion, no unknown field, no NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    """What a stream tells besides the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Sampled(_Strict):
+    """The fields that both kinds of completion share."""
+
+    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = _NOT_YET
+
+    model: str | None = None
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    max_tokens: int | None = Field(None, ge=0, lt=_INT64)
+    n: int | None = Field(None, ge=1, le=128)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    # Written to the log and used for nothing else:
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    safety_identifier: str | None = Field(None, max_length=64)
+    user: str | None = Field(None, max_length=256)
+    # What vLLM's users send as well:
+    ignore_eos: bool | None = None
+    include_timings: bool | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0, lt=_INT64)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
+    top_k: int | None = Field(None, ge=-1, lt=_INT64)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_comes_later(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name in cls.not_yet.keys() & data.keys():
+            value = data[name]
+            if value is not None and not any(_same(value, void) for void in cls.not_yet[name]):
+                raise ApiError(
+                    400,
+                    f"{name} is not supported yet: leave it out",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        return {name: value for name, value in data.items() if name not in cls.not_yet}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise _contradiction("stream_options", "it needs stream: true")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with a chunk that counts tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(
+        self, default: Callable[..., SamplingParams], vocab_size: int, **more: Any
+    ) -> SamplingParams:
+        """Return the parameters for the engine: what is set here and in ``more``, else defaults.
+
+        Raises ApiError that names the field at fault.
+        """
+        given = {name: getattr(self, name) for name in _PLAIN} | more
+        given = {name: value for name, value in given.items() if value is not None}
+        given["max_tokens"] = more["max_tokens"]  # None means: to the model's length
+        for name in ("top_k", "min_tokens", "max_tokens"):  # more than any model has is all
+            if given.get(name) is not None:
+                given[name] = min(given[name], 1 << 31)
+        if self.logit_bias:
+            given["logit_bias"] = {_token(key): bias for key, bias in self.logit_bias.items()}
+        try:
+            params = default(**given)
+            params.validate_ids(vocab_size)
+        except ValueError as error:  # begins with the field's name
+            name = str(error).partition(" ")[0]
+            raise ApiError(400, str(error), param=name, code="invalid_value") from None
+        return params
+
+
+class TextPart(_Strict):
+    """A piece of a message; other types of parts come later."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """One message of a conversation; the model's template says what it makes of each field."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return what was set, for the template."""
+        return self.model_dump(exclude_none=True)
+
+
+class Rendering(_Strict):
+    """How messages become a prompt."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_LIST)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def template_options(self) -> dict[str, bool]:
+        """Return the options for the chat template; a continued message needs no opening."""
+        going_on = bool(self.continue_final_message)
+        opening = not going_on if self.add_generation_prompt is None else self.add_generation_prompt
+        if going_on and opening:
+            raise _contradiction("add_generation_prompt", "continue_final_message excludes it")
+        return {"add_generation_prompt": opening, "continue_final_message": going_on}
+
+
+class ChatRequest(_Sampled, Rendering):
+    """POST /v1/chat/completions."""
+
+    logprobs: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    max_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
+        """Return the parameters for the engine; raises ApiError."""
+        longest = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(longest) > 1:
+            raise _contradiction("max_tokens", "max_completion_tokens says something else")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise _contradiction("top_logprobs", "it needs logprobs: true")
+        return self.sampling(
+            default,
+            vocab_size,
+            max_tokens=min(longest, default=None),  # type: ignore[type-var]
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+class CompletionRequest(_Sampled):
+    """POST /v1/completions."""
+
+    not_yet = _NOT_YET | {"best_of": (1,), "suffix": ("",)}
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, also where one stands alone."""
+        prompt: Any = self.prompt
+        alone = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+        return [prompt] if alone else prompt
+
+    def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
+        """Return the parameters for the engine; raises ApiError.
+
+        No token at all cannot be asked of the engine: it generates one, which the answer drops.
+        """
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        return self.sampling(
+            default,
+            vocab_size,
+            max_tokens=max(1, max_tokens),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
+
+
+class TokenizeRequest(_Strict):
+    """POST /tokenize of a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(Rendering):
+    """POST /tokenize of a conversation."""
+
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(_Strict):
+    """POST /detokenize."""
+
+    tokens: list[int] = Field(max_length=MAX_LIST)
+    model: str | None = None
+
+
+def _same(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other  # 0 is not False here
+
+
+def _token(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 10):
+        raise ApiError(
+            400,
+            f"logit_bias has the key {key!r:.40}: keys are token ids",
+            param="logit_bias",
+            code="invalid_value",
+        )
+    return int(key)
+
+
+def _contradiction(param: str, why: str) -> ApiError:
+    return ApiError(400, f"{param} contradicts the rest: {why}", param=param, code="invalid_value")

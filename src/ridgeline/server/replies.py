@@ -1,0 +1,156 @@
+"""Responses over ASGI: a stream's news as server-sent events or as one JSON document.
+
+A reply runs its stream, and ends it when the client is gone, reads nothing, or gets an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.server.answers import Answers, Choice
+from ridgeline.server.bridge import Bridge, ClientGone, Stream, StreamError
+from ridgeline.server.errors import ApiError
+from ridgeline.server.limits import Limits
+from ridgeline.server.protocol import ChatRequest, CompletionRequest
+
+_MAX_STALL_S = 60.0  # a client that takes nothing for so long is gone
+_SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+_JSON = {"content-type": "application/json"}
+
+
+class Reply(Response):
+    """The response to a completion."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        limits: Limits,
+        stream: Stream,
+        answers: Answers,
+        body: ChatRequest | CompletionRequest,
+        model: str,
+        log_content: bool,
+    ) -> None:
+        """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` as ``body`` wants."""
+        super().__init__()
+        self._bridge, self._limits, self._stream = bridge, limits, stream
+        self._answers, self._body = answers, body
+        names = {True: ("chatcmpl-", "chat.completion"), False: ("cmpl-", "text_completion")}
+        prefix, kind = names[isinstance(body, ChatRequest)]
+        if body.stream and isinstance(body, ChatRequest):
+            kind += ".chunk"
+        self._start: dict[str, Any] = {"id": prefix + uuid.uuid4().hex, "object": kind}
+        self._start |= {"created": int(time.time()), "model": model}
+        self._log_content, self._content = log_content, b""
+        self._extra: dict[str, str] = {}
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer. Raises ApiError for what fails before the answer has begun."""
+        tenant, self._note = self._stream.tenant, scope["state"]["note"]
+        self._extra = self._limits.enter(tenant, sum(map(len, self._stream.prompts)))
+        self._stream.cut = scope["state"].get("cut", self._stream.cut)
+        watcher = asyncio.ensure_future(self._watch(receive))
+        try:
+            self._bridge.submit(self._stream)
+            await (self._send_chunks(send) if self._body.stream else self._send_whole(send))
+        except ClientGone:
+            self._note["finish"] = "abort"
+        except TimeoutError:
+            self._note["finish"] = "abort"
+            self._stream.cut()
+        except StreamError as error:
+            await self._fail(send, error)
+        finally:
+            watcher.cancel()
+            self._bridge.abandon(self._stream, ClientGone())
+            self._limits.leave(tenant, self._answers.num_tokens)
+            self._finish_note()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._bridge.abandon(self._stream, ClientGone())
+
+    async def _send_whole(self, send: Send) -> None:
+        while batch := await self._stream.news():
+            for news in batch:
+                self._answers.take(news)
+        body = {**self._start, "choices": self._answers.whole(), "usage": self._answers.usage()}
+        if self._body.include_timings:
+            body["metrics"] = self._answers.timings()
+        await self._send(send, _encode(body), _JSON, more=False)
+
+    async def _send_chunks(self, send: Send) -> None:
+        while batch := await self._stream.news():  # the first before any header: it may be an error
+            frames: list[bytes] = []
+            try:
+                for news in batch:
+                    frames += map(self._frame, self._answers.take(news))
+            finally:
+                if frames:
+                    await self._send(send, b"".join(frames), _SSE)
+        last = b"data: [DONE]\n\n"
+        if self._body.wants_usage or self._body.include_timings:
+            closing = {**self._start, "choices": [], "usage": self._answers.usage()}
+            if self._body.include_timings:
+                closing["metrics"] = self._answers.timings()
+            last = b"data: " + _encode(closing) + b"\n\n" + last
+        await self._send(send, last, _SSE, more=False)
+
+    def _frame(self, choice: Choice) -> bytes:
+        chunk: dict[str, Any] = {**self._start, "choices": [choice]}
+        if self._body.wants_usage:
+            chunk["usage"] = None
+        return b"data: " + _encode(chunk) + b"\n\n"
+
+    async def _fail(self, send: Send, error: StreamError) -> None:
+        """Say what went wrong: with a status, or where the answer has begun as its last event.
+
+        No [DONE] follows: a stream that failed must not look complete.
+        """
+        self._note["finish"], self._note["error"] = "error", str(error)
+        headers = {"retry-after": "5"} if error.status == 503 else {}
+        shown = ApiError(error.status, str(error), code="generation_failed", headers=headers)
+        if not self._has_begun:
+            raise shown
+        await self._send(send, b"data: " + shown.encode() + b"\n\n", _SSE, more=False)
+
+    async def _send(
+        self, send: Send, data: bytes, headers: dict[str, str], *, more: bool = True
+    ) -> None:
+        if self._log_content:
+            self._content += data
+        async with asyncio.timeout(_MAX_STALL_S):
+            if not self._has_begun:
+                self._has_begun = True
+                pairs = [(k.encode(), v.encode()) for k, v in (headers | self._extra).items()]
+                if not more:
+                    pairs.append((b"content-length", str(len(data)).encode()))
+                await send({"type": "http.response.start", "status": 200, "headers": pairs})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def _finish_note(self) -> None:
+        self._note["prompt_tokens"] = sum(map(len, self._stream.prompts))
+        self._note["cached_tokens"] = self._answers.num_cached
+        self._note["completion_tokens"] = self._answers.num_tokens
+        self._note.setdefault("finish", self._answers.finish_reasons)
+        timings = self._answers.timings()
+        for name in ("queue_time_ms", "time_to_first_token_ms"):
+            self._note[name] = round(timings[name], 1) if timings else None
+        for name in ("user", "safety_identifier", "prompt_cache_key", "metadata"):
+            self._note[name] = getattr(self._body, name)
+        if self._log_content:
+            asked = self._body.model_dump(include={"messages", "prompt"}, exclude_none=True)
+            self._note |= asked | {"response": self._content.decode()}
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,211 @@
+"""``ridgeline serve``: a socket, a model, uvicorn and signals, from start to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from ridgeline.llm import LLM
+from ridgeline.metrics import Metrics
+from ridgeline.server.app import Service, new_app
+from ridgeline.server.bridge import Bridge, StreamError
+from ridgeline.server.gate import Gate, log_line
+from ridgeline.server.limits import Keys
+from ridgeline.server.options import ServeOptions
+from ridgeline.server.wire import BoundedProtocol
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+_SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine so soon, not after 5 ms
+_KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
+_FLUSH_S = 2.0  # for last words to reach their clients
+_STEP_S = 10.0  # for the step under way at the end
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signals and without its ten looks a second whether to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.on_started: Callable[[], None] = lambda: None
+        self.ended = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()  # it listens: not a moment earlier
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self.ended.wait()
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+class Running:
+    """A server that runs: its parts, and how it ends."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        options: ServeOptions,
+        keys: Keys,
+        write: Callable[[str], object] = _to_stderr,
+    ) -> None:
+        """Put a server together; ``write`` takes the lines of the log."""
+        self.options, self.keys, self._write = options, keys, write
+        self.bridge = Bridge(llm.engine)
+        self.metrics = Metrics(name, self._gauges)
+        self.bridge.listeners.append(self.metrics.on_record)
+        self.service = Service(llm, self.bridge, self.metrics, name, options)
+        self.app = new_app(self.service)
+        gate = Gate(
+            self.app,
+            keys=keys,
+            hosts=_LOOPBACK | {options.host} if options.host in _LOOPBACK else None,
+            origins=options.cors_origin or (),
+            max_body_bytes=options.max_body_bytes,
+            routes=[getattr(route, "path", "") for route in self.app.routes],
+            log=lambda fields: write(log_line(fields, options.log_format)),
+            count=self.metrics.count_http,
+        )
+        protocol = type(
+            "Protocol", (BoundedProtocol,), {"receive_timeout_s": options.receive_timeout}
+        )
+        self.server = _Server(
+            uvicorn.Config(
+                gate,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(_FLUSH_S) + 1,
+            )
+        )
+        self._drain: asyncio.Task[None] | None = None
+
+    def _gauges(self) -> Mapping[str, float]:
+        scheduler = self.bridge.engine.scheduler
+        pool = scheduler.kv.pool
+        return {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting) + self.bridge.num_queued,
+            "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
+        }
+
+    async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
+        """Serve until a signal, or ``stop``, ends it."""
+        loop = asyncio.get_running_loop()
+        self.bridge.start()
+        self.server.on_started = announce
+        await self.server.serve([listener])
+        self.service.prompts.close()
+        if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
+            os._exit(1)  # a step that does not end: nobody waits for it, all clients have been told
+
+    def stop(self) -> None:
+        """Take nothing new and end when all that runs has ended; called again, end at once."""
+        if self._drain is None:
+            self.service.is_draining = True
+            self._drain = asyncio.ensure_future(self._end())
+        else:
+            self.bridge.abandon_all(StreamError("the server is stopping", 503))
+
+    async def _end(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.options.shutdown_timeout
+        while self.bridge.num_streams and loop.time() < deadline_s:
+            await asyncio.sleep(0.02)
+        self.bridge.abandon_all(StreamError("the server is stopping", 503))
+        self.server.ended.set()
+
+    def reload_keys(self) -> None:
+        """Read the file of keys again."""
+        try:
+            self.keys.reload()
+            self._write("the keys were read again")
+        except (OSError, ValueError) as error:
+            self._write(f"the keys stay as they are: {error}")
+
+
+def serve(
+    model: str, load: Callable[[], AbstractContextManager[LLM]], options: ServeOptions
+) -> None:
+    """Serve a model until a signal ends it.
+
+    Raises OSError or ValueError if the address, the keys or the model cannot be had.
+    """
+    keys = Keys(options.api_key or (), options.api_key_file)
+    listener = bind(options.host, options.port)
+    _raise_file_limit()
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    sys.setswitchinterval(_SWITCH_S)
+    with load() as llm:
+        name = options.served_model_name or Path(model).name
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_main(llm, name, options, keys, listener))
+
+
+async def _main(
+    llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket
+) -> None:
+    loop = asyncio.get_running_loop()
+    running = Running(llm, name, options, keys)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, running.stop)
+    loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
+    if options.host not in _LOOPBACK and not keys.are_needed:
+        print(
+            f"warning: anybody who reaches {options.host} can use this: --api-key", file=sys.stderr
+        )
+    await running.run(listener, lambda: _announce(name, listener))
+
+
+def _announce(name: str, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    url = f"http://{host}:{port}"
+    print(f"{name} is ready at {url} (OpenAI API: {url}/v1, documentation: {url}/docs)", flush=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything long begins. Raises OSError that says what to do."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+        listener.bind(address)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"cannot listen on {host}:{port} ({why}): try another --port") from error
+    return listener
+
+
+def _raise_file_limit() -> None:
+    """Allow as many connections as the system does; the default of 1,024 is soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,125 @@
+"""uvicorn's HTTP protocol with what it lacks: a deadline for a request to arrive, a bound on its
+head, OpenAI's error object for what is no HTTP, and a way to cut a client that does not read.
+
+It sees bytes and connections, never what they mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ridgeline.server.errors import ApiError
+
+_MAX_HEAD_BYTES = 64 << 10
+_HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
+_MAX_LINGER_S = 60.0
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    receive_timeout_s = 30.0  # set on the subclass that a server makes
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the deadline for the first request."""
+        super().connection_made(transport)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head_bytes, self._is_ignored = 0, False
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._drop_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Start the deadline with the first byte of what follows an answer."""
+        if not self._is_answering():
+            self._await_request()
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Begin to count the head."""
+        super().on_message_begin()
+        self._head_bytes, self._is_ignored = 0, False
+        self.scope["state"]["cut"] = self.transport.abort
+        self._await_request()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header."""
+        self._count(len(name) + len(value) + _HEADER_COST_BYTES)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start the request, if it may.
+
+        A request that comes while another is answered is not taken, and the connection ends with
+        that answer: uvicorn would stop reading, and not see the client leave.
+        """
+        if self._is_answering():
+            self.cycle.keep_alive, self._is_ignored = False, True
+        if not self._is_ignored:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body of a request that was started."""
+        if not self._is_ignored:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request has arrived."""
+        self._drop_deadline()
+        if not self._is_ignored:
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(400, "this is not a valid HTTP request")
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, and do not wait for ever for a client that does not read."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(_MAX_LINGER_S, self.transport.abort)
+
+    def _count(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > _MAX_HEAD_BYTES and not self._is_ignored:
+            self._is_ignored = True
+            self._refuse(431, f"the head of the request exceeds {_MAX_HEAD_BYTES} bytes")
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_request(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.receive_timeout_s, self._too_slow)
+
+    def _drop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._refuse(408, f"the request took more than {self.receive_timeout_s:g} s to arrive")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer outside of any request, and hang up; an answer under way is cut instead."""
+        if self._is_answering():
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = ApiError(status, message).encode()
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, _REASONS[status])
+        head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(head + body)
+        self.transport.close()

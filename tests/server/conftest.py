@@ -1,0 +1,27 @@
+"""One server for the tests that leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Served, serving
+from tests.test_llm import model  # noqa: F401  (a fixture)
+
+
+@pytest.fixture(scope="session")
+def shared(model: Path) -> Iterator[Served]:  # noqa: F811
+    with serving(model) as served:
+        yield served
+
+
+@pytest.fixture
+def served(shared: Served) -> Iterator[Served]:
+    """Each test must leave the server idle, whole and able to answer."""
+    yield shared
+    shared.valve.before = lambda step: None
+    shared.assert_idle()
+    status, answer, _ = shared.call("/v1/completions", {"prompt": "still here", "max_tokens": 2})
+    assert (status, answer["usage"]["completion_tokens"] > 0) == (200, True)

@@ -1,0 +1,132 @@
+"""A server in a thread, on a real socket, over a model whose steps a test can hold up or break."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+from ridgeline import LLM
+from ridgeline.core.step import Runner, Step, StepOutput
+from ridgeline.server.limits import Keys
+from ridgeline.server.options import ServeOptions
+from ridgeline.server.serve import Running, bind
+
+JSON = {"content-type": "application/json"}
+
+
+class Valve:
+    """A runner around the model's: counts steps, and does to each what a test wants."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.num_steps = 0
+        self.before: Callable[[Step], None] = lambda step: None
+
+    def execute(self, step: Step) -> StepOutput:
+        self.num_steps += 1
+        self.before(step)
+        return self.runner.execute(step)
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, llm: LLM, options: ServeOptions) -> None:
+        self.llm = llm
+        self.valve = Valve(llm.engine.runner)
+        llm.engine.runner = self.valve
+        self.listener = bind("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        self.lines: list[str] = []
+        keys = Keys(options.api_key or (), options.api_key_file)
+        self.running = Running(llm, "tiny", options, keys, self.lines.append)
+        self.loop = asyncio.new_event_loop()
+        self.ready = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        self.loop.run_until_complete(self.running.run(self.listener, self.ready.set))
+        self.loop.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = "none", **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+
+    def call(
+        self, path: str, body: Any = None, method: str | None = None, **headers: str
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Send one request; return status, body (parsed if it is JSON) and headers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        method = method or ("GET" if data is None else "POST")
+        connection.request(method, path, data, (JSON if data is not None else {}) | given)
+        response = connection.getresponse()
+        text = response.read()
+        connection.close()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        is_json = found.get("content-type") == "application/json" and text
+        return response.status, json.loads(text) if is_json else text, found
+
+    def refused(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Send what must be refused; return status and error object, which must be complete."""
+        status, answer, _ = self.call(path, body, **headers)
+        error: dict[str, Any] = answer["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] is None or isinstance(error["code"], str)
+        return status, error
+
+    def metrics(self) -> dict[str, float]:
+        """Return all samples, by name and labels other than the model's."""
+        lines = self.call("/metrics")[1].decode().splitlines()
+        samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {
+            name.replace('model_name="tiny"', "").replace("{}", "").replace(",}", "}"): float(value)
+            for name, value in samples
+        }
+
+    def assert_idle(self) -> None:
+        """All requests are gone, and every block is free."""
+        engine = self.llm.engine
+        eventually(lambda: not engine.requests and not self.running.bridge.num_streams)
+        pool = engine.scheduler.kv.pool
+        eventually(lambda: len(pool.free) == len(pool.refs))
+        assert not self.running.bridge._owners
+        engine.check()
+
+
+@contextmanager
+def serving(model: Path, engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Served]:
+    """Serve a model until the block ends; then it must be idle, and stop cleanly."""
+    with LLM(model, **{"kv_cache_memory": "1MiB", "threads": 1} | (engine or {})) as llm:
+        served = Served(llm, ServeOptions(**options))
+        served.thread.start()
+        assert served.ready.wait(10)
+        try:
+            yield served
+        finally:
+            served.valve.before = lambda step: None
+            if served.thread.is_alive():
+                served.loop.call_soon_threadsafe(served.running.stop)
+            served.thread.join(20)
+        assert not served.thread.is_alive()
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait until something holds."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it never came true"
+        time.sleep(0.002)

@@ -1,0 +1,253 @@
+"""Who may come in: keys on every route, names that are ours, limits for each key, the log."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.serving import Served, eventually, serving
+
+GO_ON = {"prompt": "hello", "max_tokens": 3}
+COMPLETE = "/v1/completions"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def locked(model: Path) -> Iterator[Served]:
+    with serving(model, api_key=["first-key", "second-key"]) as served:
+        yield served
+
+
+def test_every_route_needs_a_key_but_the_probes(locked: Served) -> None:
+    paths = sorted({getattr(route, "path", "") for route in locked.running.app.routes})
+    assert {COMPLETE, "/metrics", "/docs", "/openapi.json", "/health"} <= set(paths)
+    for path in [*paths, "/new", "//v1/models", "/v1/../health", "/health/", "/%68ealth2"]:
+        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+            status, answer, _ = locked.call(path, None, method)
+            if path in ("/health", "/ready"):
+                assert status in (200, 405, 415), (method, path)
+                continue
+            assert status == 401, (method, path)
+            assert method == "HEAD" or answer["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("", "Bearer", "Bearer ", "Bearer wrong", "Bearer first-key2", "Bearer FIRST-KEY"),
+        *("first-key", "Basic first-key", "Bearer first-key second-key", "Bearer first-key\t,"),
+    ],
+)
+def test_what_is_no_key_opens_nothing(locked: Served, header: str) -> None:
+    status, error = locked.refused(COMPLETE, GO_ON, authorization=header)
+    assert (status, error["type"]) == (401, "authentication_error")
+    assert locked.call(f"{COMPLETE}?api_key=first-key", GO_ON)[0] == 401
+    assert locked.call(COMPLETE, GO_ON, host="localhost/health?")[0] in (401, 403)
+
+
+def test_any_of_the_keys_opens(locked: Served) -> None:
+    for key in ("first-key", "second-key"):
+        assert locked.client(key).completions.create(model="tiny", **GO_ON).choices
+    assert locked.call(COMPLETE, GO_ON, authorization="bearer first-key")[0] == 200
+    with pytest.raises(openai.AuthenticationError):
+        locked.client("third-key").models.list()
+
+
+def test_keys_are_labelled_and_never_logged(locked: Served) -> None:
+    locked.call(COMPLETE, GO_ON, **bearer("second-key"))
+    locked.call(COMPLETE, GO_ON, **bearer("third-key"))
+    eventually(lambda: "status=401" in locked.lines[-1])
+    assert any("key=key2 " in line and "status=200" in line for line in locked.lines)
+    assert not any("-key" in line for line in locked.lines)
+
+
+def test_the_file_of_keys_is_read_again(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nalice  key-a\nkey-b\n")
+    with serving(model, api_key_file=file) as served:
+        assert [served.call("/version", **bearer(k))[0] for k in ("key-a", "key-b", "key-c")] == [
+            200,
+            200,
+            401,
+        ]
+        file.write_text("carol key-c\n")
+        served.running.reload_keys()
+        assert [served.call("/version", **bearer(k))[0] for k in ("key-a", "key-b", "key-c")] == [
+            401,
+            401,
+            200,
+        ]
+        for damaged in ("", "a b c\n", "x k1\nx k2\n"):
+            file.write_text(damaged)
+            served.running.reload_keys()
+            assert served.call("/version", **bearer("key-c"))[0] == 200
+        assert any("key=alice" in line for line in served.lines)
+        assert sum("keys stay" in line for line in served.lines) == 3
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example"])
+def test_a_name_that_is_not_ours_is_refused(served: Served, host: str) -> None:
+    status, error = served.refused(COMPLETE, GO_ON, host=host)
+    assert (status, error["code"]) == (403, "unknown_host")
+
+
+def test_our_own_names_and_pages_may_call(served: Served) -> None:
+    for host in ("localhost", "127.0.0.1:99", "LOCALHOST:8000", "[::1]:8000", "[::1]"):
+        assert served.call("/health", host=host)[0] == 200
+    own = f"127.0.0.1:{served.port}"
+    assert served.call("/health", origin=f"http://{own}")[0] == 200
+    for origin in ("http://evil.example", "null", f"http://{own}.evil.example"):
+        assert served.call("/health", origin=origin)[0] == 403
+
+
+def test_cors_is_for_those_named(model: Path) -> None:
+    page = "https://page.example"
+    with serving(model, cors_origin=[page], api_key=["k"]) as served:
+        status, _, headers = served.call(COMPLETE, None, "OPTIONS", origin=page)
+        assert (status, headers["access-control-allow-origin"]) == (204, page)
+        assert "authorization" in headers["access-control-allow-headers"]
+        status, _, headers = served.call(COMPLETE, GO_ON, origin=page, **bearer("k"))
+        assert (status, headers["access-control-allow-origin"]) == (200, page)
+        status, _, headers = served.call(COMPLETE, None, "OPTIONS", origin="https://other.example")
+        assert (status, "access-control-allow-origin" in headers) == (403, False)
+
+
+def test_a_request_id_is_kept_if_it_is_sane(served: Served) -> None:
+    assert served.call("/health", x_request_id="abc-1.2")[2]["x-request-id"] == "abc-1.2"
+    for odd in ("a b", "x" * 129, "http://127.0.0.1/?x", "\u00e9"):
+        made = served.call("/health", x_request_id=odd.encode("latin-1").decode("latin-1"))[2]
+        assert made["x-request-id"] != odd
+        assert len(made["x-request-id"]) == 32
+
+
+def test_the_same_id_twice_at_once_is_two_requests(served: Served) -> None:
+    answers = [served.call(COMPLETE, GO_ON, x_request_id="same") for _ in range(2)]
+    assert answers[0][1]["id"] != answers[1][1]["id"]
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+def test_requests_per_minute_are_counted_for_each_key(model: Path) -> None:
+    with serving(model, api_key=["a", "b"], max_requests_per_minute=3) as served:
+        for left in (2, 1, 0):
+            status, _, headers = served.call(COMPLETE, GO_ON, **bearer("a"))
+            assert (status, headers["x-ratelimit-remaining-requests"]) == (200, str(left))
+        status, error = served.refused(COMPLETE, GO_ON, **bearer("a"))
+        assert (status, error["type"], error["code"]) == (
+            429,
+            "rate_limit_error",
+            "rate_limit_exceeded",
+        )
+        _, _, headers = served.call(COMPLETE, GO_ON, **bearer("a"))
+        assert 1 <= int(headers["retry-after"]) <= 20
+        assert headers["x-ratelimit-limit-requests"] == "3"
+        assert served.call(COMPLETE, GO_ON, **bearer("b"))[0] == 200
+        with pytest.raises(openai.RateLimitError):
+            served.client("a").completions.create(model="tiny", **GO_ON)
+
+
+def test_tokens_per_minute_count_prompt_and_answer(model: Path) -> None:
+    with serving(model, api_key=["a"], max_tokens_per_minute=20) as served:
+        body = {"prompt": [40] * 8, "max_tokens": 8, "ignore_eos": True}
+        assert served.call(COMPLETE, body, **bearer("a"))[0] == 200
+        _, _, headers = served.call("/v1/models", **bearer("a"))
+        status, _, headers = served.call(COMPLETE, body, **bearer("a"))
+        assert (status, headers["x-ratelimit-remaining-tokens"]) == (429, "4")
+
+
+def test_requests_at_a_time(model: Path) -> None:
+    with serving(model, api_key=["a", "b"], max_concurrent_requests=1) as served:
+        held = threading.Event()
+        served.valve.before = lambda step: held.wait(10) and None
+        first = threading.Thread(target=served.call, args=(COMPLETE, GO_ON), kwargs=bearer("a"))
+        first.start()
+        eventually(lambda: served.running.bridge.num_streams == 1)
+        assert served.call(COMPLETE, GO_ON, **bearer("a"))[0] == 429
+        held.set()
+        first.join()
+        assert served.call(COMPLETE, GO_ON, **bearer("b"))[0] == 200
+        assert served.call(COMPLETE, GO_ON, **bearer("a"))[0] == 200
+
+
+def test_a_full_queue_says_so(model: Path) -> None:
+    with serving(model, {"max_num_seqs": 1}, max_queued_requests=2) as served:
+        held = threading.Event()
+        served.valve.before = lambda step: held.wait(10) and None
+        threads = [threading.Thread(target=served.call, args=(COMPLETE, GO_ON)) for _ in range(3)]
+        for i, thread in enumerate(threads):
+            thread.start()
+            eventually(lambda i=i: served.running.bridge.num_streams == i + 1)
+            eventually(lambda i=i: served.running.bridge.num_queued == i)
+        assert served.call("/ready")[0] == 503
+        status, _, headers = served.call(COMPLETE, GO_ON)
+        assert (status, int(headers["retry-after"]) >= 1) == (429, True)
+        assert served.call("/health")[0] == 200
+        held.set()
+        for thread in threads:
+            thread.join()
+        assert served.call("/ready")[0] == 200
+        assert served.refused(COMPLETE, {"prompt": ["a"] * 3})[0] == 400
+
+
+def test_a_flood_of_one_key_does_not_delay_another(model: Path) -> None:
+    """With one seat, whoever was served the fewest tokens is next, not whoever came first."""
+    with serving(model, {"max_num_seqs": 1}, api_key=["a", "b"]) as served:
+        held, order = threading.Event(), []
+        served.valve.before = lambda step: held.wait(10) and None
+
+        def ask(key: str) -> None:
+            prompt = [40] * (60 if key == "a" else 1)  # prompts count as well
+            served.call(COMPLETE, {"prompt": prompt, "max_tokens": 2}, **bearer(key))
+            order.append(key)
+
+        threads = [threading.Thread(target=ask, args=(key,)) for key in "aaaaaabbbb"]
+        for i, thread in enumerate(threads):
+            thread.start()
+            eventually(lambda i=i: served.running.bridge.num_streams == i + 1)
+        held.set()
+        for thread in threads:
+            thread.join()
+        assert order[:6].count("b") == 4
+
+
+# --- the log ------------------------------------------------------------------------------------
+
+
+def test_the_log_has_a_line_for_each_request(model: Path) -> None:
+    with serving(model, log_format="json") as served:
+        served.call(COMPLETE, {**GO_ON, "ignore_eos": True, "user": "me\n\x1b[31m"})
+        served.call("/no\x1bthing".replace("\x1b", "%1b%0a"))
+        eventually(lambda: len(served.lines) == 2)
+        assert not any(ord(letter) < 32 for line in served.lines for letter in line)
+        first, second = map(json.loads, served.lines)
+        assert (first["path"], first["status"], first["finish"]) == (COMPLETE, 200, "length")
+        assert (first["prompt_tokens"] > 0, first["completion_tokens"]) == (True, 3)
+        assert first["total_ms"] >= first["time_to_first_token_ms"] >= first["queue_time_ms"] >= 0
+        assert first["user"] == "me\n\x1b[31m"
+        assert second["status"] == 404
+        assert "hello" not in served.lines[0]
+
+
+def test_text_lines_escape_control_characters(model: Path) -> None:
+    with serving(model) as served:
+        served.call(COMPLETE, {**GO_ON, "user": "me\n\x1b[31m status=500"})
+        eventually(lambda: len(served.lines) == 1)
+        assert r'user="me\n\u001b[31m status=500"' in served.lines[0]
+
+
+def test_content_is_logged_on_demand_only(model: Path) -> None:
+    with serving(model, log_content=True, log_format="json") as served:
+        _, answer, _ = served.call(COMPLETE, GO_ON)
+        eventually(lambda: len(served.lines) == 1)
+        line = json.loads(served.lines[0])
+        assert line["prompt"] == "hello"
+        assert json.loads(line["response"])["id"] == answer["id"]

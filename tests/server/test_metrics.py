@@ -1,0 +1,125 @@
+"""Metrics agree with what clients were told and with the trace, exactly, and rest at zero."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.serving import Served, eventually, serving
+from tests.server.test_bridge import post
+from tests.test_llm import POISON
+
+COMPLETE = "/v1/completions"
+
+
+def ledger(served: Served) -> Counter[str]:
+    """Send requests of all kinds at once; return what their clients saw."""
+    found: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def ask(i: int) -> None:
+        body: dict[str, Any] = {"prompt": [40 + i % 5] * (3 + i % 30), "max_tokens": 1 + i % 17}
+        body |= {"n": 1 + i % 3, "ignore_eos": i % 2 == 0, "seed": i}
+        if i % 10 == 3:
+            body["prompt"] = [41, POISON]
+        status, answer, _ = served.call(COMPLETE, body)
+        with lock:
+            found[f"status {status}"] += 1
+            if status == 200:
+                found["prompt"] += answer["usage"]["prompt_tokens"]
+                found["generated"] += answer["usage"]["completion_tokens"]
+                found["cached"] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                found["requests"] += 1
+                found.update(choice["finish_reason"] for choice in answer["choices"])
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, range(80)))
+    return found
+
+
+def test_metrics_are_what_clients_saw(model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with serving(model, {"trace": trace}) as served:
+        seen = ledger(served)
+        served.call(COMPLETE, {"prompt": "x", "n": 0})
+        served.assert_idle()
+        now = served.metrics()
+
+        def value(name: str, labels: str = "") -> float:
+            return now[f"ridgeline:{name}{labels}"]
+
+        assert seen["status 500"] == 8
+        assert value("prompt_tokens_total") == seen["prompt"]
+        assert value("generation_tokens_total") == seen["generated"]
+        assert value("prefix_cache_hits_total") == seen["cached"]
+        for reason in ("stop", "length"):
+            ends = value("request_success_total", f'{{finished_reason="{reason}"}}')
+            assert ends == seen[reason]
+        assert value("request_success_total", '{finished_reason="error"}') == 8
+        assert value("time_to_first_token_seconds_count") == seen["requests"]
+        assert value("e2e_request_latency_seconds_count") == seen["requests"] + 8
+        for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert value(gauge) == 0
+        for status, count in ((200, seen["status 200"]), (500, 8), (400, 1)):
+            labels = f'{{handler="{COMPLETE}",method="POST",status="{status}"}}'
+            assert now[f"http_requests_total{labels}"] == count
+        records = [json.loads(line) for line in trace.read_text().splitlines()]
+        steps = [record for record in records if record["type"] == "step"]
+        assert value("iteration_tokens_total_count") == len(steps)
+        assert value("iteration_tokens_total_sum") == sum(n for s in steps for _, _, n in s["work"])
+        assert value("num_preemptions_total") == sum(len(step["preempted"]) for step in steps)
+        requests = [record for record in records if record["type"] == "request"]
+        latency_s = sum(r["finish_s"] - r["arrival_s"] for r in requests)
+        assert abs(value("e2e_request_latency_seconds_sum") - latency_s) < 1e-9
+        gaps = sum(n - 1 for r in requests for n in r["num_generated"] if n)
+        assert value("inter_token_latency_seconds_count") == gaps
+
+
+def test_gauges_show_what_runs_and_waits(model: Path) -> None:
+    with serving(model, {"max_num_seqs": 2}) as served:
+        held = threading.Event()
+        served.valve.before = lambda step: held.wait(10) and None
+        body = {"prompt": [40] * 20, "max_tokens": 9, "ignore_eos": True}
+        connections = [post(served.port, body) for _ in range(5)]
+        eventually(lambda: served.running.bridge.num_streams == 5)
+        eventually(lambda: served.metrics()["ridgeline:num_requests_running"] >= 1)
+        now = served.metrics()
+        running, waiting = (now[f"ridgeline:num_requests_{s}"] for s in ("running", "waiting"))
+        assert running + waiting == 5
+        assert waiting >= 3
+        assert now["ridgeline:kv_cache_usage_perc"] > 0
+        held.set()
+        served.assert_idle()
+        assert served.metrics()["ridgeline:kv_cache_usage_perc"] == 0
+        for connection in connections:
+            connection.close()
+
+
+def test_the_text_is_prometheus_and_nothing_of_clients_becomes_a_label(served: Served) -> None:
+    before = len(served.metrics())
+    for i in range(20):
+        served.call(f"/no/such/{i}")
+        served.call(COMPLETE, {"prompt": "x", "model": f"model-{i}", "user": f"user-{i}"})
+        served.call("/health", None, f"METHOD{i}"[:6])
+    assert len(served.metrics()) <= before + 4
+    _, text, headers = served.call("/metrics")
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {family.name for family in text_string_to_metric_families(text.decode())}
+    assert {"ridgeline:prompt_tokens", "ridgeline:time_to_first_token_seconds"} <= families
+    assert {"ridgeline:num_requests_running", "http_requests"} <= families
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(served: Served) -> None:
+    dashboard = Path(__file__).parents[2] / "contrib" / "grafana" / "ridgeline.json"
+    asked = set(re.findall(r"(?:ridgeline:|http_)\w+", dashboard.read_text()))
+    served.call("/health")
+    there = {name.partition("{")[0] for name in served.metrics()}
+    assert len(asked) > 10
+    assert asked <= there

@@ -1,0 +1,215 @@
+"""Every field is honoured or refused by its name; every error has OpenAI's shape; never a 5xx."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.serving import Served
+from tests.test_llm import HELLO
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+GO_ON: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+PICTURE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+WRONG = [True, "5", [], {}, float("nan")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"n": 1.0}, "n"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [7]}, "stop[0]"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logit_bias": {"7": 101}}, "logit_bias.7"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"410": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"stop_token_ids": [410]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 128}, "max_tokens"),
+        ({"max_tokens": (1 << 63) - 1}, "max_tokens"),
+        ({"min_tokens": 5}, "min_tokens"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 0.001}, "repetition_penalty"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"priority": 1}, "priority"),
+        ({"store": True}, "store"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        *[({name: value}, name) for name in ("temperature", "n", "top_k") for value in WRONG],
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_is_wrong_is_named(
+    served: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
+    status, error = served.refused(path, (ASK if path == CHAT else GO_ON) | fields)
+    assert status == 400
+    assert (error["param"] or "").startswith(param), error
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "cat", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x", "evil": 1}]}, "messages[0].evil"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x " * 200}]}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_completion_tokens": 5}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+)
+def test_what_is_wrong_in_a_chat(served: Served, fields: dict[str, Any], param: str) -> None:
+    status, error = served.refused(CHAT, ASK | fields)
+    assert status == 400
+    assert (error["param"] or "").startswith(param), error
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [], [[]], ["fine", ""], [410], [-1], [1 << 70], [True], [1.5], [["a"]], ["a", 5], None, 7],
+)
+def test_prompts_that_are_none(served: Served, prompt: Any) -> None:
+    status, error = served.refused(COMPLETE, GO_ON | {"prompt": prompt})
+    assert status == 400
+    assert (error["param"] or "").startswith("prompt"), error
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 6}, {"best_of": 2}, {"suffix": "x"}])
+def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -> None:
+    status, error = served.refused(COMPLETE, GO_ON | fields)
+    assert (status, error["param"]) == (400, next(iter(fields)))
+
+
+def test_values_that_change_nothing_are_let_pass(served: Served) -> None:
+    nothing = dict.fromkeys(
+        ("tools", "stop", "seed", "n", "temperature", "logit_bias", "stream_options", "audio")
+    )
+    nothing |= {"response_format": {"type": "text"}, "tools": [], "priority": 0, "store": False}
+    nothing |= {"user": "me", "metadata": {"a": "b"}, "tool_choice": "none"}
+    assert served.call(CHAT, ASK | nothing)[0] == 200
+    nothing.pop("audio")
+    assert served.call(COMPLETE, GO_ON | nothing | {"best_of": 1, "suffix": ""})[0] == 200
+
+
+def test_message_forms(served: Served) -> None:
+    """Parts are joined; developer, system, assistant and tool messages reach the template."""
+
+    def ids(messages: list[dict[str, Any]], **more: Any) -> Any:
+        status, found, _ = served.call("/tokenize", {"messages": messages, **more})
+        assert status == 200
+        return found["tokens"]
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    user = {"role": "user", "content": "a\nb"}
+    assert ids([{"role": "user", "content": parts}]) == ids([user])
+    for role in ("system", "developer", "assistant", "tool"):
+        assert ids([{"role": role, "content": "x", "name": "n"}, user]) != ids([user])
+    begun = [user, {"role": "assistant", "content": "I"}]
+    assert ids(begun, continue_final_message=True) == ids(begun, add_generation_prompt=False)
+
+
+def test_what_sampling_parameters_do(served: Served) -> None:
+    """Each is passed on: it changes the answer as it should."""
+
+    def text(**fields: Any) -> str:
+        base = {"prompt": "hello", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+        status, found, _ = served.call(COMPLETE, base | fields)
+        assert status == 200, found
+        return str(found["choices"][0]["text"])
+
+    plain = text()
+    assert text(temperature=2, top_k=1) == text(temperature=2, top_p=0) == plain
+    assert text(temperature=2, min_p=1) == plain
+    assert text(temperature=2, seed=5) == text(temperature=2, seed=5) != plain
+    for changed in (
+        {"repetition_penalty": 50},
+        {"presence_penalty": 2},
+        {"frequency_penalty": 2},
+        {"logit_bias": {"50": 100}},
+    ):
+        assert text(**changed) != plain, changed
+    always = {"logit_bias": {"50": 100}, "stop_token_ids": [50]}
+    assert text(**always) == ""
+    assert text(**always, min_tokens=100) != ""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("GET", "/nothing", None, {}, 404),
+        ("GET", CHAT, None, {}, 405),
+        ("DELETE", "/metrics", None, {}, 405),
+        ("POST", CHAT, b"{", {}, 400),
+        ("POST", CHAT, b"", {}, 400),
+        ("POST", CHAT, b"[1]", {}, 400),
+        ("POST", CHAT, b"null", {}, 400),
+        ("POST", CHAT, b"[" * 100_000, {}, 400),
+        ("POST", CHAT, b'{"n": ' + b"9" * 10_000 + b"}", {}, 400),
+        ("POST", CHAT, b"\xff\xfe{}", {}, 400),
+        ("POST", COMPLETE, b'{"prompt": "\\ud800"}', {}, 400),
+        ("POST", COMPLETE, b'{"prompt": "x", "temperature": NaN}', {}, 400),
+        ("POST", COMPLETE, b'{"prompt": "x", "temperature": 1e400}', {}, 400),
+        ("POST", COMPLETE, b"{}", {"content_type": "text/plain"}, 415),
+        ("POST", COMPLETE, b"{}", {"content_encoding": "gzip"}, 415),
+        ("POST", COMPLETE, b" " * ((8 << 20) + 1), {}, 413),
+    ],
+)
+def test_what_is_no_request(
+    served: Served,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    status: int,
+) -> None:
+    found, answer, _ = served.call(path, body, method, **headers)
+    assert found == status, answer
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    text = json.dumps(answer)
+    assert not any(leak in text for leak in ("Traceback", "/src/", ".py", "0x"))
+
+
+def test_the_openapi_document_has_every_field(served: Served) -> None:
+    status, document, _ = served.call("/openapi.json")
+    assert status == 200
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert {"messages", "temperature", "top_logprobs", "include_timings"} <= fields.keys()
+    assert served.call("/docs")[0] == 200

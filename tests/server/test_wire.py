@@ -1,0 +1,149 @@
+"""Bytes on a socket: what is slow, huge or no HTTP is answered or cut, and others go on."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Served, eventually, serving
+
+OK = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def hasty(model: Path) -> Iterator[Served]:
+    with serving(model, receive_timeout=0.3) as served:
+        yield served
+
+
+def talk(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+    """Send pieces, and return all that comes back until the server hangs up."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        received = b""
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(pause_s)
+            while data := connection.recv(1 << 16):
+                received += data
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return received
+
+
+def status_of(answer: bytes) -> int:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b"application/json" in head:
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    return int(head.split()[1])
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"",),
+        (b"GET /heal",),
+        (b"\r\n",) * 40,
+        (OK[:20], *[b"x"] * 40),
+        (POST + b"content-length: 100\r\n\r\n{",),
+        (POST + b"content-length: 100\r\n\r\n", *[b" "] * 40),
+        (POST + b"transfer-encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 40),
+    ],
+)
+def test_who_sends_too_slowly_is_cut(hasty: Served, pieces: tuple[bytes, ...]) -> None:
+    start_s = time.monotonic()
+    answer = talk(hasty.port, *pieces, pause_s=0.02)
+    assert not answer or status_of(answer) == 408  # whoever still sends may only see the hang-up
+    assert time.monotonic() - start_s < 2
+    assert hasty.call("/health")[0] == 200
+
+
+def test_a_slow_second_request_is_cut_too(hasty: Served) -> None:
+    answers = talk(hasty.port, OK, b"GET /he", pause_s=0.1)
+    assert answers.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in answers
+
+
+def test_an_idle_connection_may_stay_for_a_while(hasty: Served) -> None:
+    with socket.create_connection(("127.0.0.1", hasty.port), timeout=5) as connection:
+        for _ in range(2):
+            connection.sendall(OK)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(0.5)  # longer than a request may take
+
+
+def test_a_connection_that_is_used_again_waits_for_no_acknowledgement(served: Served) -> None:
+    """Head and body of an answer are two packets: without TCP_NODELAY the second takes 40 ms."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    durations_s = []
+    for _ in range(20):
+        start_s = time.monotonic()
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+        durations_s.append(time.monotonic() - start_s)
+    connection.close()
+    assert sorted(durations_s)[10] < 0.03
+
+
+def test_a_long_answer_is_not_cut_by_the_deadline_for_requests(hasty: Served) -> None:
+    hasty.valve.before = lambda step: time.sleep(0.05)
+    body = {"prompt": "hello", "max_tokens": 15, "ignore_eos": True}
+    assert hasty.call("/v1/completions", body)[0] == 200
+    hasty.valve.before = lambda step: None
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 3000 + b"\r\n", 431),
+        (b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost : localhost\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n folded\r\n\r\n", 400),
+        (POST + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400),
+        (POST + b"content-length: -1\r\n\r\n", 400),
+        (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)
+def test_what_is_no_request_is_answered_and_hung_up_on(
+    served: Served, request_bytes: bytes, status: int
+) -> None:
+    answer = talk(served.port, request_bytes)
+    assert status_of(answer) == status
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_chunked_body_is_bounded(model: Path) -> None:
+    with serving(model, max_body="1KiB") as served:
+        close = POST + b"connection: close\r\n"
+        chunk = b"100\r\n" + b" " * 256 + b"\r\n"
+        answer = talk(served.port, close + b"transfer-encoding: chunked\r\n\r\n" + chunk * 5)
+        assert status_of(answer) == 413
+        status, error = served.refused("/v1/completions", {"prompt": "x" * 2000})
+        assert (status, "1024" in error["message"]) == (413, True)
+
+
+def test_many_slow_senders_hurt_nobody(hasty: Served) -> None:
+    slow = [socket.create_connection(("127.0.0.1", hasty.port)) for _ in range(200)]
+    for connection in slow:
+        connection.sendall(POST)
+    for _ in range(5):
+        body = {"prompt": "hello", "max_tokens": 3}
+        assert hasty.call("/v1/completions", body)[0] == 200
+    eventually(lambda: len(hasty.running.server.server_state.connections) == 0)
+    for connection in slow:
+        connection.close()
