@@ -6,7 +6,6 @@ knows no budget and cannot break an invariant: the scheduler grants what fits.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from ridgeline.core.request import Sequence
 
+_EVERYTHING = 1 << 40  # tokens
 Wish = tuple[Sequence, int, int]  # sequence, tokens wanted, fewest that are of use
 
 
@@ -77,7 +77,7 @@ class SplitFuse:
         for seq in running:
             if seq.num_pending == 1:
                 yield seq, 1, 1
-        left, decoding = sys.maxsize, len(running) + len(waiting) - len(prompts)
+        left, decoding = _EVERYTHING, len(running) + len(waiting) - len(prompts)
         if decoding:
             left = max(decoding, self.least, self.least * len(prompts) // decoding)
         for seq in prompts:
