@@ -11,7 +11,7 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.isa import Dot
-from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, SHAPES, emit_linear, tile_bytes
+from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, emit_linear, shapes, tile_bytes
 from ridgeline.backends.cpu.pack import pack, turned
 from ridgeline.models.weights import Tensor
 from tests.backends.cpu import twins
@@ -194,9 +194,10 @@ def test_turning_both_sides_changes_no_product(size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_shape_of_tile_is_used(kind: str) -> None:
+@pytest.mark.parametrize("form", [Dot.VNNI512, Dot.AVX2])
+def test_every_shape_of_tile_is_used(kind: str, form: Dot) -> None:
     """The row counts above reach each: 20 rows are not a multiple of any but the last."""
-    sizes, reached = [rows for rows, _ in SHAPES[kind]], set()
+    sizes, reached = [rows for rows, _ in shapes(kind, form)], set()
     for num_rows in range(1, 21):
         left = num_rows
         for size in sizes:

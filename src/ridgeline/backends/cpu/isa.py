@@ -7,7 +7,7 @@ its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from llvmlite import ir
@@ -84,16 +84,30 @@ def dot(form: Dot, sums: Value, weights: Value, x: Value, *, max_weight: int = 2
             return _plain(sums, weights, x)
 
 
-def _in_parts(
-    count: int, part: Callable[[Value, Value, Value], Value], sums: Value, weights: Value, x: Value
+def dots(
+    form: Dot,
+    sums: Value,
+    weights: Sequence[Value],
+    xs: Sequence[Value],
+    *,
+    max_weight: int = 255,
 ) -> Value:
+    """Return ``dot`` of one pair after the other; small weights spare AVX2 most of the widening."""
+    if form is Dot.AVX2 and 2 * 127 * max_weight * len(weights) < 1 << 15:
+        return _in_parts(2, _avx2_small, sums, *weights, *xs)
+    for weight, x in zip(weights, xs, strict=True):
+        sums = dot(form, sums, weight, x, max_weight=max_weight)
+    return sums
+
+
+def _in_parts(count: int, part: Callable[..., Value], sums: Value, *operands: Value) -> Value:
     """Apply ``part`` to equal slices and put the sums together again."""
     size, size_bytes = 16 // count, 64 // count
     done = []
     for i in range(count):
         lanes = range(i * size, (i + 1) * size)
         slots = range(i * size_bytes, (i + 1) * size_bytes)
-        done.append(part(sums.shuffle(lanes), weights.shuffle(slots), x.shuffle(slots)))
+        done.append(part(sums.shuffle(lanes), *(value.shuffle(slots) for value in operands)))
     while len(done) > 1:
         width = 2 * done[0].type.count
         done = [a.shuffle(range(width), b) for a, b in zip(done[::2], done[1::2], strict=True)]
@@ -113,6 +127,18 @@ def _avx2(sums: Value, weights: Value, x: Value, small: bool) -> Value:
         products = fn.intrinsic("llvm.x86.avx2.pmadd.ub.sw", pairs, part, x)
         sums = sums + fn.intrinsic("llvm.x86.avx2.pmadd.wd", sums.type, products, ones)
     return sums
+
+
+def _avx2_small(sums: Value, *weights_and_xs: Value) -> Value:
+    """Products that fit 16 bits even added up: widen their sum once."""
+    fn, pairs, half = sums.fn, vec(I16, 16), len(weights_and_xs) // 2
+    total = None
+    for weights, x in zip(weights_and_xs[:half], weights_and_xs[half:], strict=True):
+        products = fn.intrinsic("llvm.x86.avx2.pmadd.ub.sw", pairs, weights, x)
+        total = products if total is None else total + products
+    assert total is not None
+    ones = fn.lanes(I16, [1] * 16)
+    return sums + fn.intrinsic("llvm.x86.avx2.pmadd.wd", sums.type, total, ones)
 
 
 def _usdot(sums: Value, weights: Value, x: Value) -> Value:

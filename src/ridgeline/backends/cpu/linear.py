@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.backends.cpu.ir import F16, F32, I8, I32, Function, Value, Var, fma, vec
-from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, dot_bf16, prefetch
+from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, dot_bf16, dots, prefetch
 
 TILE = 32  # outputs of a tile, and inputs of a record
 ENTRY_BYTES = 16
@@ -43,13 +43,14 @@ VALUE_BYTES = {"groups": 1, "rows": 1, "bf16": 2, "floats": 4}  # of an activati
 
 # Rows x halves that a kernel computes at once; the largest first. They fill the registers without
 # spilling, and spread the cost of unpacking a record over as many rows as possible.
-SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+_SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "w4": ((8, 1), (4, 1), (2, 2), (1, 2)),
     "w8": ((8, 1), (4, 1), (2, 2), (1, 2)),
     "r8": ((8, 2), (4, 2), (2, 2), (1, 2)),
     "bf16": ((8, 2), (4, 2), (2, 2), (1, 2)),
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
+_NARROW_W4 = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
 
 
@@ -83,6 +84,11 @@ class Operand:
         )  # fmt: skip
 
 
+def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of tiles for a kind, as rows and halves, the largest first."""
+    return _NARROW_W4 if kind == "w4" and form is not Dot.VNNI512 else _SHAPES[kind]
+
+
 def tile_bytes(kind: str, num_records: int) -> int:
     """Return the bytes of a tile with so many records."""
     return num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
@@ -98,12 +104,12 @@ def emit_linear(module: object, form: Dot, kinds: Sequence[str], *, has_bf16: bo
     Computes outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
     """
     for kind in kinds:
-        for rows, halves in SHAPES[kind]:
+        for rows, halves in shapes(kind, form):
             _emit_tile(module, form, has_bf16, kind, rows, halves)
-        _emit_product(module, kind)
+        _emit_product(module, form, kind)
 
 
-def _emit_product(module: object, kind: str) -> None:
+def _emit_product(module: object, form: Dot, kind: str) -> None:
     fn = Function(module, f"linear_{kind}", 11)
     tiles, first, last, num_records, num_rows, *rest = fn.args
     operand = Operand(*rest)
@@ -113,7 +119,7 @@ def _emit_product(module: object, kind: str) -> None:
         with fn.loop(last, start=first) as tile:
             weights, column = tiles + tile * stride, tile * (TILE * 4)
             row = fn.var(low)
-            for rows, halves in SHAPES[kind]:
+            for rows, halves in shapes(kind, form):
                 with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
                     for half in range(0, 2, halves):
                         place = operand.moved(row.get(), column + half * 64)
@@ -187,11 +193,9 @@ def _add_groups(
         for m, (x, entry) in enumerate(zip(x_rows, entries, strict=True)):
             low = high = fn.lanes(I32, [0] * 16)
             most = 15 if kind == "w4" else 255
-            for v in range(4):
-                low = dot(form, low, weights[v], broadcast4(fn, x + 4 * v), max_weight=most)
-                high = dot(
-                    form, high, weights[4 + v], broadcast4(fn, x + 16 + 4 * v), max_weight=most
-                )
+            parts = [broadcast4(fn, x + 4 * v) for v in range(8)]
+            low = dots(form, low, weights[:4], parts[:4], max_weight=most)
+            high = dots(form, high, weights[4:], parts[4:], max_weight=most)
             s_low, s_high, total, shift = (
                 fn.load(entry + 4 * i, F32, 4).splat(16) for i in range(4)
             )
