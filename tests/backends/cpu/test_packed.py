@@ -55,12 +55,26 @@ def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_key_follows_the_files_and_the_facts(tmp_path: Path) -> None:
+def test_the_name_follows_the_files_and_the_dtype(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"one")
-    first = packed.key(model, "auto", 3)
-    assert packed.key(model, "auto", 3) == first
-    assert packed.key(model, "int8", 3) != first
+    first = packed.file_name(model, "auto")
+    assert packed.file_name(model, "auto") == first
+    assert packed.file_name(model, "int8") != first
     model.write_bytes(b"other")
-    assert packed.key(model, "auto", 3) != first
-    assert packed.key(tmp_path, "auto", 3) not in ("", first)
+    assert packed.file_name(model, "auto") != first
+    assert packed.file_name(tmp_path, "auto") not in ("", first)
+
+
+def test_what_is_out_of_date_goes_and_nothing_else(tmp_path: Path) -> None:
+    model, other = tmp_path / "model[1].gguf", tmp_path / "elsewhere" / "model[1].gguf"
+    other.parent.mkdir()
+    cache, names = tmp_path / "packed", []
+    for path, dtype, content in (
+        (model, "auto", b"one"), (model, "int8", b"one"), (other, "auto", b"one"),
+        (model, "auto", b"other"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        names.append(packed.file_name(path, dtype))
+        packed.write(cache / names[-1], ARRAYS)
+    assert sorted(file.name for file in cache.iterdir()) == sorted(names[1:])

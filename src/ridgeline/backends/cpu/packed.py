@@ -7,6 +7,7 @@ slower. It knows nothing of what the arrays mean.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -30,15 +31,19 @@ class Packed(NamedTuple):
     data: NDArray[Any]
 
 
-def key(path: Path, *facts: object) -> str:
-    """Return a name for what is packed from a model: its files, our source, and ``facts``."""
-    digest = hashlib.sha256(repr(facts).encode())
+def file_name(path: Path, dtype: str) -> str:
+    """Return a name for what is packed from a model: whose it is, then its files and our source.
+
+    What stands before the last two parts is the same for all that was ever packed from ``path``.
+    """
+    digest = hashlib.sha256()
     for source in ("pack.py", "linear.py", "weights.py", "packed.py", "heads.py", "rows.py"):
         digest.update((Path(__file__).parent / source).read_bytes())
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         found = file.stat()
         digest.update(f"{file.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:32]
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    return f"{path.stem}.{dtype}.{place}.{digest.hexdigest()[:32]}.weights"
 
 
 def read(path: Path) -> dict[str, Packed] | None:
@@ -63,7 +68,10 @@ def read(path: Path) -> dict[str, Packed] | None:
 
 
 def write(path: Path, arrays: Mapping[str, Packed]) -> None:
-    """Keep arrays for the next start, if the directory can be written and has room."""
+    """Keep arrays for the next start, if the directory can be written and has room.
+
+    Older files of the same model and dtype, of another version of either, go.
+    """
     partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +86,9 @@ def write(path: Path, arrays: Mapping[str, Packed]) -> None:
             text = json.dumps(index).encode()
             file.write(text + len(text).to_bytes(8, "little"))
         os.replace(partial, path)
+        for old in path.parent.glob(f"{glob.escape(path.name.rsplit('.', 2)[0])}.*.weights"):
+            if old != path:
+                old.unlink(missing_ok=True)
     except OSError:
         if partial is not None:
             Path(partial).unlink(missing_ok=True)

@@ -116,7 +116,7 @@ def load_weights(
     """
     arrays = path = None
     if cache is not None:
-        path = cache / f"{packed.key(checkpoint.path, dtype, sizes)}.weights"
+        path = cache / packed.file_name(checkpoint.path, dtype)
         arrays = packed.read(path)
     if arrays is None:
         arrays = _pack_all(checkpoint, sizes, dtype, progress)
