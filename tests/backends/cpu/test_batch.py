@@ -50,7 +50,7 @@ def test_any_step(
     num_tokens = sum(count for _, count in chunks)
     assert len(batch.tokens) == num_tokens
     assert sorted(batch.places) == list(range(num_tokens))  # one row for each token
-    assert batch.ends.tolist() == np.cumsum([count for _, count in chunks]).tolist()
+    assert batch.ends == np.cumsum([count for _, count in chunks]).tolist()
     i = 0
     for item, table in zip(work, tables, strict=True):
         records = [block * per_block + part for block in table for part in range(per_block)]
@@ -67,7 +67,7 @@ def test_any_step(
     if num_tokens > COLUMN_ROWS:
         assert_dealt(batch, num_threads, tile)
     else:
-        assert batch.places.tolist() == list(range(num_tokens))
+        assert batch.places == list(range(num_tokens))
 
 
 def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:

@@ -30,8 +30,8 @@ class Batch:
     row_bounds: Int32s  # thread t has rows row_bounds[t] .. row_bounds[t + 1]
     items: Int32s  # [n + 1, 2]: first row, and how many attend together: 1 or a whole tile
     item_bounds: Int32s  # thread t has items item_bounds[t] .. item_bounds[t + 1]
-    places: NDArray[np.intp]  # row of the i-th token, in the order of the work
-    ends: NDArray[np.intp]  # index behind each work item's last token, in that order
+    places: list[int]  # row of the i-th token, in the order of the work
+    ends: list[int]  # index behind each work item's last token, in that order
 
 
 def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_block: int) -> Batch:
@@ -62,8 +62,8 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
         np.array(bounds, np.int32),
         np.array([*rows.items, (ends[-1], 0)], np.int32),
         np.array(item_bounds, np.int32),
-        np.array(rows.places),
-        np.array(ends),
+        rows.places,
+        ends,
     )
 
 

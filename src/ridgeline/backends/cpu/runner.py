@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ class CpuRunner:
         nothing = Sampling(SamplingParams(), start + len(tokens), ())
         work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), ()),)
         batch = self._prepare(work)
-        _, logits = self._head(batch.places, np.ones(len(tokens), np.int32))
+        _, logits = self._head(batch.places, [True] * len(tokens))
         return logits.copy()
 
     # --- results -------------------------------------------------------------------------------
@@ -210,20 +211,21 @@ class CpuRunner:
             items[i].sampling.params.logprobs is not None or not rows[0].is_plain_greedy
             for i, rows in zip(wanted, draws, strict=True)
         ]
-        best, logits = self._head(batch.places[batch.ends[wanted] - 1], np.array(exact, np.int32))
+        best, logits = self._head([batch.places[batch.ends[i] - 1] for i in wanted], exact)
         tokens: list[tuple[int, ...]] = [()] * len(items)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}
         if self._poison[: len(batch.tokens)].any():
-            begins = batch.ends - np.array([len(work.tokens) for work in items])
-            bad = np.add.reduceat(self._poison[batch.places], begins)
-            errors |= {int(i): "K/V of this sequence is not finite" for i in np.flatnonzero(bad)}
-        likeliest, finite = best["token"].tolist(), (best["poison"] == 0).tolist()
+            for i, work in enumerate(items):
+                rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
+                if self._poison[rows_of].any():
+                    errors[i] = "K/V of this sequence is not finite"
         for j, (i, rows) in enumerate(zip(wanted, draws, strict=True)):
-            picked: list[int | None] = [likeliest[j]] * len(rows)
+            likeliest, finite = best[j]
+            picked: list[int | None] = [likeliest] * len(rows)
             if exact[j]:
                 picked = sample(logits[j : j + 1], np.zeros(len(rows), np.intp), rows)
-            if not finite[j] or None in picked:
+            if not finite or None in picked:
                 errors.setdefault(i, "logits are not finite, or every token is ruled out")
                 continue
             tokens[i] = tuple(token for token in picked if token is not None)
@@ -240,28 +242,28 @@ class CpuRunner:
                     errors.setdefault(i, "logits of the prompt are not finite")
         return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
 
-    def _prompt_logprobs(self, work: Work, rows: NDArray[np.intp]) -> Iterator[TokenLogprobs]:
+    def _prompt_logprobs(self, work: Work, rows: list[int]) -> Iterator[TokenLogprobs]:
         top = work.sampling.params.prompt_logprobs or 0
         for low in range(0, len(work.targets), _LOGIT_ROWS):
             part = work.targets[low : low + _LOGIT_ROWS]
-            _, logits = self._head(rows[low : low + len(part)], np.ones(len(part), np.int32))
+            _, logits = self._head(rows[low : low + len(part)], [True] * len(part))
             yield from rank_tokens(logits, part, top)
 
     def _head(
-        self, rows: NDArray[np.intp], wants_logits: NDArray[np.int32]
-    ) -> tuple[NDArray[np.void], NDArray[np.float32]]:
+        self, rows: list[int], wants_logits: list[bool]
+    ) -> tuple[list[tuple[int, bool]], NDArray[np.float32]]:
         """Run what the plan says, then the head on these rows of it.
 
-        Returns each row's best token, and logits ``[rows, vocabulary]``, valid where wanted and
-        until the next call.
+        Returns each row's likeliest token and whether its logits are finite; and these logits
+        ``[rows, vocabulary]``, valid where wanted and until the next call.
         """
         count = len(rows)
-        needed = count if wants_logits.any() else 0
+        needed = count if any(wants_logits) else 0
         if len(self._logits) < needed:
             self._logits = aligned((needed, self._logits_stride), np.float32)
             self._put(logits=address(self._logits))
         num_threads = int(self._plan[_WORD["num_threads"]])
-        best = self._by_row["best"][: count * num_threads].reshape(count, num_threads)
+        best = self._by_row["best"][: count * num_threads]
         best[:] = _NOTHING_YET
         self._by_row["head_rows"][:count] = rows
         self._by_row["wants_logits"][:count] = wants_logits
@@ -271,9 +273,13 @@ class CpuRunner:
         if self._plan[_WORD["num_rows"]] <= COLUMN_ROWS:
             self._crew.note(time.perf_counter() - begin_s)
         self._put(does_layers=0)
-        likeliest: NDArray[np.void] = best[np.arange(count), best["value"].argmax(axis=1)]
-        likeliest["poison"] = best["poison"].sum(axis=1)
-        return likeliest, self._logits[:needed, : self.sizes.vocab_size]
+        found = []
+        entries = best.tolist()  # lists, as in ``batch.arrange``
+        for first in range(0, len(entries), num_threads):
+            shares = entries[first : first + num_threads]
+            finite = all(poison == 0 for _, poison, _ in shares)
+            found.append((max(shares, key=itemgetter(0))[2], finite))
+        return found, self._logits[:needed, : self.sizes.vocab_size]
 
     def _put(self, **words: int) -> None:
         for name, value in words.items():
