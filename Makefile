@@ -77,9 +77,11 @@ engine: .venv/ready-test
 mutants: .venv/ready-test
 	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants
 
-examples: setup
-	@for example in examples/*.py; do \
+examples: .venv/ready-test
+	@for example in $(filter-out %/openai_client.py,$(wildcard examples/*.py)); do \
 		$(STEP) "Example $$example" $(BIN)/python $$example || exit 1; done
+	@$(STEP) "Example examples/openai_client.py" \
+		$(BIN)/python tools/with_server.py $(MODEL) examples/openai_client.py
 
 test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity
