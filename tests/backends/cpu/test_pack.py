@@ -15,7 +15,8 @@ from tests.backends.cpu import twins
 Floats = NDArray[np.float32]
 HALF_STEP = 2.0**-11  # relative error of a half float
 SHAPE = (40, 256)
-DTYPES = ("int4", "int8", "int8-row", "bf16", "f32")  # in the order of KINDS
+DTYPES = ("int4", "int8", "int8-row", "bf16", "f32")  # and what they make of floats
+MADE = ("w4", "w8", "r8", "bf16", "f32")
 
 
 def matrix(shape: tuple[int, int] = SHAPE, seed: int = 0) -> Floats:
@@ -63,7 +64,7 @@ def inside(packed: Matrix, shape: tuple[int, int] = SHAPE) -> NDArray[np.float64
     assert wide.shape == (padded(shape[0]), padded(shape[1]))
     assert not wide[shape[0] :].any()
     # Padding has no activations, so 4 bits, whose levels need not have a zero, may do without.
-    assert packed.kind == "w4" or not wide[:, shape[1] :].any()
+    assert packed.kind in ("w4", "w5") or not wide[:, shape[1] :].any()
     return wide[: shape[0], : shape[1]]
 
 
@@ -71,7 +72,8 @@ def inside(packed: Matrix, shape: tuple[int, int] = SHAPE) -> NDArray[np.float64
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind"), [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q5_0", "w8"), ("Q8_0", "w8")]
+    ("dtype", "kind"),
+    [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q5_0", "w5"), ("Q5_1", "w5"), ("Q8_0", "w8")],
 )
 def test_blocks_of_32_are_the_files_own(dtype: str, kind: str) -> None:
     tensor = encoded(dtype)
@@ -79,7 +81,7 @@ def test_blocks_of_32_are_the_files_own(dtype: str, kind: str) -> None:
     assert packed.kind == kind
     exact = inside(packed)
     file = tensor.to_f32()
-    if dtype == "Q4_1":  # d q + m, there rounded to float32
+    if dtype in ("Q4_1", "Q5_1"):  # d q + m, there rounded to float32
         np.testing.assert_allclose(exact, file, rtol=0, atol=1.5e-7 * np.abs(file).max())
         assert (exact.astype(np.float32) == file).all()
     else:
@@ -95,13 +97,14 @@ def test_any_q8_block_is_kept() -> None:
     assert (inside(pack(tensor, "auto"), (32, 32)) == tensor.to_f32()).all()
 
 
-def test_q4_k_keeps_its_nibbles() -> None:
-    """Only its scales are rounded, once, to half floats."""
-    tensor = encoded("Q4_K")
+@pytest.mark.parametrize(("dtype", "kind", "most"), [("Q4_K", "w4", 15), ("Q5_K", "w5", 31)])
+def test_k_blocks_keep_their_values(dtype: str, kind: str, most: int) -> None:
+    """Only their scales are rounded, once, to half floats."""
+    tensor = encoded(dtype)
     packed = pack(tensor, "auto")
-    assert packed.kind == "w4"
-    _, scale, offset = twins.unpack("w4", packed.data)
-    largest = 15 * np.abs(scale) + np.abs(offset)
+    assert packed.kind == kind
+    _, scale, offset = twins.unpack(kind, packed.data)
+    largest = most * np.abs(scale) + np.abs(offset)
     bound = np.repeat(largest, 32, axis=1)[: SHAPE[0]] * HALF_STEP * 1.01 + 2.0**-20
     error = np.abs(inside(packed) - tensor.to_f32())
     assert (error <= bound).all()
@@ -128,11 +131,17 @@ def assert_eight_bits(packed: Matrix, values: Floats) -> None:
     assert error.mean() < 0.3 * step.mean()
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "Q5_1", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "Q6_K"])
 @pytest.mark.parametrize("wish", ["auto", "int8"])
 def test_everything_else_gets_eight_bits(dtype: str, wish: str) -> None:
     tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
     assert_eight_bits(pack(tensor, wish), tensor.to_f32())
+
+
+@pytest.mark.parametrize("dtype", ["Q5_1", "Q5_K"])
+def test_int8_widens_five_bits(dtype: str) -> None:
+    tensor = encoded(dtype)
+    assert_eight_bits(pack(tensor, "int8"), tensor.to_f32())
 
 
 @pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K"])
@@ -141,10 +150,13 @@ def test_int8_widens_four_bits(dtype: str) -> None:
     assert_eight_bits(pack(tensor, "int8"), tensor.to_f32())
 
 
-@pytest.mark.parametrize("dtype", ["Q5_0", "Q8_0"])
-def test_int8_keeps_eight_bits(dtype: str) -> None:
-    tensor = encoded(dtype)
+def test_int8_keeps_eight_bits_and_moves_five() -> None:
+    tensor = encoded("Q8_0")
     assert (pack(tensor, "int8").data == pack(tensor, "auto").data).all()
+    tensor = encoded("Q5_0")
+    packed = pack(tensor, "int8")
+    assert packed.kind == "w8"
+    assert (inside(packed) == tensor.to_f32()).all()
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "Q8_0", "Q5_0", "Q6_K"])
@@ -262,7 +274,7 @@ def test_both_at_once() -> None:
     assert np.count_nonzero(got) == 4
 
 
-@pytest.mark.parametrize(("kind", "wish"), list(zip(KINDS, DTYPES, strict=True)))
+@pytest.mark.parametrize(("kind", "wish"), list(zip(MADE, DTYPES, strict=True)))
 def test_words_for_the_plan(kind: str, wish: str) -> None:
     packed = pack(floats(matrix((70, 33))), wish)
     assert packed.words == (KINDS.index(kind), 3, 2)

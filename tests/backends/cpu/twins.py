@@ -126,17 +126,23 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
             for v in range(8):
                 for i in range(4):
                     column = slice(4 * v + i, None, 32)
-                    if kind != "w4":
+                    if kind in ("w8", "r8"):
                         byte = data[:, :, 512 * half + 64 * v + 4 * o + i].astype(np.int32)
                         q[rows, column] = byte - 128
                     else:
                         byte = data[:, :, 256 * half + 64 * (v % 4) + 4 * o + i]
                         q[rows, column] = byte >> 4 if v >= 4 else byte & 15
+                        if kind == "w5":
+                            bit = 4 * o + i
+                            fifth = data[:, :, 512 + 64 * half + 8 * v + bit // 8] >> bit % 8 & 1
+                            q[rows, column] |= fifth.astype(np.int32) << 4
             if kind == "r8":
                 continue
-            at = 1024 + 32 * half + 2 * o if kind == "w8" else 512 + 64 * half + 2 * o
+            at = (
+                {"w4": 512, "w5": 640}.get(kind, 1024) + (32 if kind == "w8" else 64) * half + 2 * o
+            )
             scale[rows] = data[:, :, at : at + 2].copy().view(np.float16)[..., 0]
-            if kind == "w4":
+            if kind != "w8":
                 offset[rows] = data[:, :, at + 32 : at + 34].copy().view(np.float16)[..., 0]
     if kind == "r8":
         scale = np.repeat(scales, records, axis=1)
@@ -170,7 +176,7 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
         integers = x.astype(np.int32) @ (q + 128).T + entries["shift"][:, None]
         result: Array = integers.astype(np.float32) * entries["scale"][:, None] * scale[:, 0]
         return result
-    bytes_q = q if kind == "w4" else q + 128  # as the products see them
+    bytes_q = q + 128 if kind == "w8" else q  # as the products see them
     for k in range(q.shape[1] // 32):
         entry = entries[:, k, None]
         low, high = (
@@ -178,7 +184,7 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
             for part in (slice(32 * k, 32 * k + 16), slice(32 * k + 16, 32 * k + 32))
         )
         s_low, s_high = entry["scale"][..., 0], entry["scale"][..., 1]
-        if kind == "w4":
+        if kind != "w8":
             product = fma(low, s_low, high * s_high)
             sums = fma(offset[:, k], entry["total"], fma(product, scale[:, k], sums))
         else:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 VOID = ir.VoidType()
 _POINTER = ir.PointerType()

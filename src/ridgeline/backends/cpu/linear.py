@@ -6,6 +6,8 @@ read front to back exactly once:
     w4   640 bytes  [2 halves][4][64] bytes + [2 halves][2][16] f16
                     byte (v, 4 o + i) of a half: output o; low nibble input 4 v + i, high nibble
                     input 16 + 4 v + i. Then scale d and offset m of each output: weight = d q + m.
+    w5   768 bytes  the nibbles as in w4; [2 halves][8] words of 64 bits, bit 4 o + i of word v the
+                    fifth bit of input 4 v + i; then d and m as in w4
     w8  1088 bytes  [2 halves][8][64] bytes + [2 halves][16] f16
                     byte (v, 4 o + i): input 4 v + i as q + 128. Then scale d: weight = d q.
     r8  1024 bytes  [2 halves][8][64] bytes as in w8; behind a tile's records its scales, 32 f32
@@ -31,26 +33,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.backends.cpu.ir import F16, F32, I8, I32, Function, Value, Var, fma, vec
+from ridgeline.backends.cpu.ir import (
+    F16,
+    F32,
+    I1,
+    I8,
+    I32,
+    I64,
+    Function,
+    Value,
+    Var,
+    fma,
+    select,
+    vec,
+)
 from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, dot_bf16, dots, prefetch
 
 TILE = 32  # outputs of a tile, and inputs of a record
 ENTRY_BYTES = 16
-RECORD_BYTES = {"w4": 640, "w8": 1088, "r8": 1024, "bf16": 2048, "f32": 4096}
+RECORD_BYTES = {"w4": 640, "w5": 768, "w8": 1088, "r8": 1024, "bf16": 2048, "f32": 4096}
 KINDS = tuple(RECORD_BYTES)
-ACTIVATIONS = {"w4": "groups", "w8": "groups", "r8": "rows", "bf16": "bf16", "f32": "floats"}
+ACTIVATIONS = {
+    "w4": "groups", "w5": "groups", "w8": "groups", "r8": "rows", "bf16": "bf16", "f32": "floats",
+}  # fmt: skip
 VALUE_BYTES = {"groups": 1, "rows": 1, "bf16": 2, "floats": 4}  # of an activation
 
 # Rows x halves that a kernel computes at once; the largest first. They fill the registers without
 # spilling, and spread the cost of unpacking a record over as many rows as possible.
 _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "w4": ((8, 1), (4, 1), (2, 2), (1, 2)),
+    "w5": ((8, 1), (4, 1), (2, 2), (1, 2)),
     "w8": ((8, 1), (4, 1), (2, 2), (1, 2)),
     "r8": ((8, 2), (4, 2), (2, 2), (1, 2)),
     "bf16": ((8, 2), (4, 2), (2, 2), (1, 2)),
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
-_NARROW_W4 = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
+_NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
 
 
@@ -86,7 +104,8 @@ class Operand:
 
 def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
     """Return the shapes of tiles for a kind, as rows and halves, the largest first."""
-    return _NARROW_W4 if kind == "w4" and form is not Dot.VNNI512 else _SHAPES[kind]
+    is_narrow = kind in ("w4", "w5") and form is not Dot.VNNI512
+    return _NARROW if is_narrow else _SHAPES[kind]
 
 
 def tile_bytes(kind: str, num_records: int) -> int:
@@ -192,14 +211,14 @@ def _add_groups(
         weights, scale, offset = _unpack(fn, kind, record, half + h)
         for m, (x, entry) in enumerate(zip(x_rows, entries, strict=True)):
             low = high = fn.lanes(I32, [0] * 16)
-            most = 15 if kind == "w4" else 255
+            most = {"w4": 15, "w5": 31}.get(kind, 255)
             parts = [broadcast4(fn, x + 4 * v) for v in range(8)]
             low = dots(form, low, weights[:4], parts[:4], max_weight=most)
             high = dots(form, high, weights[4:], parts[4:], max_weight=most)
             s_low, s_high, total, shift = (
                 fn.load(entry + 4 * i, F32, 4).splat(16) for i in range(4)
             )
-            if kind == "w4":
+            if kind != "w8":
                 product = fma(low.signed(F32), s_low, high.signed(F32) * s_high)
                 sums[m][h].set(fma(offset, total, fma(product, scale, sums[m][h].get())))
             else:  # take back the 128 that was added to each weight
@@ -210,7 +229,7 @@ def _add_groups(
 def _unpack(
     fn: Function, kind: str, record: Value, half: Value
 ) -> tuple[list[Value], Value, Value]:
-    """Return the eight byte vectors of a half record, its scales, and its offsets (w4 only)."""
+    """Return the eight byte vectors of a half record, its scales, and its offsets (not of w8)."""
     bytes64, floats = vec(I8, 64), vec(F16, 16)
     if kind == "w8":
         base = record + half * 512
@@ -222,9 +241,14 @@ def _unpack(
     low = [byte & 15 for byte in packed]
     # Shifting words instead of bytes is one instruction; the mask drops what crossed over.
     high = [(byte.bits(vec(I32, 16)) >> 4).bits(bytes64) & 15 for byte in packed]
-    scales = record + 512 + half * 64
+    weights = low + high
+    if kind == "w5":
+        fifth = [fn.load(record + 512 + half * 64 + 8 * v, I64, 8) for v in range(8)]
+        masks = [word.bits(vec(I1, 64)) for word in fifth]
+        weights = [select(m, w | 16, w) for m, w in zip(masks, weights, strict=True)]
+    scales = record + (RECORD_BYTES[kind] - 128) + half * 64
     offset = fn.load(scales + 32, floats, 32).signed(F32)
-    return low + high, fn.load(scales, floats, 32).signed(F32), offset
+    return weights, fn.load(scales, floats, 32).signed(F32), offset
 
 
 def _add_bytes(

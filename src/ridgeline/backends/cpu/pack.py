@@ -1,8 +1,8 @@
 """From a file's tensors to the layouts that kernels read (``linear``).
 
-4-bit and 8-bit blocks of 32 are moved, not changed: Q4_0, Q4_1, Q5_0 and Q8_0 run exactly as they
-are in the file. Q4_K keeps its 4-bit values, its scales become half floats. Everything else is
-quantised again, to 8 bits per weight with a scale for each 32, or with ``int4`` to 4 bits.
+Blocks of 32 with 4, 5 or 8 bits are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 run exactly
+as they are in the file. Q4_K and Q5_K keep their values, their scales become half floats. All else
+is quantised again, to 8 bits per weight with a scale for each 32, or with ``int4`` to 4 bits.
 ``int8-row`` has one scale for all weights of an output, which only a rotation makes good enough.
 
 It knows no kernels and no steps; it makes one buffer of bytes.
@@ -61,13 +61,20 @@ def pack(
     keeps_four = dtype != "int8" and whole_blocks
     if keeps_four and tensor.dtype in ("Q4_0", "Q4_1", "Q4_K"):
         q4, scale, offset = four_bits(tensor)
-        return _pack_w4(_taken(q4, rows), _taken(scale, rows), _taken(offset, rows))
+        moved = _taken(q4, rows), _taken(scale, rows), _taken(offset, rows)
+        return _pack_nibbles("w4", *moved)
+    if dtype == "auto" and whole_blocks and tensor.dtype in ("Q5_0", "Q5_1", "Q5_K"):
+        q5, scale, offset = five_bits(tensor)
+        moved = _taken(q5, rows), _taken(scale, rows), _taken(offset, rows)
+        return _pack_nibbles("w5", *moved)
     if dtype != "int4" and whole_blocks and tensor.dtype in ("Q8_0", "Q5_0"):
         q8, scale = eight_bits(tensor)
         return _pack_w8(_taken(q8, rows), _taken(scale, rows))
     weights = _placed(tensor.to_f32(), rows, columns)
     return (
-        _pack_w4(*to_four_bits(weights)) if dtype == "int4" else _pack_w8(*to_eight_bits(weights))
+        _pack_nibbles("w4", *to_four_bits(weights))
+        if dtype == "int4"
+        else _pack_w8(*to_eight_bits(weights))
     )
 
 
@@ -113,22 +120,57 @@ def four_bits(tensor: Tensor) -> tuple[Bytes, NDArray[np.float16], NDArray[np.fl
 def _four_bits_k(
     tensor: Tensor,
 ) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
-    """Q4_K: 256 weights with d, dmin (f16), 8 pairs of 6-bit factors in 12 bytes, then nibbles."""
+    """Q4_K: 256 weights with scales of the K kind, then nibbles."""
     num_rows, size = tensor.shape
     blocks = tensor.data.reshape(num_rows, size // 256, 144)
-    d, dmin = (blocks[:, :, i : i + 2].copy().view(_HALF).astype(np.float32) for i in (0, 2))
-    packed = blocks[:, :, 4:16]
-    first, second, last = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
+    q = _nibbles_k(blocks[:, :, 16:]).reshape(num_rows, size)
+    return q, *_scales_k(blocks[:, :, :16], (num_rows, size // TILE))
+
+
+def _nibbles_k(packed: Bytes) -> Bytes:
+    """Return 256 nibbles of each block ``[rows, blocks, 128]``: 32 low ones, 32 high ones, ..."""
+    parts = packed.reshape(*packed.shape[:2], 4, 32)
+    return np.stack([parts & 15, parts >> 4], axis=3)
+
+
+def _scales_k(
+    head: Bytes, shape: tuple[int, int]
+) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+    """Return scales and offsets: d, dmin (f16), and 8 pairs of 6-bit factors in 12 bytes."""
+    d, dmin = (head[:, :, i : i + 2].copy().view(_HALF).astype(np.float32) for i in (0, 2))
+    first, second, last = head[:, :, 4:8], head[:, :, 8:12], head[:, :, 12:]
     scales = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=2)
     minima = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=2)
-    nibbles = blocks[:, :, 16:].reshape(num_rows, size // 256, 4, 32)
-    q = np.stack([nibbles & 15, nibbles >> 4], axis=3).reshape(num_rows, size)
-    shape = (num_rows, size // TILE)
     return (
-        q,
         (d * scales).astype(_HALF).reshape(shape),
         (-dmin * minima).astype(_HALF).reshape(shape),
     )
+
+
+def five_bits(tensor: Tensor) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
+    """Return q ``[out, in]`` u8 below 32, scale and offset ``[out, in / 32]``: w = d q + m."""
+    num_rows, size = tensor.shape
+    if (
+        tensor.dtype == "Q5_K"
+    ):  # as Q4_K, with a plane of fifth bits: bit j of byte l, input 32 j + l
+        blocks = tensor.data.reshape(num_rows, size // 256, 176)
+        planes = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")
+        fifth = planes.transpose(0, 1, 3, 2).reshape(num_rows, size)
+        q = _nibbles_k(blocks[:, :, 48:]).reshape(num_rows, size) | (fifth << np.uint8(4))
+        return q, *_scales_k(blocks[:, :, :16], (num_rows, size // TILE))
+    affine = tensor.dtype == "Q5_1"
+    blocks = tensor.data.reshape(num_rows, size // TILE, 24 if affine else 22)
+    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
+    offset = blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0] if affine else scale * _HALF(-16)
+    return _fives(blocks[:, :, 4 if affine else 2 :]).reshape(num_rows, size), scale, offset
+
+
+def _fives(packed: Bytes) -> Bytes:
+    """Return 32 values of 5 bits of each ``[rows, blocks, 20]``: a plane of fifth bits, nibbles."""
+    fifth = np.unpackbits(packed[:, :, :4], axis=2, bitorder="little")
+    nibbles = packed[:, :, 4:]
+    out: Bytes = np.concatenate([nibbles & 15, nibbles >> 4], axis=2) | (fifth << np.uint8(4))
+    return out
 
 
 def eight_bits(tensor: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
@@ -138,10 +180,8 @@ def eight_bits(tensor: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
     if tensor.dtype == "Q8_0":
         return blocks[:, :, 2:].copy().view(np.int8).reshape(num_rows, size), scale
-    fifth = np.unpackbits(blocks[:, :, 2:6], axis=2, bitorder="little")
-    nibbles = blocks[:, :, 6:]
-    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2) | fifth << 4
-    return (q.astype(np.int8) - np.int8(16)).reshape(num_rows, size), scale
+    q = _fives(blocks[:, :, 2:]).astype(np.int8) - np.int8(16)
+    return q.reshape(num_rows, size), scale
 
 
 def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
@@ -197,15 +237,22 @@ def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
 # --- tiles -------------------------------------------------------------------------------------
 
 
-def _pack_w4(q: Bytes, scale: NDArray[np.float16], offset: NDArray[np.float16]) -> Matrix:
+def _pack_nibbles(
+    kind: str, q: Bytes, scale: NDArray[np.float16], offset: NDArray[np.float16]
+) -> Matrix:
+    """Pack w4, or w5 with its plane of fifth bits."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
-    out = np.empty((tiles, records, RECORD_BYTES["w4"]), np.uint8)
+    out = np.empty((tiles, records, RECORD_BYTES[kind]), np.uint8)
     # outputs: tile, half, o; inputs: record, nibble, v, i
     parts = q.reshape(tiles, 2, 16, records, 2, 4, 4).transpose(0, 3, 1, 4, 5, 2, 6)
-    out[:, :, :512] = (parts[:, :, :, 0] | parts[:, :, :, 1] << 4).reshape(tiles, records, 512)
+    low = parts & 15
+    out[:, :, :512] = (low[:, :, :, 0] | low[:, :, :, 1] << 4).reshape(tiles, records, 512)
+    if kind == "w5":
+        bits = np.ascontiguousarray(parts >> 4).reshape(tiles, records, 1024)
+        out[:, :, 512:640] = np.packbits(bits, axis=2, bitorder="little")
     pair = np.stack([part.reshape(tiles, 2, 16, records) for part in (scale, offset)], axis=2)
-    out[:, :, 512:] = _as_bytes(pair.transpose(0, 4, 1, 2, 3), tiles, records)
-    return Matrix("w4", out)
+    out[:, :, -128:] = _as_bytes(pair.transpose(0, 4, 1, 2, 3), tiles, records)
+    return Matrix(kind, out)
 
 
 def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
