@@ -29,12 +29,12 @@ setup: .venv/ready
 .venv/ready: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@$(STEP) "Creating .venv with $$($(PYTHON) --version)" $(PYTHON) -m venv .venv
-	@$(STEP) "Installing locked dependencies" $(BIN)/python $(PIP) install --require-hashes -r requirements.lock
+	@$(STEP) "Installing locked dependencies" $(BIN)/python $(PIP) install --require-hashes --no-deps -r requirements.lock
 	@$(STEP) "Installing Ridgeline" $(BIN)/python $(PIP) install --no-deps -e .
 	@touch $@
 
 .venv/ready-test: requirements-test.lock .venv/ready
-	@$(STEP) "Installing locked test dependencies" $(BIN)/python $(PIP) install --require-hashes -r requirements-test.lock
+	@$(STEP) "Installing locked test dependencies" $(BIN)/python $(PIP) install --require-hashes --no-deps -r requirements-test.lock
 	@touch $@
 
 .venv-parity/ready: requirements-parity.txt pyproject.toml

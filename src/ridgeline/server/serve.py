@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import uvicorn
-import uvloop
 
 from ridgeline.llm import LLM
 from ridgeline.metrics import Metrics
@@ -163,7 +162,7 @@ def serve(
     sys.setswitchinterval(_SWITCH_S)
     with load() as llm:
         name = options.served_model_name or Path(model).name
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner() as runner:
             runner.run(_main(llm, name, options, keys, listener))
 
 
