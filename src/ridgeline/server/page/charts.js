@@ -39,7 +39,7 @@ export function drawLine(canvas, values) {
 export function drawSteps(canvas, steps, note) {
   const { pen, width, height, colour } = prepare(canvas);
   const shown = steps.slice(-Math.floor(width / 4));
-  const most = [1, 2].map((i) => Math.max(1, ...shown.map((step) => step[i])));
+  const most = [1, 2].map((i) => Math.max(0, ...shown.map((step) => step[i])));
   const middle = Math.round(height * 0.55);
   const left = width - shown.length * 4;
   shown.forEach(([, prompt, generated], i) => {
@@ -52,9 +52,10 @@ export function drawSteps(canvas, steps, note) {
   });
   pen.fillStyle = colour('line');
   pen.fillRect(0, middle, width, 1);
-  note.textContent = shown.length ? `prompt up to ${most[0].toLocaleString('en')}, answers up to ${most[1].toLocaleString('en')}` : '';
+  note.textContent = `up to ${most[0].toLocaleString('en')} of prompts, ${most[1].toLocaleString('en')} of answers`;
 }
 
+const MAX_CELLS = 1600;
 const NAMES = { f: 'free', c: 'cached', u: 'used', s: 'shared' };
 
 /** Turn runs such as `s2u1f9` into a list of [name, count]. */
@@ -70,23 +71,23 @@ export function drawBlocks(canvas, runs) {
   while (shown < touched) shown *= 2;
   shown = Math.min(shown, total);
 
-  const { pen, width, height, colour } = prepare(canvas);
-  let [size, group] = [16, 1];
-  const rowsOf = () => Math.ceil(Math.ceil(shown / group) / Math.floor(width / size));
-  while (rowsOf() * size > height) {
-    if (size > 6) size -= 1;
-    else group *= 2;
-  }
-  const columns = Math.floor(width / size);
+  let group = 1; // blocks of a cell
+  while (shown / group > MAX_CELLS) group *= 2;
+  const columns = shown / group > 512 ? 64 : 32;
+  const pitch = canvas.clientWidth / columns;
+  canvas.style.height = `${Math.ceil(Math.ceil(shown / group / columns) * pitch)}px`;
+  const { pen, colour } = prepare(canvas);
   const cells = Array.from({ length: Math.ceil(shown / group) }, () => ({ free: 0, cached: 0, used: 0, shared: 0 }));
   let block = 0;
   for (const [name, count] of runs) {
     for (let end = Math.min(block + count, shown); block < end; block += 1) cells[Math.floor(block / group)][name] += 1;
   }
-  const inner = size - (size > 8 ? 2 : 1);
+  const ratio = window.devicePixelRatio || 1;
+  const edge = (i) => Math.round(i * pitch * ratio) / ratio; // on a pixel of the screen
+  const inner = Math.floor(pitch) - (pitch > 8 ? 2 : 1);
   cells.forEach((cell, i) => {
-    let x = (i % columns) * size;
-    const y = Math.floor(i / columns) * size;
+    let x = edge(i % columns);
+    const y = edge(Math.floor(i / columns));
     for (const name of ['shared', 'used', 'cached', 'free']) {
       const part = (inner * cell[name]) / group;
       pen.fillStyle = colour(name);

@@ -10,6 +10,7 @@ const IDEAS = [
   'Write a haiku about a ridgeline at dawn.',
   'Write a Python function that reverses a list, with an example.',
 ];
+const SAVE_MS = 2000; // how often an answer is kept while it grows
 const at = (id) => document.getElementById(id);
 const running = new Map(); // conversation -> AbortController
 let open = null;
@@ -37,10 +38,10 @@ function showList() {
 
 function rename(row, conversation) {
   const field = element('input', { value: titleOf(conversation), maxLength: 80, 'aria-label': 'Title' });
-  const finish = (keep) => {
+  const finish = (isMeant) => {
     field.onblur = null;
-    if (keep && field.value.trim()) conversation.title = field.value.trim();
-    keepAll();
+    if (isMeant && field.value.trim()) conversation.title = field.value.trim();
+    keep(conversation);
     showHead();
   };
   field.onblur = () => finish(true);
@@ -117,8 +118,10 @@ function footerOf(message) {
 
 const seconds = (ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
-function keepAll() {
-  at('hint').classList.toggle('problem', !save());
+function keep(conversation) {
+  if (!conversations.includes(conversation)) return; // deleted meanwhile
+  conversation.savedAt = Date.now();
+  at('hint').classList.toggle('problem', !save(conversation));
   showHint();
 }
 
@@ -153,6 +156,7 @@ async function answer(conversation) {
     message.content += text;
     if (isDrawn) requestAnimationFrame(draw);
     isDrawn = false;
+    if (Date.now() > conversation.savedAt + SAVE_MS) keep(conversation);
   };
   try {
     Object.assign(message, await complete(body, onText, controller.signal));
@@ -162,7 +166,7 @@ async function answer(conversation) {
   }
   delete message.isGrowing;
   running.delete(conversation);
-  keepAll();
+  keep(conversation);
   draw();
   showHead();
 }
@@ -183,7 +187,7 @@ function ask(text) {
   for (const child of at('messages').children) child.querySelector('[title="Answer again"]')?.remove();
   showMessage(question);
   at('scroll').scrollTop = at('scroll').scrollHeight;
-  keepAll();
+  keep(conversation);
   answer(conversation);
 }
 
@@ -237,7 +241,6 @@ export function start() {
     at('question').focus();
   };
   at('ideas').replaceChildren(...IDEAS.map((idea) => element('button', { type: 'button', onclick: () => ask(idea) }, idea)));
-  addEventListener('pagehide', save);
   for (const message of conversations.flatMap((one) => one.messages)) {
     if (message.isGrowing) message.reason = 'stopped'; // the page was left
     delete message.isGrowing;

@@ -15,7 +15,7 @@ export function icon(name) {
   const space = 'http://www.w3.org/2000/svg';
   const svg = document.createElementNS(space, 'svg');
   const use = document.createElementNS(space, 'use');
-  use.setAttribute('href', `#${name}`);
+  use.setAttribute('href', `#i-${name}`);
   svg.setAttribute('aria-hidden', 'true');
   svg.append(use);
   return svg;

@@ -4,13 +4,13 @@ import { call, events } from './api.js';
 import { drawBlocks, drawLine, drawSteps, readBlocks } from './charts.js';
 import { element } from './dom.js';
 
-const SECONDS = 120; // that the small charts show
+const SECONDS = 120; // that the small charts show at most; fewer at first
 const MAX_STEPS = 400;
 const at = (id) => document.getElementById(id);
 const number = (value) => Math.round(value).toLocaleString('en');
 
 const newSecond = () => ({ prompt: 0, generated: 0, ms: 0, steps: 0 });
-let seconds = Array.from({ length: SECONDS + 1 }, newSecond); // the last is not over yet
+let seconds = Array.from({ length: 30 }, newSecond); // the last is not over yet
 let now = Math.floor(Date.now() / 1000);
 let steps = [];
 let view = null;
@@ -81,8 +81,8 @@ function show() {
   const { counts, shown, total } = drawBlocks(at('blocks'), readBlocks(view.blocks));
   const held = counts.used + counts.shared;
   at('blocks-note').textContent = `${number(held)} of ${number(total)} blocks of ${view.block_size} tokens held`;
-  at('blocks-legend').replaceChildren(...['shared', 'used', 'cached', 'free'].flatMap((name) => [
-    element('i', { className: `is-${name}` }), `${name} ${number(counts[name])}`]));
+  at('blocks-legend').replaceChildren(...['shared', 'used', 'cached', 'free'].map((name) => (
+    element('span', {}, element('i', { className: `is-${name}` }), `${name} ${number(counts[name])}`))));
   if (shown < total) at('blocks-legend').append(element('em', {}, `first ${number(shown)} shown, the rest is free`));
   at('sequences-note').textContent = `${number(view.num_running)} running, ${number(view.num_waiting)} waiting`;
   showSequences();

@@ -3,7 +3,7 @@
 import { call } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
-import { save, settings } from './store.js';
+import { saveSettings, settings } from './store.js';
 
 const at = (id) => document.getElementById(id);
 
@@ -27,7 +27,7 @@ function keepSettings() {
     const value = isNumber ? field.valueAsNumber : field.value.trim();
     settings[field.name] = Number.isNaN(value) ? null : value;
   }
-  save();
+  saveSettings();
   chat.showHint();
 }
 

@@ -1,34 +1,44 @@
-// Conversations and settings, kept in this browser. It knows no page.
+// Conversations and settings, kept in this browser: an entry for each, so that two windows do not
+// undo each other. It knows no page.
 
-const CONVERSATIONS = 'ridgeline.conversations';
+const PREFIX = 'ridgeline.conversation.';
 const SETTINGS = 'ridgeline.settings';
 
-function read(name, fallback) {
+function read(name) {
   try {
-    return JSON.parse(localStorage.getItem(name)) ?? fallback;
+    return JSON.parse(localStorage.getItem(name));
   } catch {
-    return fallback;
+    return null;
   }
 }
 
-const isConversation = (one) => one && typeof one.id === 'string' && Array.isArray(one.messages);
-const found = read(CONVERSATIONS, []);
-
-/** The newest first; each has id, title and messages of {role, content, ...}. */
-export const conversations = Array.isArray(found) ? found.filter(isConversation) : [];
-export const settings = { system: '', max_tokens: 1024, ...read(SETTINGS, {}) };
-
-/** Write everything; returns whether the browser had room. */
-export function save() {
+function write(name, value) {
   try {
-    localStorage.setItem(CONVERSATIONS, JSON.stringify(conversations));
-    localStorage.setItem(SETTINGS, JSON.stringify(settings));
+    localStorage.setItem(name, JSON.stringify(value));
     return true;
   } catch {
     return false;
   }
 }
 
+const isMessage = (one) => typeof one?.content === 'string' && typeof one.role === 'string';
+
+/** The newest first; each has id, title and messages of {role, content, ...}. */
+export const conversations = Object.keys(localStorage)
+  .filter((name) => name.startsWith(PREFIX))
+  .sort()
+  .reverse()
+  .map((name) => ({ title: '', ...read(name), id: name.slice(PREFIX.length) }))
+  .filter((one) => Array.isArray(one.messages) && one.messages.every(isMessage));
+
+export const settings = { system: '', max_tokens: 1024, ...read(SETTINGS) };
+
+export const saveSettings = () => write(SETTINGS, settings);
+
+/** Write a conversation; returns whether the browser had room. */
+export const save = (conversation) => write(PREFIX + conversation.id, conversation);
+
+/** Add a conversation; it is not kept before it is saved. */
 export function create() {
   const id = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
   const conversation = { id, title: '', messages: [] };
@@ -38,5 +48,5 @@ export function create() {
 
 export function remove(conversation) {
   conversations.splice(conversations.indexOf(conversation), 1);
-  save();
+  localStorage.removeItem(PREFIX + conversation.id);
 }
