@@ -17,7 +17,7 @@ from ridgeline.server.static import FILES
 from tests.server.serving import Served, eventually, serving
 
 SECRET = "zebra"
-ASK = {"prompt": SECRET, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "n": 2}
+ASK = {"prompt": SECRET * 8, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "n": 2}
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
         asking.join()
     assert min(b - a for a, b in pairwise(times_s)) > 0.2
     steps = [step for view in seen for step in view["steps"]]
-    prompt_len = len(served.llm.tokenizer.encode(SECRET))
+    prompt_len = len(served.llm.tokenizer.encode(SECRET * 8))
     assert sum(step[1] for step in steps) == prompt_len
     assert sum(step[2] for step in steps) == 48
     assert all(step[0] > 25 for step in steps)
@@ -74,8 +74,12 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
     for one in first:
         assert (one["status"], one["max_tokens"]) == ("running", 24)
         assert one["prompt_tokens"] == one["computed_tokens"] == prompt_len
-    assert blocks_of(busy[-1])["u"] + blocks_of(busy[-1])["s"] > 0
-    assert blocks_of(seen[-1])["u"] + blocks_of(seen[-1])["s"] == 0
+    held = blocks_of(busy[-1])
+    assert held["s"] >= prompt_len // 16 > 0  # both answers share the prompt
+    assert sum(one["num_blocks"] for one in busy[-1]["sequences"]) == held["u"] + 2 * held["s"]
+    done = blocks_of(seen[-1])
+    assert (done["u"], done["s"]) == (0, 0)
+    assert done["c"] >= held["s"]
 
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:

@@ -183,7 +183,7 @@ function ask(text) {
   const question = { role: 'user', content: text };
   const conversation = open;
   conversation.messages.push(question);
-  conversation.title ||= text.split('\n')[0].slice(0, 60);
+  conversation.title ||= text.split('\n')[0].replace(/^(.{59}).{2,}$/, '$1…');
   for (const child of at('messages').children) child.querySelector('[title="Answer again"]')?.remove();
   showMessage(question);
   at('scroll').scrollTop = at('scroll').scrollHeight;
