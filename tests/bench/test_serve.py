@@ -188,13 +188,13 @@ def failing(number: int, body: JSON) -> Iterator[Any]:
 
 def test_every_failure_is_listed_and_stops_nobody_else() -> None:
     with serving(failing) as server:
-        outcomes, _ = run(target(server, timeout_s=0.7), planned([0.0] * 12))
+        outcomes, _ = run(target(server, timeout_s=2.0), planned([0.0] * 12))
     words = [
         "HTTP 429: too many",
         "application/json",
         "peer closed",
         "error in the stream: engine died",
-        "no complete answer after 0.7 s",
+        "no complete answer after 2 s",
         "without a finish_reason",
         "finish_reason error",
         "AttributeError",
@@ -208,7 +208,7 @@ def test_every_failure_is_listed_and_stops_nobody_else() -> None:
     assert (found["num_requests"], found["num_failed"]) == (12, 9)
     assert sum(failure["num"] for failure in found["failures"]) == 9
     assert found["goodput"]["share_of_all_requests"] == 0.25
-    assert 0.7 <= outcomes[4].end_s - outcomes[4].sent_s < 0.7 + SLACK_S
+    assert 2.0 <= outcomes[4].end_s - outcomes[4].sent_s < 2.0 + SLACK_S
 
 
 def test_nobody_there_fails_each_request_and_the_warm_up_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +28,14 @@ def locked(model: Path) -> Iterator[Served]:
         yield served
 
 
-def test_every_route_needs_a_key_but_the_probes(locked: Served) -> None:
+def test_every_route_needs_a_key_but_the_probes_and_the_page(locked: Served) -> None:
     paths = sorted({getattr(route, "path", "") for route in locked.running.app.routes})
-    assert {COMPLETE, "/metrics", "/docs", "/openapi.json", "/health"} <= set(paths)
+    assert {COMPLETE, "/metrics", "/docs", "/openapi.json", "/health", "/v1/live"} <= set(paths)
+    page = [path for path in paths if re.fullmatch(r"/page/\w+\.(js|css|svg)", path)]
     for path in [*paths, "/new", "//v1/models", "/v1/../health", "/health/", "/%68ealth2"]:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
             status, answer, _ = locked.call(path, None, method)
-            if path in ("/health", "/ready"):
+            if path in ("/", "/health", "/ready") or path in page:
                 assert status in (200, 405, 415), (method, path)
                 continue
             assert status == 401, (method, path)

@@ -10,7 +10,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from ridgeline import __version__
 from ridgeline.llm import LLM
@@ -19,6 +20,7 @@ from ridgeline.server.answers import Answers
 from ridgeline.server.bridge import Bridge, Stream
 from ridgeline.server.errors import ApiError, validation_error
 from ridgeline.server.limits import Limits
+from ridgeline.server.live import Live
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (
@@ -29,6 +31,7 @@ from ridgeline.server.protocol import (
     TokenizeRequest,
 )
 from ridgeline.server.replies import Reply
+from ridgeline.server.static import FILES
 
 _STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
 
@@ -43,6 +46,7 @@ class Service:
         self.name = name
         self.created = int(time.time())
         self.prompts = Prompts(llm)
+        self.live = Live(bridge)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -125,6 +129,7 @@ def new_app(service: Service) -> FastAPI:
     _add_completions(app, service)
     _add_tokens(app, service)
     _add_status(app, service)
+    app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 
 
@@ -204,6 +209,12 @@ def _add_status(app: FastAPI, service: Service) -> None:
     async def version() -> dict[str, str]:
         """Say which version this is."""
         return {"version": __version__}
+
+    @app.get("/v1/live", response_class=StreamingResponse, responses=_ERRORS)
+    async def live() -> Response:
+        """Tell what the engine does, as server-sent events, for as long as they are read."""
+        headers = {"cache-control": "no-cache"}
+        return StreamingResponse(service.live.events(), 200, headers, "text/event-stream")
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -111,6 +111,7 @@ class Bridge:
         self._wake = threading.Condition()
         self._queue: FairQueue[tuple[Stream, int]] = FairQueue()
         self._gone: list[Stream] = []
+        self._looks: list[Callable[[], None]] = []
         self._stopping = False
         self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
         self._closed: list[RequestRecord] = []
@@ -153,6 +154,12 @@ class Bridge:
                 self._wake.notify()
         self._streams.discard(stream)
 
+    def between_steps(self, look: Callable[[], None]) -> None:
+        """Have ``look`` called in the engine's thread, where it may read the engine."""
+        with self._wake:
+            self._looks.append(look)
+            self._wake.notify()
+
     def abandon_all(self, why: StreamError) -> None:
         """End every stream."""
         for stream in list(self._streams):
@@ -177,18 +184,24 @@ class Bridge:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._stopping or self._gone or self._queue or self.engine.has_work()):
-                    self._wake.wait()
+                self._wake.wait_for(self._is_wanted)
                 if self._stopping:
                     return
                 gone, self._gone = self._gone, []
+                looks, self._looks = self._looks, []
                 arrivals = self._take()
             try:
+                for look in looks:
+                    look()
                 self._turn(gone, arrivals)
             except Exception:
                 _log.exception("the engine failed; all its requests end")
                 if not self._clear():
                     return
+
+    def _is_wanted(self) -> bool:
+        asked = self._stopping or self._gone or self._looks or self._queue
+        return bool(asked) or self.engine.has_work()
 
     def _take(self) -> list[tuple[Stream, int]]:
         """Take from the queue what the engine may be able to start in its next step."""
@@ -243,7 +256,7 @@ class Bridge:
                 arrival_s=stream.arrival_s,
             )
         except ValueError as error:  # it can never run
-            self._call(self.abandon, stream, StreamError(str(error), 400))
+            self.call(self.abandon, stream, StreamError(str(error), 400))
             return
         stream.requests[index] = self.engine.requests[request_id]
         self._owners[request_id] = stream, index
@@ -261,9 +274,10 @@ class Bridge:
             stream, index = self._owners.pop(record.request_id)
             batch.setdefault(stream, []).append((index, record))
         if batch:
-            self._call(self._deliver, list(batch.items()))
+            self.call(self._deliver, list(batch.items()))
 
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Have ``function`` called on the loop."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody listens any more
@@ -283,7 +297,7 @@ class Bridge:
             self.error = f"the engine has stopped: {type(error).__name__}"
         self._owners.clear()
         self._closed.clear()
-        self._call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
+        self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
         return self.error is None
 
     def _on_record(self, record: Record) -> None:

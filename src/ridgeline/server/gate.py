@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import ANYONE, Keys
+from ridgeline.server.static import FILES
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})  # no key: a static page, and two probes
+OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
 _log = logging.getLogger("ridgeline.server")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})

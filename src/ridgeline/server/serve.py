@@ -137,6 +137,7 @@ class Running:
         while self.bridge.num_streams and loop.time() < deadline_s:
             await asyncio.sleep(0.02)
         self.bridge.abandon_all(StreamError("the server is stopping", 503))
+        self.service.live.close()
         self.server.ended.set()
 
     def reload_keys(self) -> None:

@@ -1,0 +1,81 @@
+"""What the engine does now, for whoever watches: ids and numbers, never what a prompt says.
+
+Nothing here runs while nobody watches. A view is taken in the engine's thread between two steps,
+some time after something has changed; all watchers get the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+from ridgeline.records import Record, StepRecord
+from ridgeline.server.bridge import Bridge
+from ridgeline.views import view
+
+_PERIOD_S = 0.25  # from a change to the next view
+
+
+class Live:
+    """Views of one engine as server-sent events."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._num_watchers = 0
+        self._view, self._news = b"", asyncio.Event()
+        self._is_closed = self._is_asked = False
+        # Since the last view: milliseconds, prompt tokens computed, tokens generated.
+        self._steps: list[tuple[float, int, int]] = []
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield a view now, and the latest whenever there is another."""
+        if not self._num_watchers:
+            self._bridge.listeners.append(self._on_record)
+        self._num_watchers += 1
+        self._bridge.between_steps(self._look)
+        sent = self._view  # an old one
+        try:
+            while not self._is_closed:
+                if self._view is sent:
+                    await self._news.wait()
+                    continue
+                sent = self._view
+                yield b"data: %b\n\n" % sent
+        finally:
+            self._num_watchers -= 1
+            if not self._num_watchers:
+                self._bridge.listeners.remove(self._on_record)
+
+    def close(self) -> None:
+        """End all watching."""
+        self._is_closed = True
+        self._news.set()
+
+    def _publish(self, view: bytes) -> None:
+        self._view = view
+        self._news.set()
+        self._news.clear()
+
+    def _look_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(_PERIOD_S, self._bridge.between_steps, self._look)
+
+    # --- in the engine's thread ----------------------------------------------------------------
+
+    def _on_record(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            took_s = record.schedule_s + record.execute_s + record.commit_s
+            # A prompt's last token, if it comes alone, is not told from an answer's.
+            prompt = sum(count for _, _, count in record.work if count > 1)
+            self._steps.append((round(1e3 * took_s, 2), prompt, sum(map(len, record.sampled))))
+        if not self._is_asked:
+            self._is_asked = True
+            self._bridge.call(self._look_soon)
+
+    def _look(self) -> None:
+        found = view(self._bridge.engine)
+        found["num_waiting"] += self._bridge.num_queued
+        found["steps"], self._steps = self._steps, []
+        self._is_asked = False
+        self._bridge.call(self._publish, json.dumps(found, separators=(",", ":")).encode())

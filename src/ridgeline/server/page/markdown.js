@@ -1,0 +1,146 @@
+// Markdown, as models write it, into DOM nodes. The text may be hostile: every node is made here by
+// name, everything else is text, links go to http(s) only, and each pattern has a bounded length.
+
+import { copyButton, element } from './dom.js';
+
+const MAX_DEPTH = 6; // of lists and quotes inside each other
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^(#{1,6})\s+(.*)$/;
+const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
+const DIVIDER = /^(?=.{2,500}$)[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const INLINE = new RegExp([
+  '(`{1,2})(?!`)(?<code>.{1,2000}?[^`]|[^`])\\1(?!`)',
+  '\\*\\*(?=\\S)(?<strong>[^\\n]{1,2000}?)\\*\\*',
+  '\\*(?=[^\\s*])(?<em>[^*\\n]{1,1000})\\*',
+  '(?<!\\w)_(?=[^\\s_])(?<em2>[^_\\n]{1,1000})_(?!\\w)',
+  '~~(?<del>[^~\\n]{1,1000})~~',
+  '\\[(?<label>[^\\]\\n]{1,500})\\]\\((?<target>[^)\\s]{1,2000})\\)',
+  '(?<url>https?://[^\\s<>"\'`]{1,2000}[^\\s<>"\'`.,;:!?)\\]])',
+  '\\\\(?<plain>[\\\\`*_{}\\[\\]()#+.!~|>-])',
+].join('|'), 'g');
+
+/** Show `text` in `container`; blocks that did not change stay as they are. */
+export function render(container, text) {
+  const before = container.blocks ?? [];
+  const blocks = split(text.replace(/\r\n?/g, '\n').split('\n'), 0);
+  blocks.forEach((block, i) => {
+    if (before[i]?.source === block.source && before[i].kind === block.kind) {
+      block.node = before[i].node;
+      return;
+    }
+    block.node = block.make();
+    if (before[i]) before[i].node.replaceWith(block.node);
+    else container.append(block.node);
+  });
+  before.slice(blocks.length).forEach((block) => block.node.remove());
+  container.blocks = blocks;
+}
+
+/** Cut lines into blocks, each with its kind, source and how to make its node. */
+function split(lines, depth) {
+  const blocks = [];
+  let at = 0;
+  const take = (kind, end, make) => {
+    const part = lines.slice(at, end);
+    blocks.push({ kind, source: part.join('\n'), make: () => make(part) });
+    at = end;
+  };
+  const until = (test) => {
+    let end = at + 1;
+    while (end < lines.length && !test(lines[end], end)) end += 1;
+    return end;
+  };
+  while (at < lines.length) {
+    const line = lines[at];
+    const fence = FENCE.exec(line);
+    if (!line.trim()) at += 1;
+    else if (fence) {
+      const closes = (other) => other.trim().startsWith(fence[1]) && !other.trim().slice(fence[1].length).trim();
+      const end = until(closes);
+      take('code', Math.min(end + 1, lines.length), (part) => code(part.slice(1, end < lines.length ? -1 : undefined).join('\n'), fence[2].trim().slice(0, 30)));
+    } else if (HEADING.test(line)) take('heading', at + 1, heading);
+    else if (RULE.test(line)) take('rule', at + 1, () => element('hr'));
+    else if (depth < MAX_DEPTH && line.startsWith('>')) {
+      take('quote', until((other) => !other.startsWith('>')), (part) => quote(part, depth));
+    } else if (depth < MAX_DEPTH && ITEM.test(line)) {
+      take('list', until((other, i) => !ITEM.test(other) && !/^\s{2,}\S/.test(other)
+        && (other.trim() || !ITEM.test(lines[i + 1] ?? ''))), (part) => list(part, depth));
+    } else if (line.includes('|') && DIVIDER.test(lines[at + 1] ?? '')) {
+      take('table', until((other) => !other.includes('|')), table);
+    } else take('text', until((other) => starts(other, depth)), (part) => element('p', {}, ...inline(part.join('\n'))));
+  }
+  return blocks;
+}
+
+const starts = (line, depth) => !line.trim() || FENCE.test(line) || HEADING.test(line) || RULE.test(line)
+  || (depth < MAX_DEPTH && (line.startsWith('>') || ITEM.test(line)));
+
+const nodes = (lines, depth) => split(lines, depth).map((block) => block.make());
+
+function code(text, language) {
+  const bar = element('div', { className: 'bar' }, element('span', {}, language), copyButton(() => text, 'Copy code'));
+  return element('div', { className: 'code' }, bar, element('pre', { tabIndex: 0 }, element('code', {}, text)));
+}
+
+function heading([line]) {
+  const [, marks, text] = HEADING.exec(line);
+  return element(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(text));
+}
+
+const quote = (lines, depth) => element('blockquote', {}, ...nodes(lines.map((line) => line.replace(/^> ?/, '')), depth + 1));
+
+function list(lines, depth) {
+  const [, indent, mark] = ITEM.exec(lines[0]);
+  const made = /\d/.test(mark) ? element('ol', { start: parseInt(mark, 10) }) : element('ul');
+  let item = null;
+  const flush = () => {
+    if (!item) return;
+    const [first, ...rest] = item;
+    made.append(element('li', {}, ...inline(first), ...nodes(rest, depth + 1)));
+  };
+  for (const line of lines) {
+    const match = ITEM.exec(line);
+    if (match && match[1].length <= indent.length + 1) {
+      flush();
+      item = [match[3]];
+    } else item.push(line.replace(/^\s{1,4}/, ''));
+  }
+  flush();
+  return made;
+}
+
+function table([head, , ...rows]) {
+  const cells = (line) => line.trim().replace(/^\||\|$/g, '').split('|').map((cell) => cell.trim());
+  const row = (line, kind) => element('tr', {}, ...cells(line).map((cell) => element(kind, {}, ...inline(cell))));
+  return element('div', { className: 'wide' }, element('table', {},
+    element('thead', {}, row(head, 'th')), element('tbody', {}, ...rows.map((line) => row(line, 'td')))));
+}
+
+/** Return nodes for a piece of running text. */
+function inline(text, depth = 0) {
+  const made = [];
+  let end = 0;
+  for (const match of depth < MAX_DEPTH ? text.matchAll(INLINE) : []) {
+    const found = match.groups;
+    made.push(text.slice(end, match.index), styled(found, depth + 1) ?? match[0]);
+    end = match.index + match[0].length;
+  }
+  return [...made, text.slice(end)].filter((node) => node !== '');
+}
+
+function styled(found, depth) {
+  if (found.code !== undefined) return element('code', {}, found.code);
+  if (found.strong !== undefined) return element('strong', {}, ...inline(found.strong, depth));
+  const em = found.em ?? found.em2;
+  if (em !== undefined) return element('em', {}, ...inline(em, depth));
+  if (found.del !== undefined) return element('del', {}, ...inline(found.del, depth));
+  if (found.label !== undefined) return link(found.target, found.label);
+  return found.url ? link(found.url, found.url) : found.plain;
+}
+
+/** Return a link, or null unless it goes to http(s). */
+function link(target, label) {
+  if (!/^https?:\/\//i.test(target) || !URL.canParse(target)) return null;
+  return element('a', { href: target, target: '_blank', rel: 'noopener noreferrer' }, label);
+}

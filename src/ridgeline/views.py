@@ -1,0 +1,53 @@
+"""How an engine stands between two steps: ids and numbers, never what a prompt says.
+
+To be called in the thread that runs the engine. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ridgeline.core.engine import Engine
+from ridgeline.core.request import Sequence
+from ridgeline.core.scheduler import Scheduler
+
+_MAX_SHOWN = 128  # sequences; the counts tell the rest
+
+
+def view(engine: Engine) -> dict[str, Any]:
+    """Return the queues, the sequences with their progress, and a map of the KV cache."""
+    scheduler = engine.scheduler
+    return {
+        "num_running": len(scheduler.running),
+        "num_waiting": len(scheduler.waiting),
+        "block_size": scheduler.kv.block_size,
+        "blocks": _map(scheduler),
+        "sequences": [*map(_shown, [*scheduler.running, *scheduler.waiting][:_MAX_SHOWN])],
+    }
+
+
+def _map(scheduler: Scheduler) -> str:
+    """Return runs of blocks, such as ``s2u1f9``: free, cached and free, used by one, shared."""
+    pool = scheduler.kv.pool
+    blocks = bytearray(b"f") * len(pool.refs)
+    for block in pool.index.values():
+        blocks[block] = ord("c")
+    for seq in scheduler.running:
+        for block in seq.table:
+            blocks[block] = ord("s" if pool.refs[block] > 1 else "u")
+    return re.sub(r"(.)\1*", lambda run: f"{run[1]}{len(run[0])}", blocks.decode())
+
+
+def _shown(seq: Sequence) -> dict[str, Any]:
+    prompt_len = len(seq.request.prompt)
+    return {
+        "id": seq.id,
+        "status": seq.status.name.lower(),
+        "prompt_tokens": prompt_len,
+        "computed_tokens": min(seq.num_computed, prompt_len),
+        "cached_tokens": seq.request.num_cached_tokens,
+        "generated_tokens": seq.num_generated,
+        "max_tokens": seq.request.max_len - prompt_len,
+        "num_blocks": len(seq.table),
+    }

@@ -1,0 +1,126 @@
+"""The live view's events and the page's files, without a browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ridgeline.server.static import FILES
+from tests.server.serving import Served, eventually, serving
+
+SECRET = "zebra"
+ASK = {"prompt": SECRET * 8, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "n": 2}
+
+
+@contextmanager
+def watching(served: Served) -> Iterator[Iterator[dict[str, Any]]]:
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)) as connection:
+        connection.request("GET", "/v1/live")
+        response = connection.getresponse()
+        assert response.getheader("content-type", "").startswith("text/event-stream")
+        yield views(response)
+        response.close()
+
+
+def views(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    while line := response.readline():
+        assert SECRET.encode() not in line
+        assert response.readline() == b"\n"
+        yield json.loads(line.removeprefix(b"data: "))
+
+
+def blocks_of(view: dict[str, Any]) -> dict[str, int]:
+    found = dict.fromkeys("fcus", 0)
+    for kind, count in re.findall(r"([fcus])(\d+)", view["blocks"]):
+        found[kind] += int(count)
+    return found
+
+
+def test_a_watcher_sees_what_runs(served: Served) -> None:
+    pool = served.llm.engine.scheduler.kv.pool
+    served.valve.before = lambda step: time.sleep(0.03)
+    with watching(served) as live:
+        idle = next(live)
+        assert (idle["num_running"], idle["sequences"], idle["steps"]) == (0, [], [])
+        asking = threading.Thread(target=served.call, args=("/v1/completions", ASK))
+        asking.start()
+        times_s, seen = [], []
+        for view in live:
+            times_s.append(time.monotonic())
+            seen.append(view)
+            assert sum(blocks_of(view).values()) == len(pool.refs)
+            if not view["num_running"] and view["steps"]:
+                break
+        asking.join()
+    assert min(b - a for a, b in pairwise(times_s)) > 0.2
+    steps = [step for view in seen for step in view["steps"]]
+    prompt_len = len(served.llm.tokenizer.encode(SECRET * 8))
+    assert sum(step[1] for step in steps) == prompt_len
+    assert sum(step[2] for step in steps) == 48
+    assert all(step[0] > 25 for step in steps)
+    busy = [view for view in seen if view["num_running"] == 2]
+    grown = [view["sequences"][0]["generated_tokens"] for view in busy]
+    assert grown == sorted(set(grown))
+    first = busy[0]["sequences"]
+    assert [one["id"][1] for one in first] == [0, 1]
+    for one in first:
+        assert (one["status"], one["max_tokens"]) == ("running", 24)
+        assert one["prompt_tokens"] == one["computed_tokens"] == prompt_len
+    held = blocks_of(busy[-1])
+    assert held["s"] >= prompt_len // 16 > 0  # both answers share the prompt
+    assert sum(one["num_blocks"] for one in busy[-1]["sequences"]) == held["u"] + 2 * held["s"]
+    done = blocks_of(seen[-1])
+    assert (done["u"], done["s"]) == (0, 0)
+    assert done["c"] >= held["s"]
+
+
+def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
+    bridge, live = served.running.bridge, served.running.service.live
+    eventually(lambda: len(bridge.listeners) == 1)  # the metrics alone
+    with watching(served) as one, watching(served) as other:
+        assert next(one)["num_running"] == next(other)["num_running"] == 0
+        assert len(bridge.listeners) == 2
+    eventually(lambda: len(bridge.listeners) == 1)
+    time.sleep(0.3)
+    assert live._num_watchers == 0
+    before = live._view
+    served.call("/v1/completions", ASK)
+    time.sleep(0.4)
+    assert live._view is before
+    assert live._steps == []
+
+
+def test_a_watcher_does_not_delay_the_end(model: Path) -> None:
+    with serving(model) as served, watching(served) as live:
+        next(live)
+        start_s = time.monotonic()
+        served.loop.call_soon_threadsafe(served.running.stop)
+        assert list(live) == []
+        served.thread.join(5)
+        assert time.monotonic() - start_s < 1.5
+
+
+def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
+    page = served.call("/")
+    assert page[2]["content-type"].startswith("text/html")
+    assert not re.search(rb"https?://|<script>|<style|style=| on\w+=", page[1])
+    files = {path: served.call(path) for path in FILES}
+    names = re.findall(r'"(/page/.*?)"', page[1].decode())
+    for path, (_, text, _) in files.items():
+        if path.endswith(".js"):
+            names += ["/page/" + name for name in re.findall(r"'\./(.*?)'", text.decode())]
+    assert {"/page/page.js", "/page/page.css", "/page/markdown.js"} <= set(names) <= set(files)
+    for status, text, headers in files.values():
+        assert status == 200
+        assert "default-src 'self'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert not re.search(rb"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", text)
+    assert served.call("/page/../app.py")[0] == served.call("/page/none.js")[0] == 404
