@@ -174,7 +174,7 @@ def failing(number: int, body: JSON) -> Iterator[Any]:
     if kind == "3":
         yield {"error": {"message": "engine died", "code": 500}}
     if kind == "4":
-        yield 1.5
+        yield 4.0
     if kind == "5":
         return
     if kind == "6":
