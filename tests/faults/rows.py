@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults import clients, engine, hostile
+from tests.faults import clients, engine, hostile, process, text
 
 Run = Callable[[Path, int, random.Random], str]
 
@@ -43,8 +43,16 @@ ROWS = (
     Row("T18", "an exception at the k-th step", engine.t18, 24, 2000),
     Row("T19", "logits of one row that are not finite", engine.t19, 24, 1000),
     Row("T22", "metrics against what clients saw", engine.t22, 60, 2000),
+    Row("T24", "characters, split anywhere", text.t24, 4000, text.NUM_SCALARS),
+    Row("T25", "stop strings across any boundary", text.t25, 60, 50_000),
+    Row("T26", "signals with requests in flight", process.t26, 40, 200),
+    Row("T28", "every route without a key", process.t28, 400, 5000),
+    Row("T33", "the source, and no reliance on assert", process.t33, 200, 20_000),
+    Row("T34", "sockets: one listens, none goes out", process.t34, 40, 2000),
+    Row("T36", "chat templates that attack", text.t36, 23, 230),
     Row("T37", "what errors tell", hostile.t37, 5, 500),
     Row("T38", "paths where names belong", hostile.t38, 60, 1000),
+    Row("T40", "control tokens in content", text.t40, 200, 20_000),
     Row("T41", "distinct prompts, aborts and preemptions at once", engine.t41, 120, 10_000),
     Row("T50", "names that clients make up", hostile.t50, 100, 10_000),
     Row("T54", "one request id many times at once", engine.t54, 60, 1000),
