@@ -32,8 +32,11 @@ HELLO: list[Message] = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with a real byte-level tokenizer and random weights."""
-    path = tmp_path_factory.mktemp("models") / "random"
+    return write_model(tmp_path_factory.mktemp("models") / "random")
+
+
+def write_model(path: Path) -> Path:
+    """Make a model directory with a real byte-level tokenizer and random weights."""
     path.mkdir()
     weights = hf_weights(CONFIG | {"vocab_size": VOCAB})
     weights["model.embed_tokens.weight"][POISON] = np.nan

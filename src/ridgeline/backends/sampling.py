@@ -99,7 +99,8 @@ def keep(
 
     Weights are probabilities up to a common factor.
     """
-    weights = np.exp((logits - logits.max()) / temperature)
+    with np.errstate(over="ignore"):  # near temperature 0 the others fall to -inf: weight 0
+        weights = np.exp((logits - logits.max()) / temperature)
     if 0 < top_k < len(logits):
         ids = _first(logits, top_k)
         ids = _reach(ids, weights, top_p * weights[ids].sum()) if top_p < 1 else ids

@@ -102,7 +102,7 @@ class Service:
         params = body.params(self.llm.default_params, self.llm.arch.vocab_size)
         if params.n > self.options.max_n:
             raise ApiError(400, f"n is {params.n}: at most {self.options.max_n}", param="n")
-        self.prompts.check_length(prompts, params, param)
+        self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts), param)
         stream = Stream(prompts, params, self.llm.new_text, request.state.tenant)
         answers = Answers(self.llm, body, stream)

@@ -69,20 +69,24 @@ class Prompts:
                 "context_length_exceeded",
             )
 
-    def check_length(self, prompts: Sequence[Ids], params: SamplingParams, param: str) -> None:
+    def check_length(
+        self, prompts: Sequence[Ids], params: SamplingParams, param: str, length_field: str
+    ) -> None:
         """Raise ApiError, with the numbers, unless each prompt and its answer can ever fit."""
         for prompt in prompts:
-            self._check_one(len(prompt), params.max_tokens, param)
+            self._check_one(len(prompt), params.max_tokens, param, length_field)
 
-    def _check_one(self, prompt_len: int, max_tokens: int | None, param: str) -> None:
+    def _check_one(
+        self, prompt_len: int, max_tokens: int | None, param: str, length_field: str
+    ) -> None:
         model_len = self._llm.config.max_model_len
         if not prompt_len:
             raise _bad(param, f"{param} is empty: give at least one token")
         if prompt_len + (max_tokens or 1) > model_len:
             raise _bad(
-                param if prompt_len >= model_len else "max_tokens",
+                param if prompt_len >= model_len else length_field,
                 f"this model takes {model_len} tokens, prompt and answer together, but {param} has "
-                f"{prompt_len}, and max_tokens asks for {max_tokens or 'at least 1'} more",
+                f"{prompt_len}, and {length_field} asks for {max_tokens or 'at least 1'} more",
                 "context_length_exceeded",
             )
 

@@ -117,6 +117,11 @@ class _Sampled(_Strict):
         """Whether the stream ends with a chunk that counts tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def length_field(self) -> str:
+        """Where the request says how long an answer may be."""
+        return "max_tokens"
+
     def sampling(
         self, default: Callable[..., SamplingParams], vocab_size: int, **more: Any
     ) -> SamplingParams:
@@ -188,6 +193,11 @@ class ChatRequest(_Sampled, Rendering):
     max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
     max_tokens: int | None = Field(None, ge=1, lt=_INT64)
     top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def length_field(self) -> str:
+        """Where the request says how long an answer may be."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
         """Return the parameters for the engine; raises ApiError."""

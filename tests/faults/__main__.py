@@ -1,0 +1,57 @@
+"""Run rows at full size: ``python -m tests.faults T01 --count 1000``; without a row, list them."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.rows import ROWS, Unreachable
+from tests.test_llm import write_model
+
+
+def main() -> int:
+    """Run what the command line names; exit status 1 if an oracle fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="such as T01, or all")
+    parser.add_argument("--count", type=int, help="how often; default: the row's full size")
+    parser.add_argument("--ci", action="store_true", help="the size that the tests use")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if unknown := set(options.rows) - {"all"} - {row.id for row in ROWS}:
+        parser.error(f"there is no row {', '.join(sorted(unknown))}")
+    if not options.rows:
+        print(f"row  {'what happens':50} {'CI':>5} {'full':>8}  status")
+    failed = 0
+    for row in ROWS:
+        if not options.rows:
+            status = f"all but: {row.beyond}" if row.beyond else "runs"
+            print(f"{row.id}  {row.title:50} {row.ci:>5} {row.full:>8}  {status}")
+        elif row.id in options.rows or "all" in options.rows:
+            count = options.count or (row.ci if options.ci else row.full)
+            failed += not _run(row.id, count, options.seed)
+    return failed > 0
+
+
+def _run(row_id: str, count: int, seed: int) -> bool:
+    (row,) = (row for row in ROWS if row.id == row_id)
+    start_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder) / "random")
+        try:
+            figure = row.run(model, count, random.Random(seed))
+        except Unreachable as why:
+            print(f"{row.id}  not run: {why}", flush=True)
+            return True
+        except Exception as error:  # an oracle's, or the server broke in the row's hands
+            print(f"{row.id}  FAILED with --count {count} --seed {seed}: {error!r}", flush=True)
+            return False
+    print(f"{row.id}  {figure}  [{time.monotonic() - start_s:.0f} s]", flush=True)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

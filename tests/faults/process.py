@@ -1,0 +1,262 @@
+"""The process and its edges: signals, keys, source, sockets: T26, T28, T33, T34."""
+
+from __future__ import annotations
+
+import ast
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ridgeline
+from tests.faults.hostile import PATHS, mutated
+from tests.faults.oracles import COMPLETE, check_body, chunks_of
+from tests.server.serving import JSON, serving
+from tests.server.test_bridge import post, rest
+from tests.server.test_wire import talk
+
+_START = """
+import sys
+def note(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen"):
+        print("AUDIT", event, file=sys.stderr, flush=True)
+from ridgeline.cli import main
+sys.addaudithook(note)
+main()
+"""
+
+
+@contextmanager
+def process(model: Path, *flags: str, python: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Run ``ridgeline serve``, which reports all that it connects to; yield it and its port."""
+    command = [sys.executable, *python, "-c", _START, "serve", str(model), "--port", "0"]
+    command += ["--kv-cache-memory", "1MiB", "--threads", "1", *flags]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert " is ready at " in line
+            yield server, int(line.split(" (")[0].rsplit(":", 1)[1])
+        finally:
+            server.kill()
+
+
+def send(port: int, path: str, data: bytes) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", path, data, JSON)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, body
+
+
+def t26(model: Path, count: int, rng: random.Random) -> str:
+    """``count`` requests are in flight, half of them streams, when the signal comes."""
+    body = {"prompt": [40, 41], "max_tokens": 110, "ignore_eos": True}
+    with process(model) as (server, port):
+        flying = [post(port, body | {"stream": bool(i % 2)}) for i in range(count)]
+        while not _are_all_in(port, count):
+            time.sleep(0.002)
+        server.send_signal(signal.SIGTERM)
+        late = 0
+        with suppress(ConnectionError, http.client.HTTPException):
+            status, _ = send(port, COMPLETE, json.dumps(body).encode())
+            late = status
+        answers = [rest(connection) for connection in flying]
+        for i, (connection, answer) in enumerate(zip(flying, answers, strict=True)):
+            connection.close()
+            assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+            assert b'"finish_reason":"length"' in answer
+            assert not i % 2 or b"data: [DONE]" in answer
+        code, words = server.wait(30), server.stderr.read()
+    assert (code, late in (0, 503)) == (0, True), (code, late)
+    assert "Traceback" not in words
+    with process(model, "--shutdown-timeout", "60") as (server, port):  # now twice
+        flying = [post(port, body | {"stream": True, "n": 16}) for _ in range(count)]
+        while not _are_all_in(port, count):
+            time.sleep(0.002)
+        start_s = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        server.send_signal(signal.SIGINT)
+        ends = []
+        for connection in flying:
+            with suppress(ConnectionResetError):  # its request was not even read
+                ends.append(rest(connection))
+        for connection in flying:
+            connection.close()
+        code, words = server.wait(30), server.stderr.read()
+        took_s = time.monotonic() - start_s
+    assert code == 0
+    assert "Traceback" not in words
+    for end in ends:
+        assert not end or b"[DONE]" in end or b"stopping" in end, end[-200:]
+    with process(model) as (server, port):  # and with nothing to do
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+    return f"{count}/{count} in flight finished, exit 0; a second signal ends all in {took_s:.1f} s"
+
+
+def _are_all_in(port: int, count: int) -> bool:
+    """Whether so many requests run, wait or have ended."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    names = r"(?:num_requests_(?:running|waiting)|request_success_total)"
+    return sum(map(float, re.findall(rf"ridgeline:{names}\{{.*\}} (\S+)", text))) >= count
+
+
+HEADERS = ("", "Bearer", "Bearer x", "Basic key-a", "bearer key-A", "key-a", "Bearer key-a,key-b")
+SHAPES = ("{}", "/{}", "{}/", "/v1/..{}", "{}?api_key=key-a", "{}#", "/%2e{}", "{};x", "{}%00")
+
+
+def t28(model: Path, count: int, rng: random.Random) -> str:
+    """Every route, method, spelling and header, of which ``count`` are drawn."""
+    with serving(model, api_key=["key-a", "key-b"]) as served:
+        paths = sorted({getattr(route, "path", "") for route in served.running.app.routes})
+        page = [path for path in paths if path.startswith("/page/")]  # static files, no more
+        methods = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "TRACE"]
+        hosts = ["localhost", "localhost/health", "a/?x=", "localhost:1@127.0.0.1", "/health"]
+        every = [
+            (shape.format(path), method, header, host)
+            for path in paths
+            for shape in SHAPES
+            for method in methods
+            for header in HEADERS
+            for host in hosts
+        ]
+        tried = rng.sample(every, min(count, len(every)))
+        opened = refused = 0
+        for path, method, header, host in tried:
+            lines = [f"{method} {path} HTTP/1.1", f"host: {host}", "connection: close"]
+            lines += [f"authorization: {header}"] if header else []
+            if rng.random() < 0.1:
+                lines += ["authorization: Bearer nothing", "upgrade: websocket"]
+            answer = talk(served.port, "\r\n".join([*lines, "", ""]).encode())
+            status = int(answer.split()[1])
+            is_open = path.split("?")[0].split("#")[0] in ("/", *page, "/health", "/ready")
+            assert is_open or status in (400, 401, 403), (path, method, header, host, status)
+            opened += is_open
+            refused += not is_open
+            if method != "HEAD" and not is_open:
+                check_body(status, answer.partition(b"\r\n\r\n")[2])
+        served.assert_idle()
+        assert served.call("/v1/models", authorization="Bearer key-b")[0] == 200
+    return f"{refused}/{refused} refused of {len(every)} kinds; 0 open routes beside the probes"
+
+
+FORBIDDEN_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "torch", "diskcache"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj"}
+FORBIDDEN_OF = {("yaml", "load"), ("os", "system"), ("os", "popen"), ("numpy", "load")}
+
+
+def _findings(path: Path, in_server: bool) -> Iterator[str]:
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if bad := {name.partition(".")[0] for name in names} & FORBIDDEN_MODULES:
+            yield f"{where} imports {bad}"
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            owner = getattr(getattr(node.func, "value", None), "id", "")
+            if name in FORBIDDEN_CALLS and owner not in ("re", "jinja2"):
+                yield f"{where} calls {name}"
+            if (owner, name) in FORBIDDEN_OF:
+                yield f"{where} calls {owner}.{name}"
+        if in_server and isinstance(node, ast.Assert) and "isinstance(" not in ast.unparse(node):
+            yield f"{where} asserts {ast.unparse(node.test)}"
+    if in_server and (clocks := re.findall(r"(?<!int\()\btime\.time\(\)", source)):
+        yield f"{path.name} measures with time.time() {len(clocks)} times"
+
+
+def t33(model: Path, count: int, rng: random.Random) -> str:
+    """The source first; then ``count`` hostile bodies for a server under ``python -O``."""
+    package = Path(ridgeline.__file__).parent
+    files = sorted(package.rglob("*.py"))
+    found = [f for path in files for f in _findings(path, path.parent.name == "server")]
+    assert not found, found
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import ridgeline.server.serve, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert not FORBIDDEN_MODULES & set(loaded) - {"pickle", "marshal"}  # the library's own
+    with process(model, python=("-O",)) as (_, port):
+        for _ in range(count):
+            path = rng.choice(PATHS)
+            status, body = send(port, path, mutated(path, rng))
+            assert status in (200, 400), body
+            check_body(status, body)
+    return (
+        f"0 findings in {len(files)} files; {count}/{count} hostile bodies refused without assert"
+    )
+
+
+def t34(model: Path, count: int, rng: random.Random) -> str:
+    """All that the server connects to is reported by Python itself; and by the kernel's table."""
+    with process(model) as (server, port):
+        picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
+        wishes: list[tuple[str, Any]] = [
+            (COMPLETE, {"prompt": "![](http://127.0.0.1:9/x.png)", "max_tokens": 2}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [picture]}]}),
+            (COMPLETE, {"prompt": "x", "max_tokens": 2, "api_base": "http://127.0.0.1:9"}),
+            (COMPLETE, {"prompt": "x", "max_tokens": 2, "model": "http://127.0.0.1:9/model"}),
+            (COMPLETE, {"prompt": "x", "max_tokens": 2, "stream": True, "n": 3}),
+        ]
+
+        def ask(i: int) -> set[str]:
+            path, body = wishes[i % len(wishes)]
+            status, text = send(port, path, json.dumps(body).encode())
+            assert status in (200, 400, 404)
+            if body.get("stream"):
+                chunks_of(text)
+            return _sockets(server.pid) if i % 10 == 0 else set()
+
+        with ThreadPoolExecutor(4) as pool:
+            listening = set().union(*pool.map(ask, range(count)))
+        assert listening == {f"127.0.0.1:{port}"}, listening
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+        words = server.stderr.read()
+        reported = [line for line in words.splitlines() if line.startswith("AUDIT")]
+    assert [line for line in reported if "getaddrinfo" not in line] == []
+    assert len(reported) <= 1  # its own address, to listen on
+    return f"1 listening socket, 0 outbound connections in {count} requests"
+
+
+def _sockets(pid: int) -> set[str]:
+    """Return the local ends of a process's sockets: what it opens itself has another port."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6", "udp", "udp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {_address(row[1]) for row in rows if row[9] in inodes}
+
+
+def _address(text: str) -> str:
+    host, port = text.split(":")
+    packed = bytes.fromhex(host)[::-1]
+    return f"{socket.inet_ntoa(packed) if len(packed) == 4 else host}:{int(port, 16)}"

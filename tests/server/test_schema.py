@@ -1,0 +1,80 @@
+"""Requests made from our own OpenAPI document, right ones and wrong ones: never a 5xx, nothing
+answered that the document does not describe, every error in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from tests.faults.oracles import check_body
+from tests.server.serving import Served, serving
+
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+]
+OPERATIONS = [
+    ("POST", "/v1/chat/completions", 60),
+    ("POST", "/v1/completions", 60),
+    ("POST", "/tokenize", 40),
+    ("POST", "/detokenize", 40),
+    ("GET", "/v1/models/{name}", 20),
+    *(("GET", path, 3) for path in ("/v1/models", "/health", "/ready", "/version", "/metrics")),
+]
+
+
+@pytest.fixture(scope="module")
+def small(model: Path) -> Iterator[Served]:
+    with serving(model, {"max_model_len": 32}, max_n=2) as served:
+        yield served
+        served.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "count", "mode"),
+    [
+        *((*one, GenerationMode.POSITIVE) for one in OPERATIONS),
+        *((*one, GenerationMode.NEGATIVE) for one in OPERATIONS if one[0] == "POST"),
+    ],
+)
+def test_what_the_document_allows_and_forbids(
+    small: Served, method: str, path: str, count: int, mode: GenerationMode
+) -> None:
+    document = small.running.app.openapi()
+    operation = schemathesis.openapi.from_dict(document)[path][method]
+    statuses: Counter[int] = Counter()
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    def check(case: Case) -> None:
+        response = case.call(base_url=small.url)
+        statuses[response.status_code] += 1
+        check_body(response.status_code, response.content)
+        case.validate_response(response, checks=CHECKS)
+
+    check()
+    print(dict(statuses))
+
+
+def test_every_route_is_tried(small: Served) -> None:
+    endless = {"/v1/live"}  # test_live.py reads that one
+    tried = {path for _, path, _ in OPERATIONS}
+    assert set(small.running.app.openapi()["paths"]) == tried | endless
