@@ -73,7 +73,7 @@ class SplitFuse:
 
     def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
         """Yield single tokens first, then what is longer, then who waits."""
-        prompts = [*(seq for seq in running if seq.num_pending > 1), *waiting]
+        prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
         for seq in running:
             if seq.num_pending == 1:
                 yield seq, 1, 1
