@@ -16,9 +16,9 @@ PACKAGE = "src/ridgeline"
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
 BUDGETS = {
     PACKAGE: 16_000,
-    f"{PACKAGE}/core": 1_300,
+    f"{PACKAGE}/core": 1_350,
     f"{PACKAGE}/backends/cpu": 4_200,
-    f"{PACKAGE}/server": 2_450,
+    f"{PACKAGE}/server": 2_700,
 }
 
 

@@ -1,6 +1,7 @@
 """Compare with the peers on this machine: install, convert, alternate, and print the result.
 
-    python -m bench.peers [--without vllm] [--repeats 5] [--model smollm2] [--quick] [--anyway]
+    python -m bench.peers [--without vllm] [--repeats 5] [--model smollm2] [--only "vllm int8"]
+                          [--shape single_decode] [--quick] [--anyway]
 
 One process at a time; rounds go through all engines and formats in turn, so that a drift of the
 machine meets all of them. Each process loads, warms up at every shape and measures it. The last
@@ -31,6 +32,7 @@ from bench.peers.engines import (
     chosen,
     environment,
     install,
+    labels,
     last_line,
     log_path,
     prepare,
@@ -48,6 +50,7 @@ class Contest:
     Attributes:
         job: what every process shares; model, seed and shapes are replaced.
         say: called with each message.
+        only: the peers' labels that take part; all, if there is none.
         running: engine, model file and dtype per label, in the order of a round.
         samples: per label and shape.
         versions: per engine.
@@ -58,6 +61,7 @@ class Contest:
 
     job: Job
     say: Callable[[str], None]
+    only: tuple[str, ...] = ()
     running: dict[str, tuple[Engine, Path, str]] = field(default_factory=dict)
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -67,13 +71,17 @@ class Contest:
 
     def enter(self, engine: Engine, source: Path) -> None:
         """Install the engine and convert the weights; what cannot be had is left out."""
+        all_of_it = engine is OURS or not self.only
+        formats = [form for label, form in labels(engine) if all_of_it or label in self.only]
+        if self.only and not formats:
+            return
         self.say(f"Preparing {engine.name} (once; compiling a peer takes some minutes)")
         try:
             install(engine)
         except LeftOut as error:
             self._leave_out(engine.name, str(error))
             return
-        for form in engine.formats:
+        for form in formats:
             self._enter_format(engine, form, source)
 
     def _enter_format(self, engine: Engine, form: Format, source: Path) -> None:
@@ -145,7 +153,7 @@ class Contest:
         return took_s, result
 
     def drop_hopeless(self) -> None:
-        """Stop running formats that another of the same engine beats at every shape."""
+        """Stop running formats that others of the same engine beat at every rate by far."""
         for label in report.hopeless(report.summarise(self.samples)):
             self.running.pop(label)
             self.notes.append(f"{label} ran one round only: another format of it is far ahead")
@@ -198,6 +206,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--without", action="append", default=[], metavar="PEER")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; at least 5 for a result")
     parser.add_argument("--model", default="smollm2", help="a short name or a .gguf file")
+    parser.add_argument("--only", action="append", default=[], metavar='"PEER FORMAT"')
+    parser.add_argument("--shape", action="append", default=[], choices=NAMES[:-1])
     parser.add_argument("--threads", type=int, default=machine.threads())
     parser.add_argument("--quick", action="store_true", help="tiny shapes: does everything run?")
     parser.add_argument("--anyway", action="store_true", help="measure on a busy machine too")
@@ -213,15 +223,18 @@ def main(argv: list[str] | None = None) -> None:
     wishes = _arguments(argv)
     try:
         peers = chosen(wishes.without)
+        _check_labels(wishes.only, peers)
         source, vocab_size = _model(wishes.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if not wishes.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
         raise SystemExit(reason)
-    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), _printer())
+    only = tuple(wishes.only)
+    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), _printer(), only)
     for engine in (OURS, *peers):
         contest.enter(engine, source)
     shapes = quick_shapes() if wishes.quick else SHAPES
+    shapes = tuple(s for s in shapes if s.name in (wishes.shape or NAMES))
     compare(contest, wishes.repeats, shapes)
     result = document(contest, source.name, wishes.repeats)
     if wishes.quick:
@@ -233,6 +246,14 @@ def main(argv: list[str] | None = None) -> None:
     for note in result["notes"]:
         print(f"\nNote: {note}")
     print(json.dumps(result))
+
+
+def _check_labels(only: list[str], peers: list[Engine]) -> None:
+    """Raise ValueError for a label that no peer has."""
+    known = [label for peer in peers for label, _ in labels(peer)]
+    for label in only:
+        if label not in known:
+            raise ValueError(f"--only {label!r}: there are {', '.join(known)}")
 
 
 def _model(name: str) -> tuple[Path, int]:

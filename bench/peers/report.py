@@ -94,14 +94,17 @@ def ratios(summary: Summary, ours: str) -> dict[str, float | None]:
 
 
 def hopeless(summary: Summary) -> set[str]:
-    """Return the formats that are far behind another of the same engine at every shape."""
+    """Return the formats that are far behind another of the same engine at every rate.
+
+    Starting is not one: all formats of an engine start in much the same time.
+    """
     slow = set()
     for label, shapes in summary.items():
-        leaders = {name: best(summary, name, of=engine_of(label)) for name in shapes}
-        if shapes and all(
-            speed(name, spread["median"])
-            < _HOPELESS * speed(name, summary[leaders[name] or label][name]["median"])
-            for name, spread in shapes.items()
+        rates = {name: spread["median"] for name, spread in shapes.items() if name != START}
+        leaders = {name: best(summary, name, of=engine_of(label)) or label for name in rates}
+        if rates and all(
+            rate < _HOPELESS * summary[leaders[name]][name]["median"]
+            for name, rate in rates.items()
         ):
             slow.add(label)
     return slow

@@ -278,7 +278,8 @@ class LLM:
     # --- ending --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the trace file, if there is one."""
+        """Close the trace file and the chat template's process, where there are such."""
+        self.chat_template.close()
         if self._trace:
             self._trace.close()
 

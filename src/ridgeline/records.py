@@ -71,6 +71,8 @@ class StepRecord:
         schedule_s, execute_s, commit_s: durations of its three parts.
         arrived: requests added since the step before.
         aborted: requests aborted since the step before.
+        paused: requests that were to rest since the step before; then came those resumed.
+        resumed: requests that were to go on since the step before.
         work: (sequence, first position, number of tokens) of each item.
         sampled: tokens sampled for each item; empty if the backend failed and all starts again.
         admitted: sequences that began to run, with the length of their cached prefix.
@@ -90,6 +92,8 @@ class StepRecord:
     commit_s: float
     arrived: tuple[int, ...]
     aborted: tuple[int, ...]
+    paused: tuple[int, ...]
+    resumed: tuple[int, ...]
     work: tuple[tuple[SeqId, int, int], ...]
     sampled: tuple[tuple[int, ...], ...]
     admitted: tuple[tuple[SeqId, int], ...]

@@ -18,12 +18,13 @@ _MAX_SHOWN = 128  # sequences; the counts tell the rest
 def view(engine: Engine) -> dict[str, Any]:
     """Return the queues, the sequences with their progress, and a map of the KV cache."""
     scheduler = engine.scheduler
+    queues = scheduler.running, scheduler.waiting, scheduler.paused
     return {
         "num_running": len(scheduler.running),
-        "num_waiting": len(scheduler.waiting),
+        "num_waiting": len(scheduler.waiting) + len(scheduler.paused),
         "block_size": scheduler.kv.block_size,
         "blocks": _map(scheduler),
-        "sequences": [*map(_shown, [*scheduler.running, *scheduler.waiting][:_MAX_SHOWN])],
+        "sequences": [_shown(seq) for queue in queues for seq in queue][:_MAX_SHOWN],
     }
 
 

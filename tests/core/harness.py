@@ -72,11 +72,14 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     """What holds for each step of every policy."""
     sizes = {work.seq_id: len(work.tokens) for work in step.work}
     waits = dict(step.waits)
-    running, waiting = ([seq.id for seq in q] for q in (scheduler.running, scheduler.waiting))
+    queues = scheduler.running, scheduler.waiting, scheduler.paused
+    running, waiting, paused = ([seq.id for seq in queue] for queue in queues)
     assert len(sizes) == len(step.work), "a sequence runs twice in one step"
     assert sum(sizes.values()) <= scheduler.max_num_batched_tokens
     assert len(running) <= scheduler.max_num_seqs
-    assert sorted([*sizes, *waits]) == sorted([*running, *waiting]), "each runs, or says why not"
+    alive = sorted([*running, *waiting, *paused])
+    assert sorted([*sizes, *waits]) == alive, "each runs, or says why not"
+    assert paused == [seq_id for seq_id, why in step.waits if why is Wait.PAUSED]
     assert running[0] in sizes, "the oldest that runs must advance"
     if scheduler.policy.whole_prompts:
         assert all(work.seeds for work in step.work), "a prompt ran in pieces"

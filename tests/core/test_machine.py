@@ -82,10 +82,13 @@ class Core(RuleBasedStateMachine):
         self.said: dict[SeqId, list[int]] = {}
         self.ended: dict[SeqId, FinishReason] = {}
         self.cut_short: set[int] = set()  # requests that were aborted or failed
+        self.resting: list[int] = []  # requests that were paused
 
     def hear(self, events: list[Event]) -> None:
         for event in events:
             assert event.seq_id not in self.ended, "news after the end"
+            said_now = event.token is not None
+            assert not (said_now and event.seq_id[0] in self.resting), "it should rest"
             said = self.said.setdefault(event.seq_id, [])
             answer = self.answers[event.seq_id]
             if event.token is not None:
@@ -125,6 +128,20 @@ class Core(RuleBasedStateMachine):
         self.hear(self.engine.abort(request_id))
 
     @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(list(self.engine.requests)))
+        self.engine.pause(request_id)
+        self.resting.append(request_id)
+
+    @precondition(lambda self: self.resting)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(self.resting))
+        self.resting = [other for other in self.resting if other != request_id]
+        self.engine.resume(request_id)
+
+    @precondition(lambda self: self.engine.requests)
     @rule(data=st.data(), wish=st.none() | REQUESTS)
     def step_while_others_come_and_go(
         self, data: st.DataObject, wish: dict[str, Any] | None
@@ -143,7 +160,7 @@ class Core(RuleBasedStateMachine):
         self.hear(self.engine.step())
         self.runner.during = lambda: None
 
-    @precondition(lambda self: self.engine.requests)
+    @precondition(lambda self: self.engine.has_work())
     @rule(when=st.sampled_from(("during", "after")))
     def step_whose_backend_breaks(self, when: str) -> None:
         def fail() -> None:
@@ -176,6 +193,9 @@ class Core(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        for request_id in self.resting:
+            self.engine.resume(request_id)
+        self.resting = []
         self.hear(finish(self.engine))
         for seq_id, answer in self.answers.items():
             if seq_id[0] not in self.cut_short:

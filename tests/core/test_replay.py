@@ -57,11 +57,17 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     def fail() -> None:
         raise Broken
 
+    resting: list[int] = []
     for number in range(40):
         for _ in range(dice.choice((0, 0, 1, 2))):
             add()
         if engine.requests and dice.random() < 0.15:
             engine.abort(dice.choice(list(engine.requests)))
+        if resting and dice.random() < 0.5:
+            engine.resume(resting.pop())
+        elif engine.requests and dice.random() < 0.2:
+            resting.append(dice.choice(list(engine.requests)))
+            engine.pause(resting[-1])
         runner.ledger.fail = {dice.randrange(10): "wrong"} if dice.random() < 0.1 else {}
         runner.during = fail if number % 9 == 5 else lambda: None
         try:
@@ -69,6 +75,8 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
         except Broken:
             engine.check()
     runner.during = lambda: None
+    for request_id in resting:
+        engine.resume(request_id)
     finish(engine)
     lines = [json.dumps(to_json(record)) for record in records]
     return [json.loads(line) for line in lines]
@@ -153,6 +161,10 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
             scheduler.add(requests[request_id])
         for request_id in record["aborted"]:
             scheduler.abort(requests[request_id])
+        for request_id in record["paused"]:
+            scheduler.pause(requests[request_id])
+        for request_id in record["resumed"]:
+            scheduler.resume(requests[request_id])
         step = scheduler.schedule()
         pool = kv.pool
         again = {
@@ -162,7 +174,7 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
             "waits": step.waits,
             "num_copies": len(step.copies),
             "num_running": len(scheduler.running),
-            "num_waiting": len(scheduler.waiting),
+            "num_waiting": len(scheduler.waiting) + len(scheduler.paused),
             "blocks_used": sum(refs > 0 for refs in pool.refs),
             "blocks_indexed": len(pool.index),
         }
@@ -186,7 +198,8 @@ def test_the_recorded_runs_have_a_bit_of_everything() -> None:
     steps = [record for record in records if record["type"] == "step"]
     reasons = {r for record in records for r in record.get("finish_reasons", ())}
     assert reasons == {"stop", "length", "abort", "error"}
-    assert {why for step in steps for _, why in step["waits"]} >= {"blocks", "policy"}
+    assert {why for step in steps for _, why in step["waits"]} >= {"blocks", "policy", "paused"}
+    assert any(step["resumed"] for step in steps)
     assert any(step["preempted"] for step in steps)
     assert any(step["num_copies"] for step in steps)
     assert any(length for step in steps for _, length in step["admitted"])

@@ -129,7 +129,8 @@ def t03(model: Path, count: int, rng: random.Random) -> str:
 
 def t04(model: Path, count: int, rng: random.Random) -> str:
     growth_mib = 32 + count
-    with watched(model, {"max_num_seqs": 16}, growth_mib=growth_mib, counts_all=False) as watch:
+    bounds: dict[str, Any] = {"growth_mib": growth_mib, "counts_all": False, "stall_timeout": 2.0}
+    with watched(model, {"max_num_seqs": 16}, **bounds) as watch:
         served = watch.served
         served.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         start = watch.resources()["bytes"]

@@ -30,7 +30,6 @@ class Row:
 
 
 NO_WORKER = "no T14: the engine is a thread, there is no worker to kill"
-NO_BOUND = "a bomb inside one expression, as 'x' * 10**10, is not bounded"
 NO_TRACE = "system calls that no Python code makes: there is no strace"
 
 ROWS = (
@@ -54,7 +53,7 @@ ROWS = (
     Row("T28", "every route without a key", process.t28, 400, 5000),
     Row("T33", "the source, and no reliance on assert", process.t33, 200, 20_000),
     Row("T34", "sockets: one listens, none goes out", process.t34, 40, 2000, NO_TRACE),
-    Row("T36", "chat templates that attack", text.t36, 23, 230, NO_BOUND),
+    Row("T36", "chat templates that attack", text.t36, 28, 280),
     Row("T37", "what errors tell", hostile.t37, 5, 500),
     Row("T38", "paths where names belong", hostile.t38, 60, 1000),
     Row("T40", "control tokens in content", text.t40, 200, 20_000),

@@ -120,6 +120,11 @@ ATTACKS = (
     "{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{{ tojson(messages) }}",
+    "{{ 'x' * 10**10 }}",
+    "{{ (messages|length + 1) ** 1000000000 }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ '{:>9999999999}'.format(1) }}",
+    "{{ 'x'.ljust(10**10) }}",
     "{% for",
     "{{ 1 / 0 }}",
     "{{ raise_exception('no') }}",
@@ -127,8 +132,6 @@ ATTACKS = (
 
 
 def t36(model: Path, count: int, rng: random.Random) -> str:
-    """Bombs inside one expression, such as ``'x' * 10**10``, are not among them: what a template
-    computes between two pieces of its output is not bounded."""
     slowest_s = 0.0
     with watched(model) as watch:
         llm = watch.served.llm
@@ -151,7 +154,7 @@ def t36(model: Path, count: int, rng: random.Random) -> str:
                 status, answer = watch.ask({"messages": HELLO, name: value}, CHAT)
                 assert (status, answer["error"]["param"]) == (400, name)
         assert watch.send(CHAT, ask)[0] == 200
-    assert slowest_s < 5
+    assert slowest_s < 4
     return f"{count}/{count} templates refused, the slowest after {slowest_s:.1f} s"
 
 

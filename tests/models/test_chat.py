@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ CHATML = (
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
+@cache
 def template(source: str | None) -> ChatTemplate:
     return ChatTemplate(source, ours(byte_level), bos_token="<|end|>x", eos_token="<|end|>")
 
@@ -156,8 +161,9 @@ def test_the_clock_and_variables() -> None:
         ("{{ messages.append(1) }}", "fails: .*unsafe|not safely callable"),
         ("{{ ''.__class__.__mro__ }}", "fails: .*unsafe"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: .*recursion"),
-        ("{% for i in range(99999999) %}{% endfor %}", "loops take more than 100000 steps"),
-        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "loops"),
+        ("{{ 'x' * 10**10 }}", "fails: MemoryError"),
+        ("{{ ([1] * 10**9) | length }}", "fails: MemoryError"),
+        ("{% for i in range(10**12) %}{% endfor %}", "fails: Range too big"),
         ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "output exceeds 16777216"),
         ("{% include 'other' %}", "fails: "),
     ],
@@ -169,10 +175,75 @@ def test_templates_that_fail(source: str | None, message: str) -> None:
 
 
 def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.models.chat._MAX_RENDERING_S", 0.05)
-    loops = "{% for a in messages %}{% for b in messages %}{{ 1 }}{% endfor %}{% endfor %}"
-    with pytest.raises(ValueError, match=r"takes more than 0.05 s"):
-        template(loops).render_ids(HELLO * 3000)
+    """Between two pieces of its output or inside of one expression; and a new one takes over."""
+    monkeypatch.setattr("ridgeline.models.renderer._MAX_RENDERING_S", 0.1)
+    doubling = "{% set a = namespace(x=[1]) %}" + "{% set a.x = [a.x, a.x] %}" * 40
+    for bomb in (
+        "{% for a in messages %}{% for b in messages %}{{ 1 }}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ messages | length ** 1000000000 }}",
+        doubling + "{{ a.x | tojson }}",
+    ):
+        source = "{% if messages[0].content == 'boom' %}" + bomb + "{% endif %}fine"
+        chat = template(source)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"takes more than 0.1 s"):
+                chat.render_ids([{"role": "user", "content": "boom"}] * 3000)
+            assert chat.render_text(HELLO) == "fine"
+
+
+def test_the_process_ends_with_its_template() -> None:
+    chat = ChatTemplate(CHATML, ours(byte_level))
+    chat.render_ids(HELLO)
+    assert chat._renderer is not None
+    process = chat._renderer._process
+    assert process is not None
+    assert process.poll() is None
+    chat.close()
+    assert process.returncode == 0
+    chat.start()  # it may be used again
+    second = chat._renderer._process
+    assert second is not None
+    del chat
+    gc.collect()
+    assert second.returncode == 0
+
+
+def test_an_interrupted_rendering_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = ChatTemplate("{{ messages[0].content }}", ours(byte_level))
+    chat.start()
+
+    def interrupted(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+        assert process.stdin is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ridgeline.models.renderer._exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            chat.render_text([{"role": "user", "content": "first"}])
+    assert chat.render_text([{"role": "user", "content": "second"}]) == "second"
+
+
+def test_a_process_that_was_killed_is_replaced() -> None:
+    chat = ChatTemplate("fine", ours(byte_level))
+    chat.start()
+    assert chat._renderer is not None
+    assert chat._renderer._process is not None
+    chat._renderer._process.kill()
+    chat._renderer._process.wait()
+    assert chat.render_text(HELLO) == "fine"
+
+
+def test_who_renders_side_by_side_gets_their_own() -> None:
+    chat = template("{{ messages[0].content }}")
+
+    def ask(number: int) -> bool:
+        return chat.render_text([{"role": "user", "content": str(number)}]) == str(number)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(200)))
 
 
 @pytest.mark.parametrize(

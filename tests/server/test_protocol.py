@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.serving import Served
+from ridgeline.server.schemas import ChatCompletion, Completion
+from tests.server.serving import Served, serving
 from tests.test_llm import HELLO
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -118,6 +120,22 @@ def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -
     assert (status, error["param"]) == (400, next(iter(fields)))
 
 
+def test_flags_lower_the_limits(model: Path) -> None:
+    bounds = {"max_n": 2, "max_stop": 1, "max_logprobs": 3, "max_temperature": 1.0}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    at_most: dict[str, Any] = {"n": 2, "stop": ["a"], "temperature": 1, "logit_bias": {"5": -10}}
+    beyond: dict[str, Any] = {"n": 3, "stop": ["a", "b"], "temperature": 1.1, "logprobs": 4}
+    with serving(model, **bounds, max_logit_bias=10.0) as served:
+        allowed = chat | at_most | {"logprobs": True, "top_logprobs": 3}
+        assert served.call(CHAT, allowed)[0] == 200
+        for name, value in (beyond | {"logit_bias": {"5": -11}}).items():
+            status, error = served.refused(COMPLETE, {"prompt": "Hi", name: value})
+            assert (status, error["param"]) == (400, name)
+        status, error = served.refused(CHAT, chat | {"logprobs": True, "top_logprobs": 4})
+        assert (status, error["param"]) == (400, "top_logprobs")
+        assert error["message"] == "top_logprobs asks for 4: this server allows at most 3"
+
+
 def test_values_that_change_nothing_are_let_pass(served: Served) -> None:
     nothing = dict.fromkeys(
         ("tools", "stop", "seed", "n", "temperature", "logit_bias", "stream_options", "audio")
@@ -205,6 +223,15 @@ def test_what_is_no_request(
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     text = json.dumps(answer)
     assert not any(leak in text for leak in ("Traceback", "/src/", ".py", "0x"))
+
+
+@pytest.mark.parametrize("more", [{}, {"include_timings": True, "n": 2, "stop": ["a", "e"]}])
+def test_answers_have_the_documented_shape(served: Served, more: dict[str, Any]) -> None:
+    ranked = {"logprobs": True, "top_logprobs": 2}
+    for wish in (ASK | more, ASK | more | ranked):
+        ChatCompletion.model_validate_json(json.dumps(served.call(CHAT, wish)[1]))
+    for wish in (GO_ON | more, GO_ON | more | {"logprobs": 2, "echo": True}):
+        Completion.model_validate_json(json.dumps(served.call(COMPLETE, wish)[1]))
 
 
 def test_the_openapi_document_has_every_field(served: Served) -> None:

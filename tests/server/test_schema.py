@@ -65,13 +65,16 @@ def test_what_the_document_allows_and_forbids(
         suppress_health_check=list(HealthCheck),
     )
     def check(case: Case) -> None:
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            case.body.pop("model", None)  # nearly all names are unknown, and nothing more is seen
         response = case.call(base_url=small.url)
         statuses[response.status_code] += 1
         check_body(response.status_code, response.content)
         case.validate_response(response, checks=CHECKS)
 
     check()
-    print(dict(statuses))
+    if mode is GenerationMode.POSITIVE:
+        assert statuses[200] or path.endswith("{name}"), statuses
 
 
 def test_every_route_is_tried(small: Served) -> None:

@@ -55,6 +55,8 @@ class Engine:
         self._next_id = self._num_steps = 0
         self._arrived: list[int] = []
         self._aborted: list[int] = []
+        self._paused: list[int] = []
+        self._resumed: list[int] = []
         if on_record:
             on_record(self._describe())
 
@@ -98,8 +100,20 @@ class Engine:
         self._close(request_id, self._clock())
         return events
 
+    def pause(self, request_id: int) -> None:
+        """Between steps: let a request rest, holding nothing but its tokens, until ``resume``."""
+        if request_id in self.requests:
+            self._paused.append(request_id)
+            self.scheduler.pause(self.requests[request_id])
+
+    def resume(self, request_id: int) -> None:
+        """Let a paused request go on: the rest of its answers is the same as without the pause."""
+        if request_id in self.requests:
+            self._resumed.append(request_id)
+            self.scheduler.resume(self.requests[request_id])
+
     def has_work(self) -> bool:
-        """Whether any request is alive."""
+        """Whether any request is alive and not paused."""
         return self.scheduler.has_work()
 
     def step(self) -> list[Event]:
@@ -177,7 +191,7 @@ class Engine:
         pool = self.scheduler.kv.pool
         return {
             "num_running": len(self.scheduler.running),
-            "num_waiting": len(self.scheduler.waiting),
+            "num_waiting": len(self.scheduler.waiting) + len(self.scheduler.paused),
             "blocks_used": len(pool.refs) - len(pool.free),
             "blocks_indexed": len(pool.index),
         }
@@ -199,6 +213,8 @@ class Engine:
                 commit_s=self._clock() - executed_s,
                 arrived=tuple(self._arrived),
                 aborted=tuple(self._aborted),
+                paused=tuple(self._paused),
+                resumed=tuple(self._resumed),
                 work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
                 sampled=sampled,
                 admitted=step.admitted,
@@ -209,7 +225,7 @@ class Engine:
             )
             self.on_record(record)
         self._num_steps += 1
-        self._arrived, self._aborted = [], []
+        self._arrived, self._aborted, self._paused, self._resumed = [], [], [], []
 
     def _describe(self) -> EngineRecord:
         scheduler = self.scheduler

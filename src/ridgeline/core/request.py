@@ -23,6 +23,7 @@ class Status(Enum):
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()  # waits again, its blocks gone; what it generated is kept
+    PAUSED = auto()  # the same, and is not to run
     FINISHED = auto()
 
 

@@ -62,6 +62,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.paused: list[Sequence] = []
         self._granted: list[Sequence] = []  # of the step under way, parallel to its work
 
     # --- coming and going ----------------------------------------------------------------------
@@ -88,8 +89,23 @@ class Scheduler:
         alive = [seq for seq in request.sequences if seq.status is not _FINISHED]
         return [self._end(seq, FinishReason.ABORT) for seq in alive]
 
+    def pause(self, request: Request) -> None:
+        """Between steps: let a request rest, without seat and blocks, until ``resume``."""
+        for seq in request.sequences:
+            if seq.status is not _FINISHED:
+                self.kv.release(seq)
+                seq.status = Status.PAUSED
+        self._requeue()
+
+    def resume(self, request: Request) -> None:
+        """Let a paused request wait for its turn again."""
+        for seq in request.sequences:
+            if seq.status is Status.PAUSED:
+                seq.status = Status.PREEMPTED
+        self._requeue()
+
     def has_work(self) -> bool:
-        """Whether any sequence is alive."""
+        """Whether any sequence is alive and not paused."""
         return bool(self.running or self.waiting)
 
     # --- deciding ------------------------------------------------------------------------------
@@ -192,9 +208,11 @@ class Scheduler:
 
     def _requeue(self) -> None:
         """Move sequences to the queue that their status says; both stay in order of arrival."""
-        everyone = sorted((*self.running, *self.waiting), key=_by_age)
+        everyone = sorted((*self.running, *self.waiting, *self.paused), key=_by_age)
         self.running = [seq for seq in everyone if seq.status is _RUNNING]
-        self.waiting = [seq for seq in everyone if seq.status is not _RUNNING]
+        self.paused = [seq for seq in everyone if seq.status is Status.PAUSED]
+        resting = (_RUNNING, Status.PAUSED)
+        self.waiting = [seq for seq in everyone if seq.status not in resting]
 
     def _waits(self, verdicts: dict[SeqId, Wait], rest: Wait) -> Iterator[tuple[SeqId, Wait]]:
         if len(self._granted) < len(self.running):
@@ -204,6 +222,8 @@ class Scheduler:
                     yield seq.id, verdicts.get(seq.id, rest)
         for seq in self.waiting:
             yield seq.id, verdicts.get(seq.id, rest)
+        for seq in self.paused:
+            yield seq.id, Wait.PAUSED
 
     # --- folding back --------------------------------------------------------------------------
 
@@ -278,8 +298,8 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """Take a sequence out of its queue, give its blocks back, release held-back text."""
-        queue = self.running if seq.status is _RUNNING else self.waiting
-        queue.remove(seq)
+        queues = {_RUNNING: self.running, Status.PAUSED: self.paused}
+        queues.get(seq.status, self.waiting).remove(seq)
         self.kv.release(seq)
         seq.status = _FINISHED
         seq.finish_reason = reason
@@ -299,11 +319,13 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError unless everything that must hold between steps holds."""
         assert len(self.running) <= self.max_num_seqs, "too many sequences run"
-        for queue in (self.running, self.waiting):
+        for queue in (self.running, self.waiting, self.paused):
             ages = [seq.id for seq in queue]
             assert ages == sorted(set(ages)), "a queue is out of order"
         assert all(seq.status is _RUNNING for seq in self.running)
         assert all(seq.status in (Status.WAITING, Status.PREEMPTED) for seq in self.waiting)
-        assert all(not seq.table and seq.num_computed == 0 for seq in self.waiting)
-        assert all(seq.num_pending > 0 for seq in (*self.running, *self.waiting))
+        assert all(seq.status is Status.PAUSED for seq in self.paused)
+        idle = (*self.waiting, *self.paused)
+        assert all(not seq.table and seq.num_computed == 0 for seq in idle)
+        assert all(seq.num_pending > 0 for seq in (*self.running, *idle))
         self.kv.check(self.running)

@@ -32,6 +32,7 @@ class Wait(StrEnum):
     BLOCKS = "blocks"
     MAX_NUM_SEQS = "max_num_seqs"
     POLICY = "policy"
+    PAUSED = "paused"
 
 
 class Sampling(NamedTuple):

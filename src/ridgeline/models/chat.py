@@ -1,31 +1,19 @@
 """Messages to one prompt, as the model's own chat template (jinja2) writes it.
 
-A template is code from a model file: it runs in jinja2's immutable sandbox, with the helpers that
-Hugging Face promises to templates and bounds on its loops, its output and its time. What users
-wrote is shielded before the template sees it, so only the template can produce control tokens. This
-module knows no model by name and guesses no template for a model that has none.
+A template is code from a model file and runs elsewhere (``models.renderer``). What users wrote is
+shielded before the template sees it, so only the template can produce control tokens. This module
+knows no model by name and guesses no template for a model that has none.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from ridgeline.models.renderer import Renderer
 from ridgeline.models.tokenizer import Tokenizer
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAX_RENDERED_CHARS = 1 << 24
-_MAX_RENDERING_S = 5.0
-_MAX_RANGE_TOTAL = 100_000  # steps of all range() loops of one rendering
 _CUT = "\ufdd1"  # a noncharacter, so no content has it: where an unfinished message ends
 
 
@@ -45,10 +33,19 @@ class ChatTemplate:
     def __init__(
         self, source: str | None, tokenizer: Tokenizer, bos_token: str = "", eos_token: str = ""
     ):
-        self._source = source
+        self._renderer = None if source is None else Renderer(source)
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
-        self._compiled: jinja2.Template | None = None
+
+    def start(self) -> None:
+        """Get ready, so that the first conversation need not wait; nothing without a template."""
+        if self._renderer:
+            self._renderer.start()
+
+    def close(self) -> None:
+        """Give up what ``start`` or a rendering began."""
+        if self._renderer:
+            self._renderer.close()
 
     def render_ids(
         self,
@@ -98,7 +95,11 @@ class ChatTemplate:
         variables: dict[str, Any],
     ) -> str:
         shielded = self._checked(messages)
-        if taken := {"messages", "range", *self._variables} & variables.keys():
+        if self._renderer is None:
+            raise ValueError(
+                "this model has no chat template; use a plain completion, or an instruct model"
+            )
+        if taken := {"messages", *self._variables} & variables.keys():
             raise ValueError(f"the template variable {min(taken)!r} is not yours to set")
         if continue_final_message:
             if add_generation_prompt:
@@ -114,9 +115,8 @@ class ChatTemplate:
             **self._variables,
             "messages": shielded,
             "add_generation_prompt": add_generation_prompt,
-            "range": _bounded_range(),
         }
-        text = self._run(context)
+        text = self._renderer.render(context)
         if not continue_final_message:
             return text
         text, found, _ = text.rpartition(_CUT)
@@ -125,27 +125,6 @@ class ChatTemplate:
                 "the chat template leaves out the last message; it has no continuation"
             )
         return text
-
-    def _run(self, context: Mapping[str, Any]) -> str:
-        if self._source is None:
-            raise ValueError(
-                "this model has no chat template; use a plain completion, or an instruct model"
-            )
-        try:
-            if self._compiled is None:
-                self._compiled = _environment().from_string(self._source)
-            parts, length, deadline_s = [], 0, time.monotonic() + _MAX_RENDERING_S
-            for part in self._compiled.generate(context):
-                parts.append(part)
-                length += len(part)
-                if length > _MAX_RENDERED_CHARS:
-                    raise OverflowError(f"its output exceeds {_MAX_RENDERED_CHARS} letters")
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"it takes more than {_MAX_RENDERING_S:g} s")
-        except Exception as error:  # whatever foreign code may raise
-            lines = (str(error) or type(error).__name__).splitlines()
-            raise ValueError(f"the chat template fails: {lines[0]}") from error
-        return "".join(parts)
 
     def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages, their content one shielded string each."""
@@ -191,57 +170,3 @@ def _part(part: Any, where: str) -> str:
     if not isinstance(part.get("text"), str):
         raise ValueError(f"{where}.text must be a string")
     return str(part["text"])
-
-
-class _Generation(Extension):
-    """``{% generation %}...{% endgeneration %}``, a mark for training: here, its inside."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the statements between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return the sandbox that Hugging Face's templates are written for."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _bounded_range() -> Any:
-    """Return ``range`` whose results have ``_MAX_RANGE_TOTAL`` steps together."""
-    left = _MAX_RANGE_TOTAL
-
-    def bounded(*bounds: int) -> range:
-        nonlocal left
-        steps = range(*bounds)
-        left -= len(steps)
-        if left < 0:
-            raise OverflowError(f"its loops take more than {_MAX_RANGE_TOTAL} steps")
-        return steps
-
-    return bounded

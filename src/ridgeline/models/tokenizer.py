@@ -32,6 +32,7 @@ _MAX_IDS = 1 << 21
 
 # Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BREAK = "\ufdd0"  # stands inside a spelling that is text
 # Begins the private name of a control token. Drawn anew in each process, so that no text has it.
 _PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16))
@@ -261,11 +262,13 @@ def _checked(
         isinstance(t, dict) and isinstance(t.get("content"), str) and t["content"] for t in added
     ):
         raise ModelFileError("added_tokens must be a list of tokens with content")
-    for piece, number in (*vocab.items(), *((t["content"], t.get("id")) for t in added)):
+    entries = [*vocab.items(), *((t["content"], t.get("id")) for t in added)]
+    for piece, number in entries:
         if type(number) is not int or not 0 <= number < _MAX_IDS:
             raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
-        if not piece.isascii() and any("\ud800" <= letter <= "\udfff" for letter in piece):
-            raise ModelFileError(f"token {number} has a lone surrogate")
+    if _SURROGATE.search("".join([piece for piece, _ in entries])):
+        found = next(number for piece, number in entries if _SURROGATE.search(piece))
+        raise ModelFileError(f"token {found} has a lone surrogate")
     all_pieces = vocab | {t["content"]: t["id"] for t in added}
     if len(set(all_pieces.values())) < len(all_pieces) or len(
         {t["content"] for t in added} | {t["id"] for t in added}
@@ -307,13 +310,14 @@ def _pieces(spec: dict[str, Any], vocab: dict[str, int]) -> tuple[bool, dict[int
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Return GPT-2's letters for the 256 bytes: code point to byte.
+    """Return GPT-2's letters for the 256 bytes: code point to byte, for ``str.translate``.
 
-    Printable Latin-1 stands for itself, the others in order for U+0100 and on.
+    Printable Latin-1 stands for itself, the others in order for U+0100 and on. What is no letter of
+    the alphabet becomes, or is, beyond Latin-1.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: byte for byte in printable} | {256 + i: byte for i, byte in enumerate(others)}
+    return dict.fromkeys(others, 0xFFFF) | {256 + i: byte for i, byte in enumerate(others)}
 
 
 _ALPHABET = _byte_alphabet()
@@ -321,8 +325,8 @@ _ALPHABET = _byte_alphabet()
 
 def _byte_level_bytes(piece: str) -> bytes:
     try:
-        return bytes([_ALPHABET[ord(letter)] for letter in piece])
-    except KeyError:  # not in the alphabet: the piece means itself, as in the library
+        return piece.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:  # not in the alphabet: the piece means itself, as in the library
         return piece.encode()
 
 
@@ -344,10 +348,15 @@ def _library(
     change the ids), and merges that would make a control token of text.
     """
     ids = vocab | {t["content"]: t["id"] for t in added}
-    merges = [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
-    if not all(isinstance(m, list) and all(isinstance(half, str) for half in m) for m in merges):
-        raise ModelFileError("the tokenizer model's merges must be pairs of pieces")
-    merges = [m for m in merges if private.keys().isdisjoint((*m, "".join(m)))]
+    pairs = (m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"])
+    try:
+        merges = [
+            (left, right)
+            for left, right in pairs
+            if left not in private and right not in private and left + right not in private
+        ]
+    except (TypeError, ValueError):
+        raise ModelFileError("the tokenizer model's merges must be pairs of pieces") from None
     unknown = model.get("unk_token")
     renamed = {
         "version": "1.0",

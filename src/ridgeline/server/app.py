@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
+from ridgeline.core.params import SamplingParams
 from ridgeline.llm import LLM
 from ridgeline.metrics import Metrics
 from ridgeline.server.answers import Answers
@@ -31,6 +32,7 @@ from ridgeline.server.protocol import (
     TokenizeRequest,
 )
 from ridgeline.server.replies import Reply
+from ridgeline.server.schemas import ChatCompletion, Completion, documented
 from ridgeline.server.static import FILES
 
 _STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
@@ -100,14 +102,28 @@ class Service:
     ) -> Reply:
         """Return what will answer a request; raises ApiError if nothing can."""
         params = body.params(self.llm.default_params, self.llm.arch.vocab_size)
-        if params.n > self.options.max_n:
-            raise ApiError(400, f"n is {params.n}: at most {self.options.max_n}", param="n")
+        self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts), param)
         stream = Stream(prompts, params, self.llm.new_text, request.state.tenant)
         answers = Answers(self.llm, body, stream)
-        log_content = self.options.log_content
-        return Reply(self.bridge, self.limits, stream, answers, body, self.name, log_content)
+        return Reply(self.bridge, self.limits, stream, answers, body, self.name, self.options)
+
+    def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
+        """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
+        options = self.options
+        biases = (params.logit_bias or {}).values()
+        logprobs = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
+        for name, value, most in (
+            ("n", params.n, options.max_n),
+            ("stop", len(params.stop), options.max_stop),
+            (logprobs, params.logprobs or 0, options.max_logprobs),
+            ("temperature", body.temperature or 0, options.max_temperature),
+            ("logit_bias", max(map(abs, biases), default=0), options.max_logit_bias),
+        ):
+            if value > most:
+                message = f"{name} asks for {value:g}: this server allows at most {most:g}"
+                raise ApiError(400, message, param=name, code="invalid_value")
 
     def _check_queue(self, num_prompts: int, param: str) -> None:
         most = self.options.max_queued_requests
@@ -134,14 +150,14 @@ def new_app(service: Service) -> FastAPI:
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", responses=_ERRORS)
+    @app.post("/v1/chat/completions", responses=_ERRORS | documented(ChatCompletion))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_open(body.model)
         prompt = await service.prompts.of_chat(body)
         return service.reply(request, body, [prompt], "messages")
 
-    @app.post("/v1/completions", responses=_ERRORS)
+    @app.post("/v1/completions", responses=_ERRORS | documented(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or many."""
         service.check_open(body.model)

@@ -2,12 +2,14 @@
 
 All streams' news of one step wake the loop once; an idle engine sleeps on a condition. Requests
 wait here, in fair order, until the engine could start them, so that its own queue stays short.
+A stream whose reader lags rests, without a seat or memory in the engine, until it has caught up.
 This module knows no HTTP and no text: token ids go in, events come out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -22,7 +24,7 @@ from ridgeline.server.contain import ContainedRunner, StepLost
 from ridgeline.server.fair import FairQueue
 
 News = tuple[int, Event | RequestRecord]  # which prompt, what about it
-_MAX_BEHIND = 1024  # events that a stream may hold for a client that does not read
+_MAX_BEHIND = 256  # events that a stream may hold before its requests rest
 _log = logging.getLogger("ridgeline.server")
 
 
@@ -56,7 +58,7 @@ class Stream:
         self.requests: dict[int, Request] = {}  # by prompt; there from a prompt's first news on
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
-        self.cut: Callable[[], None] = lambda: None  # ends the connection of a reader who sleeps
+        self.resume: Callable[[], None] | None = None  # while its requests rest
         self._news: list[News] = []
         self._end: Exception | None = None
         self._wake = asyncio.Event()
@@ -65,10 +67,15 @@ class Stream:
     async def news(self) -> list[News]:
         """Wait for news; return all there is, nothing when the stream has ended well.
 
+        Who asks has shown all that came before, so requests that rest go on.
+
         Raises:
             StreamError: it failed; what came before was returned before.
             ClientGone: it was given up.
         """
+        if self.resume and not self._news:
+            self.resume()
+            self.resume = None
         while not self._news and not self.is_over:
             self._wake.clear()
             await self._wake.wait()
@@ -111,6 +118,7 @@ class Bridge:
         self._wake = threading.Condition()
         self._queue: FairQueue[tuple[Stream, int]] = FairQueue()
         self._gone: list[Stream] = []
+        self._rests: dict[Stream, bool] = {}  # whether it is to rest from now on
         self._looks: list[Callable[[], None]] = []
         self._stopping = False
         self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
@@ -176,8 +184,14 @@ class Bridge:
     def _deliver(self, batch: list[tuple[Stream, list[News]]]) -> None:
         for stream, news in batch:
             if not stream.deliver(news):
-                self.abandon(stream, StreamError("the client reads too slowly"))
-                stream.cut()
+                stream.resume = functools.partial(self._let_rest, stream, False)
+                self._let_rest(stream, True)
+
+    def _let_rest(self, stream: Stream, rests: bool) -> None:
+        """Pause a stream's requests before the next step, or let them go on."""
+        with self._wake:
+            self._rests[stream] = rests
+            self._wake.notify()
 
     # --- the engine's side ---------------------------------------------------------------------
 
@@ -188,19 +202,20 @@ class Bridge:
                 if self._stopping:
                     return
                 gone, self._gone = self._gone, []
+                rests, self._rests = self._rests, {}
                 looks, self._looks = self._looks, []
                 arrivals = self._take()
             try:
                 for look in looks:
                     look()
-                self._turn(gone, arrivals)
+                self._turn(gone, arrivals, rests)
             except Exception:
                 _log.exception("the engine failed; all its requests end")
                 if not self._clear():
                     return
 
     def _is_wanted(self) -> bool:
-        asked = self._stopping or self._gone or self._looks or self._queue
+        asked = self._stopping or self._gone or self._looks or self._queue or self._rests
         return bool(asked) or self.engine.has_work()
 
     def _take(self) -> list[tuple[Stream, int]]:
@@ -218,7 +233,12 @@ class Bridge:
             seats, tokens = seats - stream.params.n, tokens - num_tokens
         return taken
 
-    def _turn(self, gone: list[Stream], arrivals: list[tuple[Stream, int]]) -> None:
+    def _turn(
+        self,
+        gone: list[Stream],
+        arrivals: list[tuple[Stream, int]],
+        rests: dict[Stream, bool],
+    ) -> None:
         if gone:
             with self._wake:
                 arrivals += self._queue.remove(lambda item: item[0].is_over)
@@ -228,6 +248,9 @@ class Bridge:
             for request_id, (stream, _) in list(self._owners.items()):
                 if stream.is_over:
                     self.engine.abort(request_id)
+        for stream, is_to_rest in rests.items():
+            for request in stream.requests.values():
+                (self.engine.pause if is_to_rest else self.engine.resume)(request.id)
         events: list[Event] = []
         if self.engine.has_work():
             self.step_began_s = time.monotonic()

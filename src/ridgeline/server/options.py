@@ -25,8 +25,13 @@ class ServeOptions:
     max_concurrent_requests: int | None = flag_field(None, "Requests of one key at a time.")
     max_queued_requests: int = flag_field(1000, "Prompts that may wait for the engine.")
     max_n: int = flag_field(128, "Answers that one prompt may ask for.")
+    max_stop: int = flag_field(4, "Stop strings that a request may have.")
+    max_logprobs: int = flag_field(20, "Likeliest tokens that a request may see of each.")
+    max_temperature: float = flag_field(2.0, "Highest temperature that a request may ask for.")
+    max_logit_bias: float = flag_field(100.0, "Largest bias of a token that a request may set.")
     max_body: str = flag_field("8MiB", "Largest body of a request.")
     receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
+    stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
     step_timeout: float = flag_field(300.0, "Seconds of one step after which /health says no.")
     shutdown_timeout: float = flag_field(30.0, "Seconds that running requests get at the end.")
     cors_origin: list[str] | None = flag_field(None, "Origin whose pages may call; repeatable.")
@@ -37,7 +42,12 @@ class ServeOptions:
         """Raise ValueError for values that make no sense."""
         for name in ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests"):
             _positive(name, getattr(self, name))
-        for name in ("max_queued_requests", "max_n", "receive_timeout", "step_timeout"):
+        for name in ("max_queued_requests", "max_n", "receive_timeout"):
+            _positive(name, getattr(self, name))
+        for name in ("max_stop", "max_logprobs", "max_temperature", "max_logit_bias"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} cannot be below 0")
+        for name in ("stall_timeout", "step_timeout"):
             _positive(name, getattr(self, name))
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"--port is {self.port}: it must be from 0 to 65535")

@@ -18,9 +18,9 @@ from ridgeline.server.answers import Answers, Choice
 from ridgeline.server.bridge import Bridge, ClientGone, Stream, StreamError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import Limits
+from ridgeline.server.options import ServeOptions
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
 
-_MAX_STALL_S = 60.0  # a client that takes nothing for so long is gone
 _SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _JSON = {"content-type": "application/json"}
 
@@ -36,7 +36,7 @@ class Reply(Response):
         answers: Answers,
         body: ChatRequest | CompletionRequest,
         model: str,
-        log_content: bool,
+        options: ServeOptions,
     ) -> None:
         """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` as ``body`` wants."""
         super().__init__()
@@ -48,7 +48,8 @@ class Reply(Response):
             kind += ".chunk"
         self._start: dict[str, Any] = {"id": prefix + uuid.uuid4().hex, "object": kind}
         self._start |= {"created": int(time.time()), "model": model}
-        self._log_content, self._content = log_content, b""
+        self._log_content, self._content = options.log_content, b""
+        self._stall_timeout_s = options.stall_timeout
         self._extra: dict[str, str] = {}
         self._has_begun = False
 
@@ -56,16 +57,16 @@ class Reply(Response):
         """Answer. Raises ApiError for what fails before the answer has begun."""
         tenant, self._note = self._stream.tenant, scope["state"]["note"]
         self._extra = self._limits.enter(tenant, sum(map(len, self._stream.prompts)))
-        self._stream.cut = scope["state"].get("cut", self._stream.cut)
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
             self._bridge.submit(self._stream)
             await (self._send_chunks(send) if self._body.stream else self._send_whole(send))
         except ClientGone:
             self._note["finish"] = "abort"
-        except TimeoutError:
-            self._note["finish"] = "abort"
-            self._stream.cut()
+        except TimeoutError:  # no error event would reach it
+            self._note["finish"], self._note["error"] = "error", "the client reads too slowly"
+            scope["state"]["cut"]()
+            await watcher  # until the connection is gone: uvicorn takes it for a bug otherwise
         except StreamError as error:
             await self._fail(send, error)
         finally:
@@ -128,7 +129,7 @@ class Reply(Response):
     ) -> None:
         if self._log_content:
             self._content += data
-        async with asyncio.timeout(_MAX_STALL_S):
+        async with asyncio.timeout(self._stall_timeout_s):
             if not self._has_begun:
                 self._has_begun = True
                 pairs = [(k.encode(), v.encode()) for k, v in (headers | self._extra).items()]

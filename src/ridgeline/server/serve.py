@@ -107,9 +107,10 @@ class Running:
     def _gauges(self) -> Mapping[str, float]:
         scheduler = self.bridge.engine.scheduler
         pool = scheduler.kv.pool
+        resting = len(scheduler.waiting) + len(scheduler.paused)
         return {
             "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting) + self.bridge.num_queued,
+            "num_requests_waiting": resting + self.bridge.num_queued,
             "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
         }
 

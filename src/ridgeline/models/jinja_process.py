@@ -1,0 +1,114 @@
+"""The program that renders a chat template, in a process of its own: ``models.renderer`` runs it.
+
+A template is code from a model file. jinja2's immutable sandbox bounds what it reaches; how long it
+computes and how much memory it takes only a process can bound, since one expression may ask for
+hours or terabytes. Reads lines of JSON, writes one for each. It imports nothing of Ridgeline.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_MAX_PROCESS_BYTES = 1 << 30
+_MAX_RENDERED_CHARS = 1 << 24
+_MAX_CPU_S = 5  # for who would outlive a parent that was killed; the parent's own limit is shorter
+
+
+def main() -> None:
+    """Take the template's source, say that all is ready, and render once for each further line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, who got it too, decides when to end
+    with suppress(ValueError, OSError):  # not every system has it
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    source = json.loads(sys.stdin.buffer.readline())
+    compiled: jinja2.Template | None = None
+    _answer({})
+    for line in sys.stdin.buffer:
+        _bound_cpu()
+        try:
+            compiled = compiled or _environment().from_string(source)
+            answer = {"text": _render(compiled, json.loads(line))}
+        except Exception as error:  # whatever foreign code may raise
+            lines = (str(error) or type(error).__name__).splitlines()
+            answer = {"error": lines[0]}
+        _answer(answer)
+
+
+def _answer(answer: dict[str, str]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _bound_cpu() -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = int(usage.ru_utime + usage.ru_stime)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = used_s + 1 + _MAX_CPU_S
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _render(template: jinja2.Template, context: dict[str, Any]) -> str:
+    parts, length = [], 0
+    for part in template.generate(context):
+        parts.append(part)
+        length += len(part)
+        if length > _MAX_RENDERED_CHARS:
+            raise OverflowError(f"its output exceeds {_MAX_RENDERED_CHARS} letters")
+    return "".join(parts)
+
+
+class _Generation(Extension):
+    """``{% generation %}...{% endgeneration %}``, a mark for training: here, its inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return the sandbox that Hugging Face's templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON without the HTML escapes of jinja2's own filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+if __name__ == "__main__":
+    main()

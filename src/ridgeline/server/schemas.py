@@ -1,0 +1,130 @@
+"""The shapes of answers, for the OpenAPI document. Tests hold real answers against them.
+
+Answers themselves are plain dictionaries (``server.answers``): a step of 64 streams makes 64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Shape(BaseModel):
+    """Nothing else is in it, and nothing is coerced."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class PromptTokensDetails(_Shape):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(_Shape):
+    """OpenAI's count of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(_Shape):
+    """What ``include_timings`` asks for, in vLLM's names; empty if no token came."""
+
+    queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+    cached_tokens: int | None = None
+    num_preemptions: int | None = None
+
+
+class TokenLogprob(_Shape):
+    """A token and its log-probability (natural)."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class RankedTokenLogprob(TokenLogprob):
+    """The same, and the likeliest tokens in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(_Shape):
+    """Logprobs of a message."""
+
+    content: list[RankedTokenLogprob]
+    refusal: None
+
+
+class AssistantMessage(_Shape):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class _Choice(_Shape):
+    index: int
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None
+
+
+class ChatChoice(_Choice):
+    """One answer to a conversation."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class CompletionLogprobs(_Shape):
+    """Four parallel lists, an entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(_Choice):
+    """One continuation of a prompt."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class _Answer(_Shape):
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    metrics: Timings | None = None
+
+
+class ChatCompletion(_Answer):
+    """What POST /v1/chat/completions returns, unless it streams."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class Completion(_Answer):
+    """What POST /v1/completions returns, unless it streams."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+def documented(answer: type[_Answer]) -> dict[int | str, dict[str, Any]]:
+    """Return the entry of a route's successful response."""
+    stream = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."
+    content = {"text/event-stream": {"schema": {"type": "string", "description": stream}}}
+    return {200: {"model": answer, "description": "The answer", "content": content}}
