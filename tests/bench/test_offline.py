@@ -27,6 +27,7 @@ EMPTY = StepRecord(
     num_copies=0,
     num_running=0,
     num_waiting=0,
+    backlog=0,
     blocks_used=0,
     blocks_indexed=0,
 )

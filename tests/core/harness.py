@@ -10,8 +10,8 @@ from typing import Any
 from ridgeline.core.engine import Engine
 from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Orca, Policy, SplitFuse, Static, Wish
-from ridgeline.core.request import Request, Sequence
+from ridgeline.core.policies import Orca, Policy, Queue, SplitFuse, Static, Wish
+from ridgeline.core.request import Request
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
 from ridgeline.records import Record
@@ -27,7 +27,7 @@ class YoungestFirst:
     reserve_full: bool = False
     whole_prompts: bool = False
 
-    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         for seq in reversed(running):
             yield seq, seq.num_pending, 1
         for seq in waiting:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Listing
 from typing import TypeVar
 
 import pytest
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import SplitFuse, Static, Wish
-from ridgeline.core.request import Sequence
+from ridgeline.core.policies import Queue, SplitFuse, Static, Wish
 from ridgeline.core.step import FinishReason
 from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
 from tests.core.harness import (
@@ -224,8 +222,8 @@ def test_after_an_exception_of_the_backend_the_answers_are_the_same(
 class OldestLast(SplitFuse):
     """Wishes for the oldest after all others."""
 
-    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
-        yield from super().wishes([*running[1:], *running[:1]], waiting)
+    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
+        yield from super().wishes([*running[1:], *running[:1]], waiting, backlog)
 
 
 def test_a_copy_is_not_repeated_when_its_source_has_another_owner() -> None:
@@ -388,7 +386,7 @@ def test_without_a_listener_nothing_is_recorded() -> None:
 class Mute(SplitFuse):
     """Wishes nothing."""
 
-    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         return iter(())
 
 

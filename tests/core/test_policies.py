@@ -58,6 +58,9 @@ def test_prompts_get_as_many_tokens_as_decode_unless_more_wait() -> None:
     assert wanted([1] * 8, [10]) == [1] * 8 + [8]
     assert wanted([1] * 8, [6, 10]) == [1] * 8 + [6, 2]
     assert wanted([1], [9, 9, 9, 9]) == [1, 9, 9, 2]
+    one, two = seq(0, 1), seq(1, 40)
+    found = SplitFuse(least=5).wishes([one], [two], backlog=3)  # who waits elsewhere counts too
+    assert [wanted for _, wanted, _ in found] == [1, 20]
 
 
 def test_who_reserves_and_who_runs_whole() -> None:

@@ -68,6 +68,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
         elif engine.requests and dice.random() < 0.2:
             resting.append(dice.choice(list(engine.requests)))
             engine.pause(resting[-1])
+        scheduler.backlog = dice.choice((0, 0, 3, 50))
         runner.ledger.fail = {dice.randrange(10): "wrong"} if dice.random() < 0.1 else {}
         runner.during = fail if number % 9 == 5 else lambda: None
         try:
@@ -165,6 +166,7 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
             scheduler.pause(requests[request_id])
         for request_id in record["resumed"]:
             scheduler.resume(requests[request_id])
+        scheduler.backlog = record["backlog"]
         step = scheduler.schedule()
         pool = kv.pool
         again = {

@@ -192,6 +192,7 @@ class Engine:
         return {
             "num_running": len(self.scheduler.running),
             "num_waiting": len(self.scheduler.waiting) + len(self.scheduler.paused),
+            "backlog": self.scheduler.backlog,
             "blocks_used": len(pool.refs) - len(pool.free),
             "blocks_indexed": len(pool.index),
         }

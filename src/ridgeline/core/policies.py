@@ -14,6 +14,7 @@ from typing import Protocol
 from ridgeline.core.request import Sequence
 
 _EVERYTHING = 1 << 40  # tokens
+Queue = Listing[Sequence]  # in order of arrival
 Wish = tuple[Sequence, int, int]  # sequence, tokens wanted, fewest that are of use
 
 
@@ -28,8 +29,11 @@ class Policy(Protocol):
     def whole_prompts(self) -> bool:
         """Whether all pending tokens of a sequence must run in one step."""
 
-    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
-        """Yield wishes, the dearest first. Both lists are in order of arrival."""
+    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
+        """Yield wishes, the dearest first.
+
+        ``backlog`` is how many prompts more wait elsewhere, which cannot be wished for yet.
+        """
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Static:
     reserve_full: bool = True
     whole_prompts: bool = True
 
-    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         """Yield the batch, or a new one when the last is done."""
         for seq in running or waiting:
             yield seq, seq.num_pending, seq.num_pending
@@ -52,7 +56,7 @@ class Orca:
     reserve_full: bool = True
     whole_prompts: bool = True
 
-    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         """Yield everything, the running first."""
         for group in (running, waiting):
             for seq in group:
@@ -71,7 +75,7 @@ class SplitFuse:
     whole_prompts: bool = False
     least: int = 64
 
-    def wishes(self, running: Listing[Sequence], waiting: Listing[Sequence]) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         """Yield single tokens first, then what is longer, then who waits."""
         prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
         for seq in running:
@@ -79,7 +83,8 @@ class SplitFuse:
                 yield seq, 1, 1
         left, decoding = _EVERYTHING, len(running) + len(waiting) - len(prompts)
         if decoding:
-            left = max(decoding, self.least, self.least * len(prompts) // decoding)
+            num_prompts = len(prompts) + backlog
+            left = max(decoding, self.least, self.least * num_prompts // decoding)
         for seq in prompts:
             if left:
                 yield seq, min(seq.num_pending, left), 1

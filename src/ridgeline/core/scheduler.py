@@ -63,6 +63,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.paused: list[Sequence] = []
+        self.backlog = 0  # prompts that wait elsewhere, to come when there is room; policies see it
         self._granted: list[Sequence] = []  # of the step under way, parallel to its work
 
     # --- coming and going ----------------------------------------------------------------------
@@ -119,7 +120,7 @@ class Scheduler:
         preempted: list[Sequence] = []
         verdicts: dict[SeqId, Wait] = {}
         rest = Wait.POLICY  # why those that the policy never named do not run
-        for seq, wanted, least in self.policy.wishes(self.running, self.waiting):
+        for seq, wanted, least in self.policy.wishes(self.running, self.waiting, self.backlog):
             if seq.status is not _RUNNING:
                 if preempted:
                     verdicts[seq.id] = Wait.BLOCKS

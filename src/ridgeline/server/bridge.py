@@ -253,6 +253,7 @@ class Bridge:
                 (self.engine.pause if is_to_rest else self.engine.resume)(request.id)
         events: list[Event] = []
         if self.engine.has_work():
+            self.engine.scheduler.backlog = len(self._queue)
             self.step_began_s = time.monotonic()
             try:
                 events = self.engine.step()
