@@ -83,8 +83,7 @@ class SplitFuse:
                 yield seq, 1, 1
         left, decoding = _EVERYTHING, len(running) + len(waiting) - len(prompts)
         if decoding:
-            num_prompts = len(prompts) + backlog
-            left = max(decoding, self.least, self.least * num_prompts // decoding)
+            left = max(decoding, self.least, self.least * (len(prompts) + backlog) // decoding)
         for seq in prompts:
             if left:
                 yield seq, min(seq.num_pending, left), 1
