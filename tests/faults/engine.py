@@ -24,6 +24,7 @@ def some_body(number: int, rng: random.Random) -> Body:
     prompt = shared + [rng.randrange(20, 400) for _ in range(rng.randint(1, 30))]
     body: Body = {"prompt": prompt, "max_tokens": rng.randint(1, 40), "ignore_eos": True}
     body |= {"seed": number, "temperature": rng.choice([0, 0.8, 1.5])}
+    body["logit_bias"] = {str(POISON): -100}  # which one answer in thousands would choose
     return body | {"stream": rng.random() < 0.5}
 
 
@@ -102,7 +103,7 @@ def t18(model: Path, count: int, rng: random.Random) -> str:
 def t19(model: Path, count: int, rng: random.Random) -> str:
     """A token that is not finite stands in the prompt, or the model chooses it midway."""
     bodies = [some_body(i, rng) for i in range(5)]
-    with watched(model) as watch:
+    with watched(model, growth_mib=60 + count // 8) as watch:  # for the records of all requests
         wanted = alone(watch, bodies)
         for i in range(count):
             prompt = [40 + i % 300] * (1 + i % 40)
@@ -123,7 +124,7 @@ def t19(model: Path, count: int, rng: random.Random) -> str:
 def t22(model: Path, count: int, rng: random.Random) -> str:
     """The oracles compare records, statuses and lines in every row; this one adds tokens."""
     seen: Counter[str] = Counter()
-    with watched(model, clients.SMALL) as watch:
+    with watched(model, clients.SMALL, growth_mib=60 + count // 20) as watch:
         before = watch.served.metrics()
         first = len(watch.records)
         bodies = [some_body(i, rng) | {"stream": False, "n": 1 + i % 3} for i in range(count)]
@@ -160,12 +161,13 @@ def t22(model: Path, count: int, rng: random.Random) -> str:
 
 def t41(model: Path, count: int, rng: random.Random) -> str:
     kinds = [some_body(i, rng) for i in range(min(count, 256))]
-    with watched(model, {"kv_cache_memory": 40 * 16 * 512}) as watch:
+    with watched(model, {"kv_cache_memory": 40 * 16 * 512}, growth_mib=60 + count // 20) as watch:
         wanted = alone(watch, kinds)
         order = [rng.randrange(len(kinds)) for _ in range(count)]
         at_once = min(count, 64)
         with ThreadPoolExecutor(1) as side:
-            gone = side.submit(clients.leavers, watch, count // 4, rng, ["fin", "rst"])
+            ways = ["fin", "rst"]
+            gone = side.submit(clients.leavers, watch, count // 4, rng, ways, alone=False)
             found = all_of(watch, [kinds[i] for i in order], at_once)
             gone.result()
         right = sum(answer_of(one) == wanted[i] for one, i in zip(found, order, strict=True))
@@ -229,6 +231,7 @@ def t56(model: Path, count: int, rng: random.Random) -> str:
             assert found["total_tokens"] == prompt_tokens + recount
             assert 0 <= found["prompt_tokens_details"]["cached_tokens"] < prompt_tokens
 
-    with watched(model) as watch, ThreadPoolExecutor(8) as pool:
+    mib = 60 + count // 20
+    with watched(model, growth_mib=mib) as watch, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: check(watch, number), range(count)))
     return f"{count}/{count}: usage is what was counted, whole and streamed"

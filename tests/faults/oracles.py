@@ -95,7 +95,11 @@ class Watch:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         given = (JSON if data is not None else {}) | given
         method = given.pop("method", "GET" if data is None else "POST")
-        self._mine.connection.request(method, path, data, given)
+        try:
+            self._mine.connection.request(method, path, data, given)
+        except ConnectionError:  # it was idle for so long that the server has closed it
+            self._mine.connection.close()
+            self._mine.connection.request(method, path, data, given)
         response = self._mine.connection.getresponse()
         body = response.read()
         if path not in PROBES:

@@ -11,9 +11,10 @@ from typing import Any
 
 from ridgeline.models.chat import ChatTemplate
 from tests.faults.oracles import CHAT, COMPLETE, Watch, joined, watched
-from tests.test_llm import HELLO, VOCAB
+from tests.test_llm import HELLO, POISON, VOCAB
 
 NUM_SCALARS = 0x110000 - 0x800
+BANNED = {"0": -100, "1": -100, str(POISON): -100}  # ends, and what is not a number
 HARD = "👩‍👩‍👧‍👦 🇫🇷 e\u0301 ש\u05c1לום नमस्ते \u202e\u200f ﷽ 👍🏽 \ufffd \U0010ffff"  # noqa: RUF001
 
 
@@ -49,7 +50,7 @@ def t24(model: Path, count: int, rng: random.Random) -> str:
 def _answers_agree(watch: Watch, number: int) -> str:
     prompt = [60 + number % 300, 61, 62]
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": 60, "seed": number, "temperature": 2}
-    body |= {"ignore_eos": True, "logprobs": 0, "logit_bias": {"0": -100, "1": -100}}
+    body |= {"ignore_eos": True, "logprobs": 0, "logit_bias": BANNED}
     whole = watch.ask(body)[1]["choices"][0]
     streamed = watch.ask(body | {"stream": True})[1]
     assert joined(streamed) == whole["text"]
@@ -75,7 +76,7 @@ def t25(model: Path, count: int, rng: random.Random) -> str:
         path = (COMPLETE, CHAT)[number % 2]
         body: dict[str, Any] = {"max_tokens": 30, "seed": number % 40, "ignore_eos": True}
         body |= {"messages": HELLO} if path == CHAT else {"prompt": [50, 51]}
-        body |= {"temperature": 1.5, "logit_bias": {"0": -100, "1": -100}}
+        body |= {"temperature": 1.5, "logit_bias": BANNED}
         text = watch.text(body, path)
         stops = []
         for _ in range(mine.randint(1, 4)):
