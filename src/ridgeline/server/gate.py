@@ -6,7 +6,6 @@ body, bounded, before a route runs.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -199,17 +198,3 @@ def _name(host: str) -> str:
     """Return a Host header's value without the port."""
     name, _, port = host.rpartition(":")
     return name.lower() if name and port.isdigit() and not host.endswith("]") else host.lower()
-
-
-def log_line(fields: dict[str, Any], form: str) -> str:
-    """Return a line of the log: JSON, or ``name=value`` with all control characters escaped."""
-    fields = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields}
-    if form == "json":
-        return json.dumps(fields)
-    shown = ((name, _shown(value)) for name, value in fields.items() if value is not None)
-    return " ".join(f"{name}={text}" for name, text in shown)
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if re.fullmatch(r"[\w.:/+@,-]+", text, re.ASCII) else json.dumps(text)

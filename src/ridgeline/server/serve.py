@@ -20,8 +20,9 @@ from ridgeline.llm import LLM
 from ridgeline.metrics import Metrics
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.bridge import Bridge, StreamError
-from ridgeline.server.gate import Gate, log_line
+from ridgeline.server.gate import Gate
 from ridgeline.server.limits import Keys
+from ridgeline.server.logs import LogWriter, log_line
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.wire import BoundedProtocol
 
@@ -52,10 +53,6 @@ class _Server(uvicorn.Server):
         await self.ended.wait()
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 class Running:
     """A server that runs: its parts, and how it ends."""
 
@@ -65,7 +62,7 @@ class Running:
         name: str,
         options: ServeOptions,
         keys: Keys,
-        write: Callable[[str], object] = _to_stderr,
+        write: Callable[[str], object],
     ) -> None:
         """Put a server together; ``write`` takes the lines of the log."""
         self.options, self.keys, self._write = options, keys, write
@@ -160,19 +157,24 @@ def serve(
     keys = Keys(options.api_key or (), options.api_key_file)
     listener = bind(options.host, options.port)
     _raise_file_limit()
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     sys.setswitchinterval(_SWITCH_S)
-    with load() as llm:
+    with load() as llm, contextlib.closing(LogWriter(sys.stderr.fileno())) as log:
+        logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=log)
         name = options.served_model_name or Path(model).name
         with asyncio.Runner() as runner:
-            runner.run(_main(llm, name, options, keys, listener))
+            runner.run(_main(llm, name, options, keys, listener, log))
 
 
 async def _main(
-    llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket
+    llm: LLM,
+    name: str,
+    options: ServeOptions,
+    keys: Keys,
+    listener: socket.socket,
+    log: LogWriter,
 ) -> None:
     loop = asyncio.get_running_loop()
-    running = Running(llm, name, options, keys)
+    running = Running(llm, name, options, keys, log.line)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, running.stop)
     loop.add_signal_handler(signal.SIGHUP, running.reload_keys)

@@ -1,0 +1,79 @@
+"""The log: one line for each request, written where it can hold up nobody.
+
+It knows nothing of requests or HTTP; what stands in a line is the gate's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import threading
+import time
+from typing import Any
+
+_MOST_LINES = 10_000  # that wait to be written
+_LAST_WORDS_S = 1.0  # for what still waits at the end
+
+
+def log_line(fields: dict[str, Any], form: str) -> str:
+    """Return a line of the log: JSON, or ``name=value`` with all control characters escaped."""
+    fields = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **fields}
+    if form == "json":
+        return json.dumps(fields)
+    shown = ((name, _shown(value)) for name, value in fields.items() if value is not None)
+    return " ".join(f"{name}={text}" for name, text in shown)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if re.fullmatch(r"[\w.:/+@,-]+", text, re.ASCII) else json.dumps(text)
+
+
+class LogWriter:
+    """A file for lines whose reader may be slow or gone: a thread writes, ``write`` never waits.
+
+    When 10,000 lines wait, further ones are dropped, and the log says how many once it flows again.
+    A descriptor that takes nothing (a full disk, a closed pipe) loses its lines, and nothing else.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Write to a descriptor, which stays open."""
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._num_dropped = 0
+        # Not sys.stderr: who waits inside its lock when the interpreter ends brings that down.
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def line(self, text: str) -> None:
+        """Write a line."""
+        self.write(text + "\n")
+
+    def write(self, text: str) -> None:
+        """Write whole lines, each with its end."""
+        try:
+            self._lines.put_nowait(text)
+        except queue.Full:
+            self._num_dropped += 1
+
+    def flush(self) -> None:
+        """Do nothing: for ``logging``, which takes this for a file."""
+
+    def close(self) -> None:
+        """Wait a moment until all is written; who reads too slowly misses the rest."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=_LAST_WORDS_S)
+            self._thread.join(_LAST_WORDS_S)
+
+    def _run(self) -> None:
+        while (text := self._lines.get()) is not None:
+            if self._num_dropped:
+                num_dropped, self._num_dropped = self._num_dropped, 0
+                text = f"warning: {num_dropped} lines of this log found no reader\n{text}"
+            rest = text.encode(errors="backslashreplace")
+            with contextlib.suppress(OSError):
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
