@@ -197,6 +197,15 @@ def test_the_quick_choice_is_the_exact_one(make: Make) -> None:
         assert output.tokens[0] == model.execute(step(quick)).tokens[0]
 
 
+def test_of_equal_logits_the_first_token_wins(make: Make) -> None:
+    """Whichever thread found it."""
+    model = checkpoint(PLAIN, random_arrays(PLAIN) | {"head": np.zeros((VOCAB, 24), np.float32)})
+    for num_threads in (1, 2, 3):
+        runner = make(model, num_threads=num_threads)
+        greedy = work(TOKENS[:3], (0,), params=PLAIN_GREEDY)
+        assert runner.execute(step(greedy)).tokens == ((0,),)
+
+
 def test_logprobs_of_prompts(make: Make) -> None:
     """More of them than logits are computed at a time."""
     items = [work(TOKENS[:90], (0, 1, 2, 3, 4, 5), params=PROMPT_TOO), work(TOKENS[:6], (7,))]

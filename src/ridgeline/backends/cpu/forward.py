@@ -2,9 +2,10 @@
 
 Two thread plans, by how many rows (tokens) the step has:
 
-* **columns**, below 4 rows: every thread computes its share of each product's outputs for all rows,
-  and they meet five times a layer. What is cheap - norms, quantising - each does for itself.
-* **rows**, from 4 on: a thread takes its own rows through a whole layer, in blocks of 64, and they
+* **columns**, up to 6 rows: every thread computes its share of each product's outputs for all rows,
+  then some of what another has left of its own; they meet five times a layer. What is cheap -
+  norms, quantising - each does for itself.
+* **rows**, from 7 on: a thread takes its own rows through a whole layer, in blocks of 64, and they
   meet once a layer, when keys and values are in the cache.
 
 Both call the same kernels in the same order for a row, so they give the same bits. This module
@@ -60,17 +61,8 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
 
 
 def _emit_product(module: object, kinds: Sequence[str]) -> None:
-    """``product(matrix, part, num_parts, num_rows, operand...)``: a share of a matrix's outputs.
-
-    ``tiles(matrix, first, last, num_rows, operand...)``: those of tiles ``first`` up to ``last``.
-    """
+    """``product(matrix, first, last, num_rows, operand...)``: tiles ``first`` up to ``last``."""
     fn = Function(module, "product", 10)
-    matrix, part, num_parts, *rest = fn.args
-    num_tiles = Words(fn, matrix, MATRIX)["num_tiles"]
-    first, last = num_tiles * part // num_parts, num_tiles * (part + 1) // num_parts
-    fn.call("tiles", matrix, first, last, *rest)
-    fn.finish()
-    fn = Function(module, "tiles", 10)
     matrix, first, last, num_rows, *operand = fn.args
     words = Words(fn, matrix, MATRIX)
     for kind in kinds:
@@ -143,15 +135,17 @@ def _next_walk(
 def _columns(thread: Thread) -> None:
     """Few rows: each thread computes its share of every product's outputs."""
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    num_rows, share = plan["num_rows"], (thread.number, plan["num_threads"])
+    num_rows = plan["num_rows"]
     x, x_bytes = thread.mine("x"), sizes.hidden * 4
     y, attended = thread.shared("y"), thread.shared("attended")
     with fn.loop(num_rows) as m:
         fn.call("copy", x + m * x_bytes, plan["x"] + m * x_bytes, sizes.hidden)
-    with thread.layers() as (layer, cache):
+    with thread.layers() as (i, layer, cache):
         with fn.loop(num_rows) as m:
             thread.norm(x + m * x_bytes, layer["attn_norm"], m)
-        thread.qkv(layer, share, num_rows, thread.shared("qkv"))
+        for matrix, column in thread.qkv():
+            out = thread.shared("qkv") + column
+            _shared_product(thread, i, layer, matrix, out, sizes.qkv * 4)
         thread.barrier()
         with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=plan["num_threads"]) as h:
             with fn.loop(num_rows) as m:
@@ -162,12 +156,12 @@ def _columns(thread: Thread) -> None:
         thread.barrier()
         with fn.loop(num_rows) as m:
             _attended_to_activations(thread, attended + m * (sizes.attention * 4), m)
-        thread.product(layer, "o", share, num_rows, y, x_bytes)
+        _shared_product(thread, i, layer, "o", y, x_bytes)
         thread.barrier()
         with fn.loop(num_rows) as m:
             _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
             thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
-        _gated_share(thread, layer, share)
+        _gated_share(thread, i, layer)
         thread.barrier()
         owner = "shared"
         if sizes.activations == "rows":  # their scale needs the whole row
@@ -175,7 +169,7 @@ def _columns(thread: Thread) -> None:
             with fn.loop(num_rows) as m:
                 whole = thread.shared("gate_up") + m * sizes.gate_up_stride
                 thread.quantise("gated", whole, m, sizes.intermediate)
-        thread.product(layer, "down", share, num_rows, y, x_bytes, "gated", owner)
+        _shared_product(thread, i, layer, "down", y, x_bytes, "gated", owner)
         thread.barrier()
         with fn.loop(num_rows) as m:
             fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
@@ -196,7 +190,22 @@ def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
         thread.fn.call("add", x, layer["o_bias"], thread.sizes.hidden)
 
 
-def _gated_share(thread: Thread, layer: Words, share: tuple[Value, Value]) -> None:
+def _shared_product(
+    thread: Thread,
+    i: Value,
+    layer: Words,
+    matrix: str,
+    y: Value,
+    y_stride: int,
+    *operand: str,
+) -> None:
+    """Compute this thread's pieces of a product for all rows."""
+    num_rows = thread.plan["num_rows"]
+    with thread.pieces(i, matrix, layer[f"{matrix}_num_tiles"]) as tiles:
+        thread.product(layer, matrix, tiles, num_rows, y, y_stride, *operand)
+
+
+def _gated_share(thread: Thread, i: Value, layer: Words) -> None:
     """Compute this thread's share of the gated channels, into the shared activations.
 
     Where their scale needs the whole row they stay floats, in place of the gates.
@@ -204,19 +213,18 @@ def _gated_share(thread: Thread, layer: Words, share: tuple[Value, Value]) -> No
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.plan["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
     up = gate + sizes.intermediate * 4
-    thread.product(layer, "gate", share, num_rows, gate, stride)
-    thread.product(layer, "up", share, num_rows, up, stride)
-    part, num_parts = share
-    num_tiles = sizes.intermediate // TILE
-    first, last = num_tiles * part // num_parts * TILE, num_tiles * (part + 1) // num_parts * TILE
     owner = "shared" if sizes.activations == "floats" else "mine"
-    with fn.loop(num_rows) as m:
-        at, out = m * stride + first * 4, thread.floats("gated", m, owner) + first * 4
-        if sizes.activations == "rows":
-            fn.call("gate", gate + at, up + at, gate + at, last - first)
-        else:
-            fn.call("gate", gate + at, up + at, out, last - first)
-            thread.quantise("gated", out, m, last - first, first, "shared")
+    with thread.pieces(i, "gate", layer["gate_num_tiles"]) as tiles:
+        thread.product(layer, "gate", tiles, num_rows, gate, stride)
+        thread.product(layer, "up", tiles, num_rows, up, stride)
+        first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
+        with fn.loop(num_rows) as m:
+            at, out = m * stride + first * 4, thread.floats("gated", m, owner) + first * 4
+            if sizes.activations == "rows":
+                fn.call("gate", gate + at, up + at, gate + at, size)
+            else:
+                fn.call("gate", gate + at, up + at, out, size)
+                thread.quantise("gated", out, m, size, first, "shared")
 
 
 def _rows(thread: Thread) -> None:
@@ -225,7 +233,7 @@ def _rows(thread: Thread) -> None:
     first, last = (
         fn.load(plan["row_bounds"] + (thread.number + i) * 4, I32, 4).signed(I64) for i in (0, 1)
     )
-    with thread.layers() as (layer, cache):
+    with thread.layers() as (_, layer, cache):
         with fn.loop(last, start=first, step=BLOCK) as low:
             _project(thread, layer, cache, low, fn.lower(low + BLOCK, last))
         thread.barrier()
@@ -242,10 +250,19 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
     with fn.loop(high - low) as m:
         thread.norm(plan["x"] + (low + m) * (sizes.hidden * 4), layer["attn_norm"], m)
-    whole = (fn.i64(0), fn.i64(1))
-    thread.qkv(layer, whole, high - low, thread.mine("qkv"))
+    for matrix, column in thread.qkv():
+        out = thread.mine("qkv") + column
+        _whole_product(thread, layer, matrix, high - low, out, sizes.qkv * 4)
     with fn.loop(high - low) as m, fn.loop(sizes.heads.num_kv_heads) as h:
         thread.rope(layer, cache, low + m, thread.mine("qkv") + m * (sizes.qkv * 4), h)
+
+
+def _whole_product(
+    thread: Thread, layer: Words, matrix: str, num_rows: Value, y: Value, y_stride: int, *group: str
+) -> None:
+    """Compute all of a product, for this thread's rows."""
+    tiles = (0, layer[f"{matrix}_num_tiles"])
+    thread.product(layer, matrix, tiles, num_rows, y, y_stride, *group)
 
 
 def _attend_block(
@@ -271,24 +288,24 @@ def _attend_block(
 def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:
     """Take a block of rows from what they attended to through the rest of the layer."""
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    num_rows, whole = high - low, (fn.i64(0), fn.i64(1))
+    num_rows = high - low
     x, y, x_bytes = plan["x"] + low * (sizes.hidden * 4), thread.mine("y"), sizes.hidden * 4
     gate, stride = thread.mine("gate_up"), sizes.gate_up_stride
     up = gate + sizes.intermediate * 4
     with fn.loop(num_rows) as m:
         attended = thread.mine("attended") + m * (sizes.attention * 4)
         _attended_to_activations(thread, attended, m)
-    thread.product(layer, "o", whole, num_rows, y, x_bytes)
+    _whole_product(thread, layer, "o", num_rows, y, x_bytes)
     with fn.loop(num_rows) as m:
         _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
         thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
-    thread.product(layer, "gate", whole, num_rows, gate, stride)
-    thread.product(layer, "up", whole, num_rows, up, stride)
+    _whole_product(thread, layer, "gate", num_rows, gate, stride)
+    _whole_product(thread, layer, "up", num_rows, up, stride)
     with fn.loop(num_rows) as m:
         out = thread.floats("gated", m)
         fn.call("gate", gate + m * stride, up + m * stride, out, sizes.intermediate)
         thread.quantise("gated", out, m, sizes.intermediate)
-    thread.product(layer, "down", whole, num_rows, y, x_bytes, "gated")
+    _whole_product(thread, layer, "down", num_rows, y, x_bytes, "gated")
     with fn.loop(num_rows) as m:
         fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
 
@@ -309,14 +326,14 @@ def _head(thread: Thread) -> None:
             entries, turned = plan["head_entries"] + j * entry_stride, thread.mine("turned")
             fn.call(f"quantise_{form}", out, target, entries, sizes.hidden, turned)
     thread.barrier()
-    num_tiles, stride = plan["head_num_tiles"], HEAD_TILES * TILE * 4
-    first, last = (num_tiles * (thread.number + i) // num_threads for i in (0, 1))
-    head = Words(fn, plan.address("head_tiles"), MATRIX)
-    with fn.loop(num_rows, step=BLOCK * 4) as low, fn.loop(last, start=first, step=HEAD_TILES) as t:
+    stride, logits = HEAD_TILES * TILE * 4, thread.mine("logits")
+    pieces = thread.pieces(
+        fn.i64(sizes.num_layers), "head", plan["head_num_tiles"], fn.i64(HEAD_TILES)
+    )
+    with pieces as (t, until), fn.loop(num_rows, step=BLOCK * 4) as low:
         count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
-        until, logits = fn.lower(t + HEAD_TILES, last), thread.mine("logits")
         fn.call(
-            "tiles", head.address("tiles"), t, until, count,
+            "product", plan.address("head_tiles"), t, until, count,
             plan["head_x"] + low * x_stride, x_stride,
             plan["head_entries"] + low * entry_stride, entry_stride,
             logits - t * (TILE * 4), stride,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ridgeline.backends.cpu.ir import F32, I32, I64, Function, fma, maximum, select
 from ridgeline.backends.cpu.rows import FLOATS
 
@@ -14,13 +16,13 @@ def emit_head(module: object) -> None:
     """Emit ``best(logits, size, first_id, best)``: fold ``size`` logits into the entry at ``best``.
 
     They are of ids from ``first_id`` on; the last vector is read whole, its surplus ignored. Of
-    equal logits the first stays.
+    equal logits the lowest id wins, in whatever order they come.
     """
     fn = Function(module, "best", 4)
     logits, size, first_id, best = fn.args
     lanes = fn.lanes(I32, list(range(16)))
     end = size.signed(I32).splat(16)
-    top = fn.var(fn.load(best, F32, 4).splat(16))
+    top = fn.var(fn.lanes(F32, [-math.inf] * 16))
     place = fn.var(fn.lanes(I32, [_NOWHERE] * 16))
     poison = fn.var(fn.lanes(F32, [0.0] * 16))
     with fn.loop(size, step=16) as at:
@@ -32,7 +34,9 @@ def emit_head(module: object) -> None:
     highest = top.get().reduce(maximum)
     among = select(top.get().equals(highest.splat(16)), place.get(), _NOWHERE)
     first = among.reduce(lambda a, b: select(a < b, a, b))
-    with fn.when(first < _NOWHERE):
+    so_far, its_id = fn.load(best, F32, 4), fn.load(best + 8, I64, 8)
+    is_first = highest.equals(so_far) & (first.signed(I64) + first_id < its_id)
+    with fn.when((first < _NOWHERE) & ((highest > so_far) | is_first)):
         fn.store(highest, best, 4)
         fn.store(first.signed(I64) + first_id, best + 8, 8)
     poisoned = poison.get().reduce(lambda a, b: a + b) + fn.load(best + 4, F32, 4)

@@ -69,6 +69,7 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
+_AHEAD_BYTES = 4096  # that a lone row prefetches; more rows ask for the whole of the next tile
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
 
 
@@ -161,12 +162,12 @@ def _emit_tile(
     else:
         first = [fn.lanes(F32, [0.0] * 16)] * rows
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
-    ahead = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
+    tile = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
+    ahead = tile if rows > 1 else fn.i64(_AHEAD_BYTES)
     with fn.loop(num_records) as k:
         record = weights + k * RECORD_BYTES[kind]
-        if rows > 1:  # a lone row waits for memory anyway, and the hardware sees the stream
-            part_bytes = RECORD_BYTES[kind] * halves // 2
-            _prefetch_tile(fn, record + ahead + half * part_bytes, part_bytes)
+        part_bytes = RECORD_BYTES[kind] * halves // 2
+        _prefetch(fn, record + ahead + half * part_bytes, part_bytes)
         match ACTIVATIONS[kind]:
             case "groups":
                 _add_groups(fn, form, kind, record, half, operand, k, sums)
@@ -187,7 +188,7 @@ def _emit_tile(
     fn.finish()
 
 
-def _prefetch_tile(fn: Function, address: Value, num_bytes: int) -> None:
+def _prefetch(fn: Function, address: Value, num_bytes: int) -> None:
     for offset in range(0, num_bytes, 64):
         prefetch(fn, address + offset, locality=2)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.backends.cpu.heads import TOKENS, Heads
-from ridgeline.backends.cpu.ir import I32, I64, Function, Value
+from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum
 from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.threads import fetch_add
 
 # ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
 PLAN = (
@@ -25,7 +26,7 @@ PLAN = (
     "private", "private_stride", "scores_stride",
     "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
     "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
-    "counters",
+    "counters", "shares",
 )  # fmt: skip
 MATRIX = ("tiles", "kind", "num_tiles", "num_records")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -34,9 +35,13 @@ LAYER = (
     *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
 )  # fmt: skip
 
-COLUMN_ROWS = 3  # most rows that the columns plan takes
+COLUMN_ROWS = 6  # most rows that the columns plan takes
 BLOCK = 64  # rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
+SHARED = ("q", "k", "v", "o", "gate", "down", "head")  # work that threads take from each other
+SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
+_PIECES = 8  # that a thread's share of a product is taken in
+_MOST_HELPED = 4  # threads whose work a thread looks at, its own first
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,29 @@ class Thread:
         self._offsets = sizes.private()
         self._private = self.plan["private"]
 
+    @contextmanager
+    def pieces(
+        self, layer: Value, name: str, num_tiles: Value, size: Value | None = None
+    ) -> Iterator[tuple[Value, Value]]:
+        """Loop over pieces of some tiles, first and end: this thread's share, then others' rests.
+
+        Two cores seldom read memory equally fast, and a core that somebody else uses as well is
+        slower still; who is done early helps.
+        """
+        fn, num_threads = self.fn, self.plan["num_threads"]
+        size = size or maximum(num_tiles // (num_threads * _PIECES), 1)
+        counters = self.plan["shares"] + layer * num_threads * SHARE_BYTES + 4 * SHARED.index(name)
+        with fn.loop(fn.lower(num_threads, _MOST_HELPED)) as i:
+            owner = (self.number + i) % num_threads
+            counter = counters + owner * SHARE_BYTES
+            begin, end = (num_tiles * (owner + j) // num_threads for j in (0, 1))
+
+            piece = fn.var(fetch_add(fn, counter, 1).signed(I64))
+            with fn.loop_while(lambda: begin + piece.get() * size < end):
+                first = begin + piece.get() * size
+                yield first, fn.lower(first + size, end)
+                piece.set(fetch_add(fn, counter, 1).signed(I64))
+
     def mine(self, name: str) -> Value:
         """Return the address of a private buffer."""
         return self._private + self.number * self.plan["private_stride"] + self._offsets[name]
@@ -173,11 +201,11 @@ class Thread:
         self.fn.call("barrier", self.plan["sync"], self.plan["num_threads"])
 
     @contextmanager
-    def layers(self) -> Iterator[tuple[Words, Value]]:
-        """Loop over the layers: a layer's words, and where its part of the cache begins."""
+    def layers(self) -> Iterator[tuple[Value, Words, Value]]:
+        """Loop over the layers: number, words, and where a layer's part of the cache begins."""
         with self.fn.loop(self.sizes.num_layers) as i:
             words = Words(self.fn, self.plan["layers"] + i * (8 * len(LAYER)), LAYER)
-            yield words, self.plan["cache"] + i * self.plan["layer_stride"]
+            yield i, words, self.plan["cache"] + i * self.plan["layer_stride"]
 
     def floats(self, group: str, row: Value, owner: str = "mine") -> Value:
         """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``."""
@@ -210,32 +238,31 @@ class Thread:
         self,
         layer: Words,
         matrix: str,
-        part: tuple[Value, Value],
+        tiles: tuple[Any, Any],
         num_rows: Value,
         y: Value,
         y_stride: Any,
         group: str = "in",
         owner: str = "mine",
     ) -> None:
-        """Multiply activations by a matrix; ``part`` is this thread's share of the outputs."""
+        """Multiply activations by tiles of a matrix, first and end."""
         sizes, memory = self.sizes, getattr(self, owner)
         if sizes.activations == "floats":
             x, x_stride = memory(f"{group}_floats"), sizes.float_stride
         else:
             x, x_stride = memory(f"{group}_values"), sizes.value_stride
         self.fn.call(
-            "product", layer.address(f"{matrix}_tiles"), *part, num_rows,
+            "product", layer.address(f"{matrix}_tiles"), *tiles, num_rows,
             x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride,
         )  # fmt: skip
 
-    def qkv(self, layer: Words, part: tuple[Value, Value], num_rows: Value, out: Value) -> None:
-        """Compute queries, keys and values, side by side in a row."""
-        heads, stride = self.sizes.heads, self.sizes.qkv * 4
-        column = 0
+    def qkv(self) -> Iterator[tuple[str, int]]:
+        """Yield the matrices of queries, keys and values, and where in a row their results go."""
+        heads, column = self.sizes.heads, 0
         for matrix, count in (
             ("q", heads.num_heads), ("k", heads.num_kv_heads), ("v", heads.num_kv_heads),
         ):  # fmt: skip
-            self.product(layer, matrix, part, num_rows, out + column, stride)
+            yield matrix, column
             column += count * heads.size * 4
 
     def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:

@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, load_kernels
-from ridgeline.backends.cpu.plan import COLUMN_ROWS, PLAN
-from ridgeline.backends.cpu.threads import SYNC_BYTES, Crew, Workers
+from ridgeline.backends.cpu.plan import PLAN, SHARE_BYTES
+from ridgeline.backends.cpu.threads import LONE_ROWS, SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.weights import load_weights, model_sizes, scores_stride
 from ridgeline.backends.sampling import Row, rank_tokens, sample
@@ -106,6 +105,7 @@ class CpuRunner:
         }
         self._scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
+            "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
             "queries": aligned((rows, heads.query_bytes), np.uint8),
             "private": aligned((num_threads, sizes.private_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.hidden * x_bytes), np.uint8),
@@ -171,7 +171,7 @@ class CpuRunner:
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the plan; the batch must live until it has run."""
-        few = sum(len(item.tokens) for item in work) <= COLUMN_ROWS
+        few = sum(len(item.tokens) for item in work) <= LONE_ROWS
         num_threads = self._crew.size if few else self._num_threads
         batch = arrange(work, num_threads, self.sizes.heads.tile, self._per_block)
         self._poison[: len(batch.tokens)] = 0
@@ -268,9 +268,10 @@ class CpuRunner:
         self._by_row["head_rows"][:count] = rows
         self._by_row["wants_logits"][:count] = wants_logits
         self._put(num_head_rows=count)
+        self._scratch["shares"][:] = 0
         begin_s = time.perf_counter()
         self._run(self._plan_address)
-        if self._plan[_WORD["num_rows"]] <= COLUMN_ROWS:
+        if self._plan[_WORD["num_rows"]] <= LONE_ROWS:
             self._crew.note(time.perf_counter() - begin_s)
         self._put(does_layers=0)
         found = []
@@ -278,12 +279,17 @@ class CpuRunner:
         for first in range(0, len(entries), num_threads):
             shares = entries[first : first + num_threads]
             finite = all(poison == 0 for _, poison, _ in shares)
-            found.append((max(shares, key=itemgetter(0))[2], finite))
+            found.append((max(shares, key=_rank)[2], finite))
         return found, self._logits[:needed, : self.sizes.vocab_size]
 
     def _put(self, **words: int) -> None:
         for name, value in words.items():
             self._plan[_WORD[name]] = value
+
+
+def _rank(best: tuple[float, float, int]) -> tuple[float, int]:
+    """Order what threads found: of equal logits the lowest token wins."""
+    return best[0], -best[2]
 
 
 def _stop(

@@ -28,6 +28,7 @@ from ridgeline.backends.cpu.isa import spin_hint
 SYNC_BYTES = 384
 _ARRIVALS, _TURN, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
 MOST_THREADS = 255
+LONE_ROWS = 3  # most rows of steps that ``Crew`` compares; more rows are more work
 _SPINS = 2000  # pauses; some 50 microseconds
 _CALL_SPINS = 50_000  # between steps: Python needs a millisecond to prepare the next one
 _WINDOW, _IRREGULAR = 16, 1.5  # steps that are looked at; their mean over their least
@@ -46,7 +47,7 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
     sync, num_threads = fn.args
     with fn.when(num_threads > 1):
         turn = _read(fn, sync + _TURN)
-        before = _add(fn, sync + _ARRIVALS, 1)
+        before = fetch_add(fn, sync + _ARRIVALS, 1)
         is_last = before.equals(num_threads.signed(I32) - 1)
         with fn.when(is_last):
             _write(fn, sync + _ARRIVALS, fn.value(0, I32))
@@ -164,9 +165,9 @@ class _Wait:
             spin_hint(fn, self._is_x86)
             left.set(left.get() - 1)
         with fn.loop_while(lambda: _read(fn, word).equals(old)):
-            _add(fn, sleepers, 1)
+            fetch_add(fn, sleepers, 1)
             self._sleep(fn, word, old)
-            _add(fn, sleepers, -1)
+            fetch_add(fn, sleepers, -1)
 
     def wake(self, fn: Function, word: Value, sleepers: Value) -> None:
         """Wake whoever sleeps on ``word``, which was changed before."""
@@ -203,7 +204,8 @@ def _write(fn: Function, address: Value, value: Value) -> None:
     fn.builder.atomic_rmw("xchg", _pointer(fn, address), value.raw, "seq_cst")
 
 
-def _add(fn: Function, address: Value, number: int) -> Value:
+def fetch_add(fn: Function, address: Value, number: int) -> Value:
+    """Add to a word that threads share; return what it was, 32 bits."""
     amount = ir.Constant(I32, number)
     old = fn.builder.atomic_rmw("add", _pointer(fn, address), amount, "seq_cst")
     return Value(fn, old)
