@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import mmap
 import os
 import tempfile
 from collections.abc import Mapping
@@ -46,23 +47,32 @@ def file_name(path: Path, dtype: str) -> str:
     return f"{path.stem}.{dtype}.{place}.{digest.hexdigest()[:32]}.weights"
 
 
-def read(path: Path) -> dict[str, Packed] | None:
-    """Return the arrays of a file, in memory that kernels like; None if it cannot be used."""
+def read(path: Path, mapped_from: str) -> dict[str, Packed] | None:
+    """Return the arrays of a file, in memory that kernels like; None if it cannot be used.
+
+    Those from ``mapped_from`` on stay in the file: what is so large and so little of it needed
+    that reading it all would be most of a start.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(-8, os.SEEK_END)
             index_bytes = int.from_bytes(file.read(8), "little")
             end = file.seek(size - index_bytes)
             index = json.loads(file.read(index_bytes))
-            memory = aligned(end, np.uint8)
+            num_read = index[mapped_from][-1]
+            memory = aligned(num_read, np.uint8)
             file.seek(0)
-            if file.readinto(memory.data) != end:
+            if file.readinto(memory.data) != num_read:
                 return None
-        found = {}
+            area = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_WILLNEED"):
+            area.madvise(mmap.MADV_WILLNEED)
+        found, places = {}, (memory, np.frombuffer(area, np.uint8))
         for name, (kind, dtype, shape, begin) in index.items():
             count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            found[name] = Packed(kind, memory[begin : begin + count].view(dtype).reshape(shape))
-    except (OSError, ValueError, TypeError, AttributeError):
+            place = places[begin >= num_read]
+            found[name] = Packed(kind, place[begin : begin + count].view(dtype).reshape(shape))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return None
     return found
 

@@ -117,7 +117,7 @@ def load_weights(
     arrays = path = None
     if cache is not None:
         path = cache / packed.file_name(checkpoint.path, dtype)
-        arrays = packed.read(path)
+        arrays = packed.read(path, mapped_from="embedding")
     if arrays is None:
         arrays = _pack_all(checkpoint, sizes, dtype, progress)
         if path is not None:
@@ -177,6 +177,7 @@ def _pack_all(
     head = "embed" if arch.tied_embeddings else "head"
     matrix(head, dtype=_head_dtype(dtype))
     arrays["head"] = arrays.pop(head)
+    # Last, as it stays in the file: see ``load_weights``.
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
     return arrays
