@@ -95,7 +95,8 @@ def t25(model: Path, count: int, rng: random.Random) -> str:
         assert joined(chunks) == wanted, (number, stops, text)
         return stopped
 
-    with watched(model) as watch, ThreadPoolExecutor(4) as pool:
+    mib = 60 + count // 128  # for the records and log lines of all requests
+    with watched(model, growth_mib=mib) as watch, ThreadPoolExecutor(4) as pool:
         stopped = sum(pool.map(check, range(count)))
     return f"{count}/{count} cut exactly, whole and streamed ({stopped} at a stop string)"
 
