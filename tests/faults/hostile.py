@@ -247,7 +247,8 @@ def t10(model: Path, count: int, rng: random.Random) -> str:
 
 
 def t11(model: Path, count: int, rng: random.Random) -> str:
-    everything = {str(token): -100 for token in range(VOCAB)}
+    nothing = {str(token): -100 for token in range(VOCAB)}
+    banned = {str(POISON): -100}  # what is not a number: chosen by chance, it rightly ends in 500
     extremes: list[Body] = [
         *({"temperature": t} for t in (5e-324, 1e-300, 1e-38, 1e-4, 1e-2, 2)),
         *({"top_p": p} for p in (0, 5e-324, 1e-9, 1)),
@@ -255,13 +256,12 @@ def t11(model: Path, count: int, rng: random.Random) -> str:
         *({"min_p": p} for p in (0, 5e-324, 1)),
         *({"repetition_penalty": r} for r in (1e-2, 1e-1, 100)),
         *({"presence_penalty": p, "frequency_penalty": p} for p in (-2, 2)),
-        {"logit_bias": everything},
-        {"logit_bias": everything | {"50": 100}},
-        {"logit_bias": {str(POISON): -100}},
+        {"logit_bias": dict.fromkeys(nothing, 100) | banned},
+        {"logit_bias": nothing | {"50": 100}},
     ]
     with watched(model) as watch:
         for i in range(count):
-            wish: Body = {"temperature": 1.0} | extremes[i % len(extremes)]
+            wish: Body = {"temperature": 1.0, "logit_bias": banned} | extremes[i % len(extremes)]
             wish |= rng.choice([{}, extremes[rng.randrange(len(extremes))]])
             body = wish | {"prompt": [40, 41 + i % 50], "max_tokens": 5, "logprobs": 2, "seed": i}
             status, answer = watch.ask(body)
