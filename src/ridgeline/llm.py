@@ -11,6 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,13 +64,16 @@ class LLM:
         checkpoint = load_checkpoint(self.path)
         self.arch = checkpoint.arch
         self.config = resolve(wishes, checkpoint.arch)
-        self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self._trace = open(wishes.trace, "w", buffering=1) if wishes.trace else None  # noqa: SIM115
+        facts = (checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        with bytes_bar(f"Loading {self.path.name}") as report, ThreadPoolExecutor(1) as pool:
+            # A tokenizer keeps one core busy, reading packed weights hardly any.
+            tokenizer = pool.submit(load_tokenizer, *facts)
+            self.runner = new_runner(self.config, checkpoint, report)
+            self.tokenizer = tokenizer.result()
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
         self.generation_defaults: dict[str, Any] = dict(checkpoint.generation_defaults)
-        self._trace = open(wishes.trace, "w", buffering=1) if wishes.trace else None  # noqa: SIM115
-        with bytes_bar(f"Loading {self.path.name}") as report:
-            self.runner = new_runner(self.config, checkpoint, report)
         self.engine = new_engine(self.config, checkpoint, self.runner, _writer(self._trace))
         self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
 

@@ -1,7 +1,8 @@
 """What each kind of compiled work has to read and compute in a step.
 
 Operations come from ``costs``, bytes from the packed weights and cache records as they really are,
-each counted once a step, however many threads and rows share them.
+each counted once a step, however many threads and rows share them. Tokens count as greedy: of a
+head with a sketch they read the sketch, and a percent or two of the head that is not counted.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
     arch, heads, weights = runner.arch, runner.sizes.heads, runner.weights
     num_tokens = sum(count for _, _, count in step.work)
     num_rows = sum(bool(tokens) for tokens in step.sampled)
+    head = weights.sketch if weights.sketch and weights.screens(num_rows) else weights.head
     bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
     return {
         "linears": Traffic(
@@ -45,7 +47,7 @@ def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
             ),
             linear_flops(arch, num_tokens),
         ),
-        "head": Traffic(weights.head.data.nbytes * bool(num_rows), head_flops(arch, num_rows)),
+        "head": Traffic(head.data.nbytes * bool(num_rows), head_flops(arch, num_rows)),
         "attention": Traffic(
             sum(kv_read_bytes(arch, start, n, bytes_per_value) for _, start, n in step.work),
             sum(attention_flops(arch, start, n) for _, start, n in step.work),

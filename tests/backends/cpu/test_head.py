@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llvmlite import ir
 
 from ridgeline.backends.cpu.head import BEST_BYTES, emit_head
+from tests.backends.cpu import twins
 from tests.backends.cpu.machine import Array, Machine, at, build
 
 BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("token", "<i8")])
@@ -91,3 +92,24 @@ def test_the_best_before_stays_unless_it_is_beaten(here: Machine) -> None:
     here.run("best", at(np.float32([1.0] * 9 + [2.5] * 7)), 12, 100, entry)
     assert (entry["value"], entry["token"]) == (2.5, 109)
     assert np.isnan(entry["poison"])  # never forgotten
+
+
+@pytest.mark.parametrize("size", [32, 96, 576])
+def test_a_row_is_at_most_this_long(machine: Machine, size: int) -> None:
+    """Also after it was quantised, which makes a row longest where all but one round up."""
+    worst = np.tile(np.float32([127.0] + [1.5001] * 15), size // 16)
+    for x in (worst, np.random.default_rng(size).normal(0, 3, size).astype(np.float32)):
+        out = np.zeros(1, np.float32)
+        machine.run("length", at(x), size, out)
+        assert out[0] == pytest.approx(1.02 * np.linalg.norm(x.astype(np.float64)), rel=1e-5)
+        values, scale = twins.to_bytes(x.reshape(-1, twins.GROUP))
+        assert np.linalg.norm(values * scale[:, None].astype(np.float64)) < out[0]
+
+
+def test_the_length_of_what_is_no_row(here: Machine) -> None:
+    x = np.ones(64, np.float32)
+    for bad, wanted in ((np.nan, np.nan), (np.inf, np.inf), (1e30, np.inf)):
+        x[40] = bad
+        out = np.zeros(1, np.float32)
+        here.run("length", at(x), 64, out)
+        assert out[0] == pytest.approx(wanted, nan_ok=True)

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES
-from ridgeline.backends.cpu.pack import Matrix, pack, padded, turned
+from ridgeline.backends.cpu.pack import Matrix, pack, padded, sketch, turned
 from ridgeline.models.weights import Tensor
 from tests.backends.cpu import twins
 
@@ -278,3 +278,31 @@ def test_both_at_once() -> None:
 def test_words_for_the_plan(kind: str, wish: str) -> None:
     packed = pack(floats(matrix((70, 33))), wish)
     assert packed.words == (KINDS.index(kind), 3, 2)
+
+
+def test_a_sketch_is_as_far_off_as_it_says() -> None:
+    """Products differ by the distance times the length of x, and hardly less along the error."""
+    head = pack(floats(matrix((70, 256))), "int8")
+    found = sketch(head)
+    assert found is not None
+    rough, distance = found
+    lost = weights(head) - weights(rough)
+    assert rough.kind == "w4"
+    assert distance == pytest.approx(np.linalg.norm(lost, axis=1), rel=0.003, abs=1e-30)
+    x = np.concatenate([lost, matrix((9, 256), seed=1)]).astype(np.float32)
+    values, scale = twins.to_bytes(x.reshape(len(x), -1, twins.GROUP))
+    length = np.linalg.norm(values * scale[..., None].astype(np.float64), axis=(1, 2))
+    values = values.reshape(x.shape)
+    entries = twins.entries_of(values, scale)
+    exact, about = (twins.linear(m.kind, m.data, values, entries) for m in (head, rough))
+    apart, most = np.abs(exact - about), length[:, None] * distance
+    assert (apart <= most).all()
+    along = np.arange(70)[distance[:70] > 0]
+    assert (apart[along, along] > 0.98 * most[along, along]).all()
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_no_sketch_of_what_is_not_finite(scale: float) -> None:
+    head = pack(floats(matrix()), "int8")
+    head.data[1, 3, 1024:1026] = np.float16([scale]).view(np.uint8)
+    assert sketch(head) is None

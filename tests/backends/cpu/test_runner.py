@@ -25,6 +25,7 @@ from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
 PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=3)
+NOT_FINITE = "logits are not finite, or every token is ruled out"
 PLAIN_GREEDY = SamplingParams(temperature=0)
 TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCAB, MAX_LEN))
 # Weights, cache, and how far logits may be from the reference's, relative to their size: the root
@@ -195,6 +196,87 @@ def test_the_quick_choice_is_the_exact_one(make: Make) -> None:
         assert output.tokens[0] == output.tokens[1]
         assert list(output.logprobs) == [1]
         assert output.tokens[0] == model.execute(step(quick)).tokens[0]
+
+
+# --- a head of which little is read ------------------------------------------------------------
+
+MANY = replace(WIDE, vocab_size=3000)
+
+
+def streams(count: int, params: SamplingParams) -> Step:
+    return step(
+        *(work(TOKENS[i : 3 * i + 1], (2 * i, 2 * i + 1), params=params) for i in range(count))
+    )
+
+
+def near_ties() -> NDArray[np.float32]:
+    """Outputs that differ from each other by less than 4 bits can say, in tiles far apart."""
+    rng = np.random.default_rng(3)
+    like = random_arrays(WIDE)["head"][rng.integers(0, 4, 3000)]
+    return like * np.where(rng.random(like.shape) < 0.02, 1.01, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("head", ["random", "near ties"])
+def test_the_screened_token_is_the_exact_one(make: Make, head: str) -> None:
+    arrays = random_arrays(MANY)
+    if head == "near ties":
+        arrays["head"] = near_ties()
+    for num_threads in (1, 2, 3):
+        runner = make(checkpoint(MANY, arrays), num_threads=num_threads)
+        assert runner.weights.sketch is not None
+        for count in range(1, 8):  # the last are too many
+            quick = runner.execute(streams(count, PLAIN_GREEDY))
+            exact = runner.execute(streams(count, ALL))
+            assert quick.tokens == exact.tokens
+            assert not quick.errors
+            assert not quick.logprobs
+
+
+def test_a_sketch_as_wrong_as_it_can_be(make: Make) -> None:
+    """The likeliest output is lost by rounding along x, in favour of one whose sketch is exact."""
+    runner = make(checkpoint(MANY, random_arrays(MANY)))
+    runner.execute(streams(1, PLAIN_GREEDY))
+    entries = runner._scratch["head_entries"][0].view(np.float32).reshape(-1, 4)
+    x = runner._scratch["head_x"][0].view(np.int8) * np.repeat(entries[:, :2].ravel(), 16)
+    levels = np.random.default_rng(1).integers(1, 15, x.shape)  # 17 apart: those of the sketch
+    levels.reshape(-1, 32)[:, :2] = 0, 15
+    likeliest = (17.0 * levels - 127 + 8 * np.sign(x) * (levels % 15 > 0)) / 127
+    second = np.sign(x) * (likeliest @ x) / np.abs(x).sum() * 0.99
+    head = np.zeros((3000, 96), np.float32)
+    head[2000], head[1000] = likeliest, second
+    tricky = make(checkpoint(MANY, random_arrays(MANY) | {"head": head}))
+    assert tricky.execute(streams(1, PLAIN_GREEDY)).tokens == ((2000,),)
+
+
+def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:
+    """Without a number where nobody looks, the token stays; who wants logits gets the error."""
+    runner = make(checkpoint(MANY, random_arrays(MANY)), num_threads=2)
+    one, with_logits = streams(1, PLAIN_GREEDY), streams(1, ALL)
+    wanted = runner.execute(one).tokens
+    logits = runner.prompt_logits(TOKENS[:1])[0]
+    scales = runner.weights.head.data[:, :, 1024:].view(np.float16)
+    unlikely = np.array(
+        [i for i in range(93) if logits[32 * i : 32 * i + 32].max() < 0.5 * logits.max()]
+    )
+    assert len(unlikely) > 20
+    scales[unlikely] = np.nan
+    output = runner.execute(one)
+    assert (output.tokens, output.errors) == (wanted, {})
+    assert "not finite" in runner.execute(with_logits).errors[0]
+
+
+@pytest.mark.parametrize("factor", [1e18, 1e25, np.nan])
+def test_a_row_too_long_for_bounds_gets_all_its_logits(make: Make, factor: float) -> None:
+    runner = make(checkpoint(MANY, random_arrays(MANY)))
+    exact = runner.execute(streams(2, ALL)).tokens
+    runner.weights.final_norm[:] *= np.float32(factor)
+    runner.weights.distances[:] = 0  # what screening would believe in
+    runner.weights.sketch.data[:] = 0  # type: ignore[union-attr]
+    output = runner.execute(streams(2, PLAIN_GREEDY))
+    if np.isnan(factor):
+        assert [output.errors[i] for i in (0, 1)] == [NOT_FINITE] * 2
+    else:
+        assert output.tokens == exact
 
 
 def test_of_equal_logits_the_first_token_wins(make: Make) -> None:

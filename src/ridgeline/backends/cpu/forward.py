@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.backends.cpu.head import BEST_BYTES
+from ridgeline.backends.cpu.head import head
 from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum, select
-from ridgeline.backends.cpu.linear import ENTRY_BYTES, KINDS, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.linear import KINDS, TILE
 from ridgeline.backends.cpu.plan import (
     BLOCK,
     COLUMN_ROWS,
-    HEAD_TILES,
     MATRIX,
     PLAN,
     Sizes,
@@ -41,7 +40,7 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     if sizes.profiled:
         emit_clock(module)
     new = TimedFunction if sizes.profiled else Function
-    for name, body in (("columns", _columns), ("rows", _rows), ("head", _head)):
+    for name, body in (("columns", _columns), ("rows", _rows), ("head", head)):
         fn = new(module, name, 2)
         body(Thread(fn, sizes))
         fn.finish()
@@ -308,41 +307,3 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
     _whole_product(thread, layer, "down", num_rows, y, x_bytes, "gated")
     with fn.loop(num_rows) as m:
         fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
-
-
-def _head(thread: Thread) -> None:
-    """Norm the rows that want a token, then compute logits, a few tiles at a time."""
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    num_rows, num_threads = plan["num_head_rows"], plan["num_threads"]
-    form = sizes.head_activations
-    x_stride = sizes.hidden * VALUE_BYTES[form]
-    entry_stride = sizes.hidden // TILE * ENTRY_BYTES
-    with fn.loop(num_rows, start=thread.number, step=num_threads) as j:
-        row = fn.load(plan["head_rows"] + j * 4, I32, 4).signed(I64)
-        target = plan["head_x"] + j * x_stride
-        out = target if form == "floats" else thread.floats("in", fn.i64(0))
-        fn.call("norm", plan["x"] + row * (sizes.hidden * 4), plan["final_norm"], out, sizes.hidden)
-        if form != "floats":
-            entries, turned = plan["head_entries"] + j * entry_stride, thread.mine("turned")
-            fn.call(f"quantise_{form}", out, target, entries, sizes.hidden, turned)
-    thread.barrier()
-    stride, logits = HEAD_TILES * TILE * 4, thread.mine("logits")
-    pieces = thread.pieces(
-        fn.i64(sizes.num_layers), "head", plan["head_num_tiles"], fn.i64(HEAD_TILES)
-    )
-    with pieces as (t, until), fn.loop(num_rows, step=BLOCK * 4) as low:
-        count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
-        fn.call(
-            "product", plan.address("head_tiles"), t, until, count,
-            plan["head_x"] + low * x_stride, x_stride,
-            plan["head_entries"] + low * entry_stride, entry_stride,
-            logits - t * (TILE * 4), stride,
-        )  # fmt: skip
-        size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
-        with fn.loop(count) as j:
-            row, source = low + j, logits + j * stride
-            best = plan["best"] + (row * num_threads + thread.number) * BEST_BYTES
-            fn.call("best", source, size, t * TILE, best)
-            with fn.when(fn.load(plan["wants_logits"] + row * 4, I32, 4) > 0):
-                target = plan["logits"] + row * plan["logits_stride"] + t * (TILE * 4)
-                fn.call("copy", target, source, (until - t) * TILE)

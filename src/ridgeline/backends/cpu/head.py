@@ -1,19 +1,63 @@
-"""After the last layer: the likeliest token of each row, without keeping all its logits."""
+"""After the last layer: the likeliest token of each row, without keeping all its logits.
+
+With few rows, where reading weights is all there is to it, most of the head is not read. A sketch
+of it in 4 bits (``pack.sketch``) gives rough logits, and with each of them a bound: the output's
+distance from its sketch, times the length of the activations (Cauchy-Schwarz). Exact ones are
+computed of the likeliest, then of whatever could still be likelier: of some tiles in a hundred. The
+token found is the same as without the sketch, and so is its logit. Pruning by bounds is how search
+for the largest inner product has long been done (Ram & Gray, 2012).
+"""
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 
-from ridgeline.backends.cpu.ir import F32, I32, I64, Function, fma, maximum, select
+from ridgeline.backends.cpu.ir import (
+    F32,
+    I16,
+    I32,
+    I64,
+    Function,
+    Value,
+    fma,
+    maximum,
+    select,
+    sqrt,
+)
+from ridgeline.backends.cpu.linear import TILE
+from ridgeline.backends.cpu.plan import BLOCK, HEAD_TILES, Thread
 from ridgeline.backends.cpu.rows import FLOATS
 
 # A row's best so far: value f32, poison f32 (0, or NaN if a logit was not finite), index i64.
 BEST_BYTES = 16
 _NOWHERE = (1 << 31) - 1
+# Bytes are within scale / 2 of what they stand for, scale is largest / 127, and 16 share one: so
+# a row is longer than before it was quantised by at most 4 / 254.
+_LONGER = 1.02
+_LONGEST = 1e18  # longer rows, or such that are not numbers, could overflow: they get all logits
 
 
 def emit_head(module: object) -> None:
-    """Emit ``best(logits, size, first_id, best)``: fold ``size`` logits into the entry at ``best``.
+    """Emit what the head is made of, besides products: ``best`` and ``length``."""
+    _emit_best(module)
+    _emit_length(module)
+
+
+def _emit_length(module: object) -> None:
+    """``length(x, size, out)``: the length of a row of floats, and what quantising may add."""
+    fn = Function(module, "length", 3)
+    x, size, out = fn.args
+    squares = fn.var(fn.lanes(F32, [0.0] * 16))
+    with fn.loop(size * 4, step=64) as at:
+        value = fn.load(x + at, FLOATS, 4)
+        squares.set(fma(value, value, squares.get()))
+    fn.store(sqrt(squares.get().reduce(lambda a, b: a + b)) * _LONGER, out, 4)
+    fn.finish()
+
+
+def _emit_best(module: object) -> None:
+    """``best(logits, size, first_id, best)``: fold ``size`` logits into the entry at ``best``.
 
     They are of ids from ``first_id`` on; the last vector is read whole, its surplus ignored. Of
     equal logits the lowest id wins, in whatever order they come.
@@ -42,3 +86,134 @@ def emit_head(module: object) -> None:
     poisoned = poison.get().reduce(lambda a, b: a + b) + fn.load(best + 4, F32, 4)
     fn.store(poisoned, best + 4, 4)
     fn.finish()
+
+
+def head(thread: Thread) -> None:
+    """Norm the rows that want a token, then find the likeliest, and logits where they are wanted.
+
+    The plan asks for screening only if nobody wants logits, there is a sketch, and rows are few.
+    """
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    form, entry_stride = sizes.head_activations, sizes.head_entry_stride
+    with fn.loop(plan["num_head_rows"], start=thread.number, step=plan["num_threads"]) as j:
+        row = fn.load(plan["head_rows"] + j * 4, I32, 4).signed(I64)
+        target = plan["head_x"] + j * sizes.head_x_stride
+        out = target if form == "floats" else thread.floats("in", fn.i64(0))
+        fn.call("norm", plan["x"] + row * (sizes.hidden * 4), plan["final_norm"], out, sizes.hidden)
+        if form != "floats":
+            entries, turned = plan["head_entries"] + j * entry_stride, thread.mine("turned")
+            fn.call(f"quantise_{form}", out, target, entries, sizes.hidden, turned)
+        with fn.when(plan["screens"] > 0):
+            fn.call("length", out, sizes.hidden, plan["lengths"] + j * 4)
+    thread.barrier()
+    screens = fn.var(plan["screens"])
+    with fn.when(plan["screens"] > 0), fn.loop(plan["num_head_rows"]) as j:
+        is_sane = fn.load(plan["lengths"] + j * 4, F32, 4) < _LONGEST
+        screens.set(select(is_sane, screens.get(), 0))
+    with fn.when(screens.get() > 0):
+        _screened(thread)
+    with fn.when(screens.get().equals(0)):
+        _whole(thread)
+
+
+def _whole(thread: Thread) -> None:
+    """Compute all logits, a few tiles at a time, while they are in the nearest cache."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    num_rows, stride, logits = plan["num_head_rows"], HEAD_TILES * TILE * 4, thread.mine("logits")
+    with (
+        _pieces(thread, "head_num_tiles") as (t, until),
+        fn.loop(num_rows, step=BLOCK * 4) as low,
+    ):
+        count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
+        _product(thread, "head_tiles", (t, until), low, count, logits - t * (TILE * 4), stride)
+        size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
+        with fn.loop(count) as j:
+            row, source = low + j, logits + j * stride
+            fn.call("best", source, size, t * TILE, _entry(thread, "best", row))
+            with fn.when(fn.load(plan["wants_logits"] + row * 4, I32, 4) > 0):
+                target = plan["logits"] + row * plan["logits_stride"] + t * (TILE * 4)
+                fn.call("copy", target, source, (until - t) * TILE)
+
+
+def _screened(thread: Thread) -> None:
+    """Compute rough logits, then exact ones of what might be the likeliest."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    num_rows, num_tiles = plan["num_head_rows"], plan["head_num_tiles"]
+    rough, stride = plan["rough"], sizes.rough_stride
+    with _pieces(thread, "sketch_num_tiles") as (t, until):
+        _product(thread, "sketch_tiles", (t, until), fn.i64(0), num_rows, rough, stride)
+        size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
+        with fn.loop(num_rows) as j:
+            logits = rough + j * stride + t * (TILE * 4)
+            fn.call("best", logits, size, t * TILE, _entry(thread, "guesses", j))
+    with fn.loop(num_rows) as j:
+        guess = fn.load(_entry(thread, "guesses", j) + 8, I64, 8)
+        with fn.when(guess >= 0):  # others may have left nothing to this thread
+            _exact(thread, guess // TILE)
+    thread.barrier()
+    # Others add to their bests meanwhile. Any logit of the row will do: the likeliest passes.
+    with fn.loop(num_rows) as j:
+        highest = fn.var(fn.value(-math.inf, F32))
+        with fn.loop(plan["num_threads"]) as owner:
+            so_far = fn.load(_entry(thread, "best", j, owner), F32, 4)
+            highest.set(maximum(highest.get(), so_far))
+        fn.store(highest.get(), thread.mine("floors") + j * 4, 4)
+    first, last = (num_tiles * (thread.number + i) // plan["num_threads"] for i in (0, 1))
+    with fn.loop(last, start=first) as t:
+        found = fn.var(fn.i64(0))
+        with fn.loop(num_rows) as j:
+            length, floor = (
+                fn.load(at + j * 4, F32, 4).splat(16)
+                for at in (plan["lengths"], thread.mine("floors"))
+            )
+            for place in (t * (TILE * 4), t * (TILE * 4) + 64):
+                distance = fn.load(plan["distances"] + place, FLOATS, 64)
+                most = fma(distance, length, fn.load(rough + j * stride + place, FLOATS, 64))
+                found.set(found.get() | (most >= floor).bits(I16).unsigned(I64))
+        with fn.when(found.get() > 0):
+            _exact(thread, t)
+
+
+def _exact(thread: Thread, tile: Value) -> None:
+    """Compute a tile's logits of all rows, and fold them into the bests."""
+    fn, plan, logits = thread.fn, thread.plan, thread.mine("logits")
+    num_rows, first = plan["num_head_rows"], tile * TILE
+    _product(
+        thread, "head_tiles", (tile, tile + 1), fn.i64(0), num_rows, logits - first * 4, TILE * 4
+    )
+    size = fn.lower(fn.i64(TILE), thread.sizes.vocab_size - first)
+    with fn.loop(num_rows) as j:
+        fn.call("best", logits + j * (TILE * 4), size, first, _entry(thread, "best", j))
+
+
+def _pieces(thread: Thread, num_tiles: str) -> AbstractContextManager[tuple[Value, Value]]:
+    """Loop over pieces of the head's tiles, or of its sketch's."""
+    fn = thread.fn
+    layer, size = fn.i64(thread.sizes.num_layers), fn.i64(HEAD_TILES)
+    return thread.pieces(layer, "head", thread.plan[num_tiles], size)
+
+
+def _product(
+    thread: Thread,
+    matrix: str,
+    tiles: tuple[Value, Value],
+    first_row: Value,
+    num_rows: Value,
+    y: Value,
+    y_stride: int,
+) -> None:
+    """Multiply rows by tiles of the head or its sketch, first and end."""
+    plan, sizes = thread.plan, thread.sizes
+    x_stride, entry_stride = sizes.head_x_stride, sizes.head_entry_stride
+    thread.fn.call(
+        "product", plan.address(matrix), *tiles, num_rows,
+        plan["head_x"] + first_row * x_stride, x_stride,
+        plan["head_entries"] + first_row * entry_stride, entry_stride, y, y_stride,
+    )  # fmt: skip
+
+
+def _entry(thread: Thread, word: str, row: Value, owner: Value | None = None) -> Value:
+    """Return where a thread, this one if none is named, keeps what it found in a row."""
+    plan = thread.plan
+    number = thread.number if owner is None else owner
+    return plan[word] + (row * plan["num_threads"] + number) * BEST_BYTES

@@ -22,6 +22,7 @@ from ridgeline.models.weights import Tensor
 Bytes = NDArray[np.uint8]
 Index = NDArray[np.intp]
 _HALF = np.float16
+_SKETCHED = 64  # tiles at once
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -76,6 +77,30 @@ def pack(
         if dtype == "int4"
         else _pack_w8(*to_eight_bits(weights))
     )
+
+
+def sketch(matrix: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
+    """Return a w8 matrix again in 4 bits, and each output's distance from it; None if not finite.
+
+    However the two are multiplied by activations x, results differ by at most distance times the
+    length of x: the distance (Euclidean) holds what both products may lose by rounding.
+    """
+    tiles, distances = [], []
+    for low in range(0, len(matrix.data), _SKETCHED):
+        q, scale = _unpack_w8(matrix.data[low : low + _SKETCHED])
+        scales = scale.astype(np.float32)
+        weights = q.astype(np.float32) * np.repeat(scales, TILE, axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):  # the end says so
+            q4, d, m = to_four_bits(weights)
+            rough = q4 * np.repeat(d, TILE, axis=1).astype(np.float32)
+            lost = weights - rough - np.repeat(m, TILE, axis=1)
+            # A record's terms are at most 384 scales times the sum of 32 activations, twice.
+            roundings = (scales.shape[1] + 8) * 2.0**-24 * 768 * TILE**0.5
+            distance = np.linalg.norm(lost, axis=1) * 1.001
+            distances.append(distance + np.linalg.norm(scales, axis=1) * roundings)
+            tiles.append(_pack_nibbles("w4", q4, d, m).data)
+    distance = np.concatenate(distances).astype(np.float32)
+    return (Matrix("w4", np.concatenate(tiles)), distance) if np.isfinite(distance).all() else None
 
 
 # --- places ------------------------------------------------------------------------------------
@@ -262,6 +287,15 @@ def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
     scales = scale.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
     out[:, :, 1024:] = _as_bytes(scales, tiles, records)
     return Matrix("w8", out)
+
+
+def _unpack_w8(data: Bytes) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Return q ``[out, in]`` and scale ``[out, in / 32]`` of some tiles."""
+    tiles, records, _ = data.shape
+    parts = data[:, :, :1024].reshape(tiles, records, 2, 8, 16, 4).transpose(0, 2, 4, 1, 3, 5)
+    q = (parts.reshape(tiles * TILE, -1) ^ np.uint8(128)).view(np.int8)
+    scale = np.ascontiguousarray(data[:, :, 1024:]).view(_HALF).reshape(tiles, records, TILE)
+    return q, scale.transpose(0, 2, 1).reshape(tiles * TILE, records)
 
 
 def _byte_records(q: NDArray[np.int8]) -> Bytes:

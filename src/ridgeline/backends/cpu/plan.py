@@ -26,6 +26,8 @@ PLAN = (
     "private", "private_stride", "scores_stride",
     "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
     "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
+    "screens", "sketch_tiles", "sketch_kind", "sketch_num_tiles", "sketch_num_records",
+    "distances", "lengths", "rough", "guesses",
     "counters", "shares",
 )  # fmt: skip
 MATRIX = ("tiles", "kind", "num_tiles", "num_records")
@@ -95,6 +97,21 @@ class Sizes:
         return self.widest // TILE * ENTRY_BYTES
 
     @property
+    def head_x_stride(self) -> int:
+        """Bytes from row to row of what the head takes."""
+        return self.hidden * VALUE_BYTES[self.head_activations]
+
+    @property
+    def head_entry_stride(self) -> int:
+        """Bytes from row to row of its entries."""
+        return self.hidden // TILE * ENTRY_BYTES
+
+    @property
+    def rough_stride(self) -> int:
+        """Bytes from row to row of rough logits."""
+        return -(-self.vocab_size // TILE) * TILE * 4
+
+    @property
     def gate_up_stride(self) -> int:
         """Bytes from row to row of gates and ups; off the multiples of a page."""
         return (2 * self.intermediate + 48) * 4
@@ -119,6 +136,7 @@ class Sizes:
             "attended": BLOCK * self.attention * 4,
             "x": (COLUMN_ROWS + 1) * self.hidden * 4,
             "scales": self.score_rows * 4,
+            "floors": COLUMN_ROWS * 4,
             "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
         }
         offsets, at = {}, 0

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.linear import TILE
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, load_kernels
-from ridgeline.backends.cpu.plan import PLAN, SHARE_BYTES
+from ridgeline.backends.cpu.plan import COLUMN_ROWS, MATRIX, PLAN, SHARE_BYTES
 from ridgeline.backends.cpu.threads import LONE_ROWS, SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.weights import load_weights, model_sizes, scores_stride
@@ -90,7 +90,7 @@ class CpuRunner:
         self._x = aligned((rows, sizes.hidden), np.float32)
         self._logits = np.zeros((0, 1), np.float32)
         self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
-        x_bytes, stride = VALUE_BYTES[sizes.head_activations], scores_stride(max_model_len)
+        stride = scores_stride(max_model_len)
         self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
         # What changes with each step stays in place: looking up an address is slow in Python.
         self._by_row: dict[str, NDArray[Any]] = {
@@ -102,14 +102,17 @@ class CpuRunner:
             "head_rows": np.zeros(rows, np.int32),
             "wants_logits": np.zeros(rows, np.int32),
             "best": np.zeros(rows * num_threads, _BEST),
+            "guesses": np.zeros(COLUMN_ROWS * num_threads, _BEST),
+            "lengths": np.zeros(COLUMN_ROWS, np.float32),
         }
         self._scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
             "queries": aligned((rows, heads.query_bytes), np.uint8),
             "private": aligned((num_threads, sizes.private_bytes(stride)), np.uint8),
-            "head_x": aligned((rows, sizes.hidden * x_bytes), np.uint8),
-            "head_entries": aligned((rows, sizes.hidden // TILE * ENTRY_BYTES), np.uint8),
+            "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
+            "head_entries": aligned((rows, sizes.head_entry_stride), np.uint8),
+            "rough": aligned((COLUMN_ROWS, sizes.rough_stride), np.uint8),
         }
         weights = self.weights
         self._plan = np.zeros(len(PLAN), np.int64)
@@ -127,12 +130,15 @@ class CpuRunner:
             scores_stride=stride,
             private_stride=scratch["private"][0].nbytes,
             final_norm=address(weights.final_norm),
-            head_tiles=address(weights.head.data),
+            distances=address(weights.distances),
             logits_stride=self._logits_stride * 4,
             **{name: address(array) for name, array in (scratch | self._by_row).items()},
         )
-        kind_tiles_records = ("head_kind", "head_num_tiles", "head_num_records")
-        self._put(**dict(zip(kind_tiles_records, weights.head.words, strict=True)))
+        for name, matrix in (("head", weights.head), ("sketch", weights.sketch)):
+            if matrix is not None:
+                facts = (address(matrix.data), *matrix.words)
+                parts = [f"{name}_{part}" for part in MATRIX]
+                self._put(**dict(zip(parts, facts, strict=True)))
         self._plan_address = address(self._plan)
         self._crew = Crew(num_threads)
         self._start(kernels)
@@ -267,7 +273,9 @@ class CpuRunner:
         best[:] = _NOTHING_YET
         self._by_row["head_rows"][:count] = rows
         self._by_row["wants_logits"][:count] = wants_logits
-        self._put(num_head_rows=count)
+        screens = not needed and self.weights.screens(count)
+        self._by_row["guesses"][:] = _NOTHING_YET
+        self._put(num_head_rows=count, screens=screens)
         self._scratch["shares"][:] = 0
         begin_s = time.perf_counter()
         self._run(self._plan_address)

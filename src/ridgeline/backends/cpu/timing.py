@@ -25,7 +25,7 @@ _KIND_OF = {
     "best": "head",
     "attend": "attention",
     "barrier": "barrier",
-    **dict.fromkeys(("rope", "norm", "add", "copy", "gate"), "row operations"),
+    **dict.fromkeys(("rope", "norm", "add", "copy", "gate", "length"), "row operations"),
     **{f"quantise_{form}": "row operations" for form in VALUE_BYTES},
 }
 

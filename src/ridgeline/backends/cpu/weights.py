@@ -17,9 +17,9 @@ from ridgeline.backends.cpu import packed
 from ridgeline.backends.cpu.heads import TOKENS, Heads
 from ridgeline.backends.cpu.linear import RECORD_BYTES, TILE
 from ridgeline.backends.cpu.memory import address, aligned, settled
-from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded
+from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded, sketch
 from ridgeline.backends.cpu.packed import Packed
-from ridgeline.backends.cpu.plan import LAYER, MATRICES, MATRIX, Sizes
+from ridgeline.backends.cpu.plan import COLUMN_ROWS, LAYER, MATRICES, MATRIX, Sizes
 from ridgeline.backends.reference import rope_tables
 from ridgeline.costs import weight_bytes
 from ridgeline.models.weights import Checkpoint
@@ -38,10 +38,16 @@ class Weights:
     embedding: NDArray[np.floating]  # [vocabulary, padded hidden]
     final_norm: Floats
     head: Matrix
+    sketch: Matrix | None  # of the head, with the distances of its outputs: see ``head``
+    distances: Floats
     cos: Floats  # [positions, half]
     sin: Floats
     kinds: tuple[str, ...]
     arrays: Mapping[str, Packed]  # all of it, by canonical name
+
+    def screens(self, num_rows: int) -> bool:
+        """Return whether the likeliest tokens of so many rows are found by the head's sketch."""
+        return self.sketch is not None and num_rows <= COLUMN_ROWS
 
 
 def head_shape(arch: ModelArch, cache: str) -> Heads:
@@ -99,7 +105,8 @@ def footprint(
     )
     step_bytes += 4 * 256 * arch.vocab_size  # logits, where somebody wants them
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
-    return weight_bytes(arch, per_weight) + embedding, step_bytes, cached
+    sketch = arch.vocab_size * sizes.hidden * RECORD_BYTES["w4"] // TILE**2 if kind == "w8" else 0
+    return weight_bytes(arch, per_weight) + embedding + sketch, step_bytes, cached
 
 
 def load_weights(
@@ -177,6 +184,9 @@ def _pack_all(
     head = "embed" if arch.tied_embeddings else "head"
     matrix(head, dtype=_head_dtype(dtype))
     arrays["head"] = arrays.pop(head)
+    if arrays["head"].kind == "w8" and (found := sketch(Matrix(*arrays["head"]))):
+        arrays["sketch"] = Packed("w4", settled(found[0].data))
+        arrays["distances"] = Packed("", settled(found[1]))
     # Last, as it stays in the file: see ``load_weights``.
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
@@ -208,6 +218,8 @@ def _assemble(
         embedding=arrays["embedding"].data,
         final_norm=arrays["norm"].data,
         head=Matrix(*arrays["head"]),
+        sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
+        distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         cos=np.pad(cos, padding),
         sin=np.pad(sin, padding),
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
