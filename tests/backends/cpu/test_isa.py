@@ -240,7 +240,11 @@ def test_this_processor_is_known() -> None:
 def test_all_of_a_model_compiles_for_arm(name: str, dtype: str, cache: str) -> None:
     arch = replace(PLAIN, qkv_bias=True, qk_norm=True, o_bias=True)
     target = TARGETS[name]
-    kinds = {"auto": ("w4", "w8"), "int8": ("w8",), "int8-row": ("r8", "w8")}.get(dtype, (dtype,))
+    kinds = {
+        "auto": ("w4", "s4", "s5", "w8"),
+        "int8": ("s4", "w8"),
+        "int8-row": ("s4", "r8", "w8"),
+    }.get(dtype, (dtype,))
     text = assembly(model_sizes(arch, dtype, cache), kinds, arch.norm_eps, target)
     initialize_all()
     module = llvm.parse_assembly(text)

@@ -27,7 +27,7 @@ MARGIN = 64  # bytes between rows that belong to nobody
 CASES = [
     (name, kind)
     for name in TARGETS
-    for kind in ("w4", "w5", "w8", "r8")
+    for kind in ("w4", "w5", "s4", "s5", "w8", "r8")
     if TARGETS[name].dot != Dot.PLAIN
 ]
 CASES += [("baseline", "w8")]
@@ -61,7 +61,7 @@ def packed(kind: str) -> Array:
         return data
     data = at(rng.integers(0, 256, shape, np.uint8))
     data[1] = 255
-    scales = rng.normal(0, 0.1, (*shape[:2], 32 if kind == "w8" else 64)).astype(np.float16)
+    scales = rng.normal(0, 0.1, (*shape[:2], 64 if kind in ("w4", "w5") else 32)).astype(np.float16)
     data[:, :, -2 * scales.shape[2] :] = scales.view(np.uint8)
     return data
 

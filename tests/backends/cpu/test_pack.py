@@ -64,7 +64,7 @@ def inside(packed: Matrix, shape: tuple[int, int] = SHAPE) -> NDArray[np.float64
     assert wide.shape == (padded(shape[0]), padded(shape[1]))
     assert not wide[shape[0] :].any()
     # Padding has no activations, so 4 bits, whose levels need not have a zero, may do without.
-    assert packed.kind in ("w4", "w5") or not wide[:, shape[1] :].any()
+    assert packed.kind in ("w4", "w5", "s4", "s5") or not wide[:, shape[1] :].any()
     return wide[: shape[0], : shape[1]]
 
 
@@ -73,7 +73,7 @@ def inside(packed: Matrix, shape: tuple[int, int] = SHAPE) -> NDArray[np.float64
 
 @pytest.mark.parametrize(
     ("dtype", "kind"),
-    [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q5_0", "w5"), ("Q5_1", "w5"), ("Q8_0", "w8")],
+    [("Q4_0", "s4"), ("Q4_1", "w4"), ("Q5_0", "s5"), ("Q5_1", "w5"), ("Q8_0", "w8")],
 )
 def test_blocks_of_32_are_the_files_own(dtype: str, kind: str) -> None:
     tensor = encoded(dtype)
@@ -287,7 +287,7 @@ def test_a_sketch_is_as_far_off_as_it_says() -> None:
     assert found is not None
     rough, distance = found
     lost = weights(head) - weights(rough)
-    assert rough.kind == "w4"
+    assert rough.kind == "s4"
     assert distance == pytest.approx(np.linalg.norm(lost, axis=1), rel=0.003, abs=1e-30)
     x = np.concatenate([lost, matrix((9, 256), seed=1)]).astype(np.float32)
     values, scale = twins.to_bytes(x.reshape(len(x), -1, twins.GROUP))

@@ -174,12 +174,12 @@ def test_the_files_own_blocks(make: Make, head: str) -> None:
     model = blocks_of_32(dtypes | {"down": "Q5_0", "embed": "Q8_0", "head": head})
     wanted = reference(model).prompt_logits(TOKENS[:40])
     runner = make(model)
-    assert set(runner.weights.kinds) == {"w4", "w5", "w8"}
+    assert set(runner.weights.kinds) == {"w4", "s4", "s5", "w8"}
     assert error(runner.prompt_logits(TOKENS[:40]), wanted) < 0.06
 
 
 @pytest.mark.parametrize(
-    ("head", "kind"), [("Q4_0", "w4"), ("Q4_1", "w4"), ("Q8_0", "w8"), ("F32", "w8")]
+    ("head", "kind"), [("Q4_0", "s4"), ("Q4_1", "w4"), ("Q8_0", "w8"), ("F32", "w8")]
 )
 def test_four_bits_for_the_head_only_if_the_file_has_them(make: Make, head: str, kind: str) -> None:
     assert make(blocks_of_32({"head": head}), "int4").weights.head.kind == kind

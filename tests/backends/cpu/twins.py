@@ -132,20 +132,20 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
                     else:
                         byte = data[:, :, 256 * half + 64 * (v % 4) + 4 * o + i]
                         q[rows, column] = byte >> 4 if v >= 4 else byte & 15
-                        if kind == "w5":
+                        if kind in ("w5", "s5"):
                             bit = 4 * o + i
                             fifth = data[:, :, 512 + 64 * half + 8 * v + bit // 8] >> bit % 8 & 1
                             q[rows, column] |= fifth.astype(np.int32) << 4
             if kind == "r8":
                 continue
-            at = (
-                {"w4": 512, "w5": 640}.get(kind, 1024) + (32 if kind == "w8" else 64) * half + 2 * o
-            )
+            at = {"w4": 512, "s4": 512, "w5": 640, "s5": 640}.get(kind, 1024)
+            at += (64 if kind in ("w4", "w5") else 32) * half + 2 * o
             scale[rows] = data[:, :, at : at + 2].copy().view(np.float16)[..., 0]
-            if kind != "w8":
+            if kind in ("w4", "w5"):
                 offset[rows] = data[:, :, at + 32 : at + 34].copy().view(np.float16)[..., 0]
     if kind == "r8":
         scale = np.repeat(scales, records, axis=1)
+    q -= {"s4": 8, "s5": 16}.get(kind, 0)
     return q, scale, offset
 
 
@@ -176,7 +176,8 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
         integers = x.astype(np.int32) @ (q + 128).T + entries["shift"][:, None]
         result: Array = integers.astype(np.float32) * entries["scale"][:, None] * scale[:, 0]
         return result
-    bytes_q = q + 128 if kind == "w8" else q  # as the products see them
+    finer = {"s4": 16, "s5": 8}.get(kind, 1)
+    bytes_q = q if kind in ("w4", "w5") else q * finer + 128  # as the products see them
     for k in range(q.shape[1] // 32):
         entry = entries[:, k, None]
         low, high = (
@@ -184,12 +185,12 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
             for part in (slice(32 * k, 32 * k + 16), slice(32 * k + 16, 32 * k + 32))
         )
         s_low, s_high = entry["scale"][..., 0], entry["scale"][..., 1]
-        if kind != "w8":
+        if kind in ("w4", "w5"):
             product = fma(low, s_low, high * s_high)
             sums = fma(offset[:, k], entry["total"], fma(product, scale[:, k], sums))
         else:
             product = fma(low, s_low, fma(high, s_high, entry["shift"]))
-            sums = fma(product, scale[:, k], sums)
+            sums = fma(product, scale[:, k] / F32(finer), sums)
     return sums
 
 

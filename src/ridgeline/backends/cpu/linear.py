@@ -8,6 +8,8 @@ read front to back exactly once:
                     input 16 + 4 v + i. Then scale d and offset m of each output: weight = d q + m.
     w5   768 bytes  the nibbles as in w4; [2 halves][8] words of 64 bits, bit 4 o + i of word v the
                     fifth bit of input 4 v + i; then d and m as in w4
+    s4   576 bytes  the nibbles as in w4; [2 halves][16] f16 scales d: weight = d (q - 8)
+    s5   704 bytes  nibbles and fifth bits as in w5; scales d as in s4: weight = d (q - 16)
     w8  1088 bytes  [2 halves][8][64] bytes + [2 halves][16] f16
                     byte (v, 4 o + i): input 4 v + i as q + 128. Then scale d: weight = d q.
     r8  1024 bytes  [2 halves][8][64] bytes as in w8; behind a tile's records its scales, 32 f32
@@ -51,25 +53,29 @@ from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, dot_bf16, dots, pre
 
 TILE = 32  # outputs of a tile, and inputs of a record
 ENTRY_BYTES = 16
-RECORD_BYTES = {"w4": 640, "w5": 768, "w8": 1088, "r8": 1024, "bf16": 2048, "f32": 4096}
+RECORD_BYTES = {
+    "w4": 640, "w5": 768, "s4": 576, "s5": 704, "w8": 1088, "r8": 1024, "bf16": 2048, "f32": 4096,
+}  # fmt: skip
 KINDS = tuple(RECORD_BYTES)
-ACTIVATIONS = {
-    "w4": "groups", "w5": "groups", "w8": "groups", "r8": "rows", "bf16": "bf16", "f32": "floats",
+NIBBLES = ("w4", "w5", "s4", "s5")
+ACTIVATIONS = dict.fromkeys((*NIBBLES, "w8"), "groups") | {
+    "r8": "rows", "bf16": "bf16", "f32": "floats",
 }  # fmt: skip
 VALUE_BYTES = {"groups": 1, "rows": 1, "bf16": 2, "floats": 4}  # of an activation
 
 # Rows x halves that a kernel computes at once; the largest first. They fill the registers without
 # spilling, and spread the cost of unpacking a record over as many rows as possible.
 _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
-    "w4": ((8, 1), (4, 1), (2, 2), (1, 2)),
-    "w5": ((8, 1), (4, 1), (2, 2), (1, 2)),
-    "w8": ((8, 1), (4, 1), (2, 2), (1, 2)),
+    **dict.fromkeys((*NIBBLES, "w8"), ((8, 1), (4, 1), (2, 2), (1, 2))),
     "r8": ((8, 2), (4, 2), (2, 2), (1, 2)),
     "bf16": ((8, 2), (4, 2), (2, 2), (1, 2)),
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
 _AHEAD_BYTES = 4096  # that a lone row prefetches; more rows ask for the whole of the next tile
+# Symmetric kinds, and by how many bits their values become bytes around 128, as those of w8 are:
+# then all share the last float of an entry.
+_MIDDLED = {"s4": 4, "s5": 3, "w8": 0}
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
 
 
@@ -105,7 +111,7 @@ class Operand:
 
 def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
     """Return the shapes of tiles for a kind, as rows and halves, the largest first."""
-    is_narrow = kind in ("w4", "w5") and form is not Dot.VNNI512
+    is_narrow = kind in NIBBLES and form is not Dot.VNNI512
     return _NARROW if is_narrow else _SHAPES[kind]
 
 
@@ -208,29 +214,35 @@ def _add_groups(
     entries = [
         operand.entries + operand.entry_stride * m + k * ENTRY_BYTES for m in range(len(sums))
     ]
+    # Where small bytes are quicker to multiply, sums move to the left instead.
+    left = _MIDDLED.get(kind, 0)
+    before = left if form is Dot.VNNI512 else 0
+    most = {"w4": 15, "w5": 31, "s4": 15 << before, "s5": 31 << before}.get(kind, 255)
     for h in range(len(sums[0])):
-        weights, scale, offset = _unpack(fn, kind, record, half + h)
+        weights, scale, offset = _unpack(fn, kind, record, half + h, before)
         for m, (x, entry) in enumerate(zip(x_rows, entries, strict=True)):
             low = high = fn.lanes(I32, [0] * 16)
-            most = {"w4": 15, "w5": 31}.get(kind, 255)
             parts = [broadcast4(fn, x + 4 * v) for v in range(8)]
-            low = dots(form, low, weights[:4], parts[:4], max_weight=most)
-            high = dots(form, high, weights[4:], parts[4:], max_weight=most)
+            low = dots(form, low, weights[:4], parts[:4], max_weight=most) << (left - before)
+            high = dots(form, high, weights[4:], parts[4:], max_weight=most) << (left - before)
             s_low, s_high, total, shift = (
                 fn.load(entry + 4 * i, F32, 4).splat(16) for i in range(4)
             )
-            if kind != "w8":
+            if kind not in _MIDDLED:
                 product = fma(low.signed(F32), s_low, high.signed(F32) * s_high)
                 sums[m][h].set(fma(offset, total, fma(product, scale, sums[m][h].get())))
-            else:  # take back the 128 that was added to each weight
+            else:  # take back the 128 that is in each weight
                 product = fma(low.signed(F32), s_low, fma(high.signed(F32), s_high, shift))
                 sums[m][h].set(fma(product, scale, sums[m][h].get()))
 
 
 def _unpack(
-    fn: Function, kind: str, record: Value, half: Value
+    fn: Function, kind: str, record: Value, half: Value, left: int
 ) -> tuple[list[Value], Value, Value]:
-    """Return the eight byte vectors of a half record, its scales, and its offsets (not of w8)."""
+    """Return the eight byte vectors of a half record, its scales, and its offsets if it has any.
+
+    Values of nibbles are shifted ``left``; scales are such that nobody notices in the end.
+    """
     bytes64, floats = vec(I8, 64), vec(F16, 16)
     if kind == "w8":
         base = record + half * 512
@@ -238,15 +250,17 @@ def _unpack(
         scale = fn.load(record + 1024 + half * 32, floats, 32).signed(F32)
         return weights, scale, scale  # no offset
     base = record + half * 256
-    packed = [fn.load(base + 64 * v, bytes64, 64) for v in range(4)]
-    low = [byte & 15 for byte in packed]
     # Shifting words instead of bytes is one instruction; the mask drops what crossed over.
-    high = [(byte.bits(vec(I32, 16)) >> 4).bits(bytes64) & 15 for byte in packed]
-    weights = low + high
-    if kind == "w5":
+    words = [fn.load(base + 64 * v, bytes64, 64).bits(vec(I32, 16)) for v in range(4)]
+    moved = [word << left for word in words] + [word >> (4 - left) for word in words]
+    weights = [word.bits(bytes64) & (15 << left) for word in moved]
+    if kind in ("w5", "s5"):
         fifth = [fn.load(record + 512 + half * 64 + 8 * v, I64, 8) for v in range(8)]
         masks = [word.bits(vec(I1, 64)) for word in fifth]
-        weights = [select(m, w | 16, w) for m, w in zip(masks, weights, strict=True)]
+        weights = [select(m, w | (16 << left), w) for m, w in zip(masks, weights, strict=True)]
+    if kind in _MIDDLED:
+        scale = fn.load(record + (RECORD_BYTES[kind] - 64) + half * 32, floats, 32).signed(F32)
+        return weights, scale * 0.5 ** _MIDDLED[kind], scale  # no offset
     scales = record + (RECORD_BYTES[kind] - 128) + half * 64
     offset = fn.load(scales + 32, floats, 32).signed(F32)
     return weights, fn.load(scales, floats, 32).signed(F32), offset

@@ -61,13 +61,13 @@ def pack(
         return {"f32": _pack_f32, "bf16": _pack_bf16, "int8-row": _pack_r8}[dtype](weights)
     keeps_four = dtype != "int8" and whole_blocks
     if keeps_four and tensor.dtype in ("Q4_0", "Q4_1", "Q4_K"):
-        q4, scale, offset = four_bits(tensor)
-        moved = _taken(q4, rows), _taken(scale, rows), _taken(offset, rows)
-        return _pack_nibbles("w4", *moved)
+        q4, *scales = four_bits(tensor)
+        kind = "w4" if len(scales) == 2 else "s4"
+        return _pack_nibbles(kind, _taken(q4, rows), *(_taken(part, rows) for part in scales))
     if dtype == "auto" and whole_blocks and tensor.dtype in ("Q5_0", "Q5_1", "Q5_K"):
-        q5, scale, offset = five_bits(tensor)
-        moved = _taken(q5, rows), _taken(scale, rows), _taken(offset, rows)
-        return _pack_nibbles("w5", *moved)
+        q5, *scales = five_bits(tensor)
+        kind = "w5" if len(scales) == 2 else "s5"
+        return _pack_nibbles(kind, _taken(q5, rows), *(_taken(part, rows) for part in scales))
     if dtype != "int4" and whole_blocks and tensor.dtype in ("Q8_0", "Q5_0"):
         q8, scale = eight_bits(tensor)
         return _pack_w8(_taken(q8, rows), _taken(scale, rows))
@@ -88,19 +88,19 @@ def sketch(matrix: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
     tiles, distances = [], []
     for low in range(0, len(matrix.data), _SKETCHED):
         q, scale = _unpack_w8(matrix.data[low : low + _SKETCHED])
-        scales = scale.astype(np.float32)
-        weights = q.astype(np.float32) * np.repeat(scales, TILE, axis=1)
+        q4 = np.minimum((q.astype(np.int16) + 8) >> 4, 7)  # from -8 on
+        lost = (q - 16 * q4).reshape(len(q), -1, TILE).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # the end says so
-            q4, d, m = to_four_bits(weights)
-            rough = q4 * np.repeat(d, TILE, axis=1).astype(np.float32)
-            lost = weights - rough - np.repeat(m, TILE, axis=1)
+            wide = scale * _HALF(16)
+            scales = wide.astype(np.float32) / 16
+            distance = np.linalg.norm(np.linalg.norm(lost, axis=2) * scales, axis=1) * 1.001
             # A record's terms are at most 384 scales times the sum of 32 activations, twice.
-            roundings = (scales.shape[1] + 8) * 2.0**-24 * 768 * TILE**0.5
-            distance = np.linalg.norm(lost, axis=1) * 1.001
-            distances.append(distance + np.linalg.norm(scales, axis=1) * roundings)
-            tiles.append(_pack_nibbles("w4", q4, d, m).data)
-    distance = np.concatenate(distances).astype(np.float32)
-    return (Matrix("w4", np.concatenate(tiles)), distance) if np.isfinite(distance).all() else None
+            rounding = (scales.shape[1] + 8) * 2.0**-24 * 768 * TILE**0.5
+            distances.append(distance + rounding * np.linalg.norm(scales, axis=1))
+        tiles.append(_pack_nibbles("s4", (q4 + 8).astype(np.uint8), wide).data)
+    all_distances = np.concatenate(distances).astype(np.float32)
+    found = Matrix("s4", np.concatenate(tiles)), all_distances
+    return found if np.isfinite(all_distances).all() else None
 
 
 # --- places ------------------------------------------------------------------------------------
@@ -128,18 +128,20 @@ def _taken(values: NDArray[_T], rows: Index) -> NDArray[_T]:
 # --- blocks ------------------------------------------------------------------------------------
 
 
-def four_bits(tensor: Tensor) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
-    """Return q ``[out, in]`` u8 below 16, scale and offset ``[out, in / 32]``: w = d q + m."""
+def four_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
+    """Return q ``[out, in]`` u8 below 16, scale and offset ``[out, in / 32]``: w = d q + m.
+
+    Q4_0 has no offset: w = d (q - 8).
+    """
     num_rows, size = tensor.shape
     if tensor.dtype == "Q4_K":
         return _four_bits_k(tensor)
     affine = tensor.dtype == "Q4_1"
     blocks = tensor.data.reshape(num_rows, size // TILE, 20 if affine else 18)
     scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    offset = blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0] if affine else scale * _HALF(-8)
     nibbles = blocks[:, :, 4 if affine else 2 :]
-    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
-    return q.reshape(num_rows, size), scale, offset
+    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(num_rows, size)
+    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
 
 
 def _four_bits_k(
@@ -172,8 +174,11 @@ def _scales_k(
     )
 
 
-def five_bits(tensor: Tensor) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
-    """Return q ``[out, in]`` u8 below 32, scale and offset ``[out, in / 32]``: w = d q + m."""
+def five_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
+    """Return q ``[out, in]`` u8 below 32, scale and offset ``[out, in / 32]``: w = d q + m.
+
+    Q5_0 has no offset: w = d (q - 16).
+    """
     num_rows, size = tensor.shape
     if (
         tensor.dtype == "Q5_K"
@@ -186,8 +191,8 @@ def five_bits(tensor: Tensor) -> tuple[Bytes, NDArray[np.float16], NDArray[np.fl
     affine = tensor.dtype == "Q5_1"
     blocks = tensor.data.reshape(num_rows, size // TILE, 24 if affine else 22)
     scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    offset = blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0] if affine else scale * _HALF(-16)
-    return _fives(blocks[:, :, 4 if affine else 2 :]).reshape(num_rows, size), scale, offset
+    q = _fives(blocks[:, :, 4 if affine else 2 :]).reshape(num_rows, size)
+    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
 
 
 def _fives(packed: Bytes) -> Bytes:
@@ -262,21 +267,19 @@ def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
 # --- tiles -------------------------------------------------------------------------------------
 
 
-def _pack_nibbles(
-    kind: str, q: Bytes, scale: NDArray[np.float16], offset: NDArray[np.float16]
-) -> Matrix:
-    """Pack w4, or w5 with its plane of fifth bits."""
+def _pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
+    """Pack 4 bits, or 5 with a plane of fifth bits; scales, and offsets where the kind has them."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     out = np.empty((tiles, records, RECORD_BYTES[kind]), np.uint8)
     # outputs: tile, half, o; inputs: record, nibble, v, i
     parts = q.reshape(tiles, 2, 16, records, 2, 4, 4).transpose(0, 3, 1, 4, 5, 2, 6)
     low = parts & 15
     out[:, :, :512] = (low[:, :, :, 0] | low[:, :, :, 1] << 4).reshape(tiles, records, 512)
-    if kind == "w5":
+    if kind in ("w5", "s5"):
         bits = np.ascontiguousarray(parts >> 4).reshape(tiles, records, 1024)
         out[:, :, 512:640] = np.packbits(bits, axis=2, bitorder="little")
-    pair = np.stack([part.reshape(tiles, 2, 16, records) for part in (scale, offset)], axis=2)
-    out[:, :, -128:] = _as_bytes(pair.transpose(0, 4, 1, 2, 3), tiles, records)
+    each = np.stack([part.reshape(tiles, 2, 16, records) for part in scales], axis=2)
+    out[:, :, -64 * len(scales) :] = _as_bytes(each.transpose(0, 4, 1, 2, 3), tiles, records)
     return Matrix(kind, out)
 
 

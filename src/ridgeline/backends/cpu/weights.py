@@ -105,7 +105,7 @@ def footprint(
     )
     step_bytes += 4 * 256 * arch.vocab_size  # logits, where somebody wants them
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
-    sketch = arch.vocab_size * sizes.hidden * RECORD_BYTES["w4"] // TILE**2 if kind == "w8" else 0
+    sketch = arch.vocab_size * sizes.hidden * RECORD_BYTES["s4"] // TILE**2 if kind == "w8" else 0
     return weight_bytes(arch, per_weight) + embedding + sketch, step_bytes, cached
 
 
@@ -185,7 +185,7 @@ def _pack_all(
     matrix(head, dtype=_head_dtype(dtype))
     arrays["head"] = arrays.pop(head)
     if arrays["head"].kind == "w8" and (found := sketch(Matrix(*arrays["head"]))):
-        arrays["sketch"] = Packed("w4", settled(found[0].data))
+        arrays["sketch"] = Packed(found[0].kind, settled(found[0].data))
         arrays["distances"] = Packed("", settled(found[1]))
     # Last, as it stays in the file: see ``load_weights``.
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
