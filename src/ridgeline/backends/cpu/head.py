@@ -1,7 +1,7 @@
 """After the last layer: the likeliest token of each row, without keeping all its logits.
 
 With few rows, where reading weights is all there is to it, most of the head is not read. A sketch
-of it in 4 bits (``pack.sketch``) gives rough logits, and with each of them a bound: the output's
+of it in 5 bits (``pack.sketch``) gives rough logits, and with each of them a bound: the output's
 distance from its sketch, times the length of the activations (Cauchy-Schwarz). Exact ones are
 computed of the likeliest, then of whatever could still be likelier: of some tiles in a hundred. The
 token found is the same as without the sketch, and so is its logit. Pruning by bounds is how search
@@ -157,7 +157,8 @@ def _screened(thread: Thread) -> None:
         with fn.loop(plan["num_threads"]) as owner:
             so_far = fn.load(_entry(thread, "best", j, owner), F32, 4)
             highest.set(maximum(highest.get(), so_far))
-        fn.store(highest.get(), thread.mine("floors") + j * 4, 4)
+        common = fn.load(rough + j * stride + num_tiles * (TILE * 4), F32, 4)
+        fn.store(highest.get() - common, thread.mine("floors") + j * 4, 4)
     first, last = (num_tiles * (thread.number + i) // plan["num_threads"] for i in (0, 1))
     with fn.loop(last, start=first) as t:
         found = fn.var(fn.i64(0))

@@ -79,28 +79,42 @@ def pack(
     )
 
 
-def sketch(matrix: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
-    """Return a w8 matrix again in 4 bits, and each output's distance from it; None if not finite.
+def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
+    """Return a w8 matrix again in 5 bits, and each output's distance from it; None if not finite.
 
-    However the two are multiplied by activations x, results differ by at most distance times the
-    length of x: the distance (Euclidean) holds what both products may lose by rounding.
+    Outputs have much in common, which would make their steps coarse: it is taken off, and stands
+    behind them as the first output of one more tile. However head and sketch are multiplied by
+    activations x, a result differs from its own plus the common one by at most the distance times
+    the length of x: the distance (Euclidean) holds what all three may lose by rounding.
     """
-    tiles, distances = [], []
-    for low in range(0, len(matrix.data), _SKETCHED):
-        q, scale = _unpack_w8(matrix.data[low : low + _SKETCHED])
-        q4 = np.minimum((q.astype(np.int16) + 8) >> 4, 7)  # from -8 on
-        lost = (q - 16 * q4).reshape(len(q), -1, TILE).astype(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # the end says so
-            wide = scale * _HALF(16)
-            scales = wide.astype(np.float32) / 16
-            distance = np.linalg.norm(np.linalg.norm(lost, axis=2) * scales, axis=1) * 1.001
-            # A record's terms are at most 384 scales times the sum of 32 activations, twice.
-            rounding = (scales.shape[1] + 8) * 2.0**-24 * 768 * TILE**0.5
-            distances.append(distance + rounding * np.linalg.norm(scales, axis=1))
-        tiles.append(_pack_nibbles("s4", (q4 + 8).astype(np.uint8), wide).data)
-    all_distances = np.concatenate(distances).astype(np.float32)
-    found = Matrix("s4", np.concatenate(tiles)), all_distances
-    return found if np.isfinite(all_distances).all() else None
+    parts = range(0, len(head.data), _SKETCHED)
+    total = sum(_weights_of(head, low)[0].sum(axis=0) for low in parts)
+    mean = np.zeros((TILE, head.data.shape[1] * TILE), np.float32)
+    mean[0] = total / (len(head.data) * TILE)
+    with np.errstate(over="ignore", invalid="ignore"):  # the end says so
+        centre = _to_five_bits(mean)
+        common = _of_five_bits(*centre)[0]
+        tiles, distances = [], []
+        for low in parts:
+            weights, scale = _weights_of(head, low)
+            own = _to_five_bits(weights - common)
+            lost = weights - common - _of_five_bits(*own)
+            # What a record's terms are at most, but for the sum of 32 activations.
+            terms = 384 * scale + 47 * np.abs(own[1]) + 47 * np.abs(centre[1][0])
+            rounding = (terms.shape[1] + 16) * 2.0**-24 * TILE**0.5
+            lengths = [np.linalg.norm(part, axis=1) for part in (lost, terms)]
+            distances.append(1.001 * lengths[0] + rounding * lengths[1])
+            tiles.append(_pack_nibbles("s5", *own).data)
+    tiles.append(_pack_nibbles("s5", *centre).data)
+    distance = np.concatenate(distances).astype(np.float32)
+    return (Matrix("s5", np.concatenate(tiles)), distance) if np.isfinite(distance).all() else None
+
+
+def _weights_of(head: Matrix, low: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the weights and scales of some tiles of a w8 matrix, from ``low`` on."""
+    q, scale = _unpack_w8(head.data[low : low + _SKETCHED])
+    wide = scale.astype(np.float32)
+    return q.astype(np.float32) * np.repeat(wide, TILE, axis=1), wide
 
 
 # --- places ------------------------------------------------------------------------------------
@@ -231,6 +245,20 @@ def to_four_bits(
     scale, offset = ((high - low) / 15).astype(_HALF), low.astype(_HALF)
     steps = (groups - offset.astype(np.float32)[:, :, None]) / _nonzero(scale)[:, :, None]
     return np.rint(steps).clip(0, 15).astype(np.uint8).reshape(weights.shape), scale, offset
+
+
+def _to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
+    """Quantise to 5 bits with a scale for each 32: what Q5_0 does, w = d (q - 16)."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    place = np.abs(groups).argmax(axis=2)
+    largest = np.take_along_axis(groups, place[:, :, None], axis=2)[:, :, 0]
+    scale = (largest / -16).astype(_HALF)
+    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-16, 15) + 16
+    return q.astype(np.uint8).reshape(weights.shape), scale
+
+
+def _of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
 
 
 def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:

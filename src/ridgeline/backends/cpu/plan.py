@@ -108,8 +108,8 @@ class Sizes:
 
     @property
     def rough_stride(self) -> int:
-        """Bytes from row to row of rough logits."""
-        return -(-self.vocab_size // TILE) * TILE * 4
+        """Bytes from row to row of rough logits, and of what all outputs have in common."""
+        return (-(-self.vocab_size // TILE) + 1) * TILE * 4
 
     @property
     def gate_up_stride(self) -> int:

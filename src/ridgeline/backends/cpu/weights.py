@@ -105,7 +105,7 @@ def footprint(
     )
     step_bytes += 4 * 256 * arch.vocab_size  # logits, where somebody wants them
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
-    sketch = arch.vocab_size * sizes.hidden * RECORD_BYTES["s4"] // TILE**2 if kind == "w8" else 0
+    sketch = arch.vocab_size * sizes.hidden * RECORD_BYTES["s5"] // TILE**2 if kind == "w8" else 0
     return weight_bytes(arch, per_weight) + embedding + sketch, step_bytes, cached
 
 
