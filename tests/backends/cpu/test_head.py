@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llvmlite import ir
 
-from ridgeline.backends.cpu.head import BEST_BYTES, emit_head
+from ridgeline.backends.cpu.head import BEST_BYTES, Screening, emit_head
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import Array, Machine, at, build
 
@@ -113,3 +113,23 @@ def test_the_length_of_what_is_no_row(here: Machine) -> None:
         out = np.zeros(1, np.float32)
         here.run("length", at(x), 64, out)
         assert out[0] == pytest.approx(wanted, nan_ok=True)
+
+
+def test_screening_is_tried_again_after_a_rest() -> None:
+    screening = Screening()
+    tried = []
+    for _ in range(300):
+        tried.append(screening.is_due())
+        if tried[-1]:
+            screening.note(1.0 if len(tried) < 100 else 0.02)
+    assert tried[:3] == [True] * 3
+    assert not any(tried[3:66])
+    assert tried[66:69] == [True] * 3
+    assert all(tried[-160:])
+
+
+def test_a_doubtful_step_now_and_then_is_no_reason() -> None:
+    screening = Screening()
+    for i in range(200):
+        assert screening.is_due()
+        screening.note(1.0 if i % 16 == 0 else 0.05)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch import Rope
 from ridgeline.backends.cpu.pack import pack
+from ridgeline.backends.cpu.plan import PLAN
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
@@ -250,6 +251,16 @@ def test_a_sketch_as_wrong_as_it_can_be(make: Make) -> None:
     head[1000] = others * (levels @ x - 0.05 * np.abs(x).sum()) / (16 * (others @ x))
     tricky = make(checkpoint(MANY, random_arrays(MANY) | {"head": head}))
     assert tricky.execute(streams(1, PLAIN_GREEDY)).tokens == ((2000,),)
+
+
+@pytest.mark.parametrize(("head", "wanted"), [("random", 1), ("near ties", 0)])
+def test_screening_rests_where_it_spares_nothing(make: Make, head: str, wanted: int) -> None:
+    arrays = random_arrays(MANY) | ({"head": near_ties()} if head == "near ties" else {})
+    runner = make(checkpoint(MANY, arrays), num_threads=2)
+    runner._crew.size = 1  # whose counters lie elsewhere
+    for _ in range(10):
+        runner.execute(streams(2, PLAIN_GREEDY))
+    assert runner._plan[PLAN.index("screens")] == wanted
 
 
 def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:

@@ -26,8 +26,9 @@ from ridgeline.backends.cpu.ir import (
     sqrt,
 )
 from ridgeline.backends.cpu.linear import TILE
-from ridgeline.backends.cpu.plan import BLOCK, HEAD_TILES, Thread
+from ridgeline.backends.cpu.plan import BLOCK, EXACT_AT, HEAD_TILES, SHARE_BYTES, Thread
 from ridgeline.backends.cpu.rows import FLOATS
+from ridgeline.backends.cpu.threads import fetch_add
 
 # A row's best so far: value f32, poison f32 (0, or NaN if a logit was not finite), index i64.
 BEST_BYTES = 16
@@ -35,7 +36,28 @@ _NOWHERE = (1 << 31) - 1
 # Bytes are within scale / 2 of what they stand for, scale is largest / 127, and 16 share one: so
 # a row is longer than before it was quantised by at most 4 / 254.
 _LONGER = 1.02
+_MOST_DOUBT = 0.3  # of the head; the sketch itself is 0.65
+_REST = 64  # steps until screening is tried again
 _LONGEST = 1e18  # longer rows, or such that are not numbers, could overflow: they get all logits
+
+
+class Screening:
+    """Whether screening is worth its while: not where much stays in doubt. No answer changes."""
+
+    def __init__(self) -> None:
+        """Begin in hope."""
+        self._doubt, self._rest = 0.0, 0
+
+    def is_due(self) -> bool:
+        """Return whether the next step should be screened."""
+        self._rest = max(self._rest - 1, 0)
+        return self._rest == 0
+
+    def note(self, doubt: float) -> None:
+        """Say what share of the head a screened step had to read after all."""
+        self._doubt += (doubt - self._doubt) / 8
+        if self._doubt > _MOST_DOUBT:
+            self._doubt, self._rest = 0.0, _REST
 
 
 def emit_head(module: object) -> None:
@@ -179,6 +201,8 @@ def _exact(thread: Thread, tile: Value) -> None:
     """Compute a tile's logits of all rows, and fold them into the bests."""
     fn, plan, logits = thread.fn, thread.plan, thread.mine("logits")
     num_rows, first = plan["num_head_rows"], tile * TILE
+    counters = plan["shares"] + thread.sizes.num_layers * plan["num_threads"] * SHARE_BYTES
+    fetch_add(fn, counters + thread.number * SHARE_BYTES + EXACT_AT, 1)
     _product(
         thread, "head_tiles", (tile, tile + 1), fn.i64(0), num_rows, logits - first * 4, TILE * 4
     )

@@ -38,10 +38,14 @@ LAYER = (
 )  # fmt: skip
 
 COLUMN_ROWS = 6  # most rows that the columns plan takes
+SCREENED_ROWS = (
+    3  # most rows whose likeliest tokens a sketch finds: more are arithmetic, not memory
+)
 BLOCK = 64  # rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
 SHARED = ("q", "k", "v", "o", "gate", "down", "head")  # work that threads take from each other
 SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
+EXACT_AT = 4 * len(SHARED)  # behind them: tiles that screening left in doubt, beside the head's
 _PIECES = 8  # that a thread's share of a product is taken in
 _MOST_HELPED = 4  # threads whose work a thread looks at, its own first
 
@@ -136,7 +140,7 @@ class Sizes:
             "attended": BLOCK * self.attention * 4,
             "x": (COLUMN_ROWS + 1) * self.hidden * 4,
             "scales": self.score_rows * 4,
-            "floors": COLUMN_ROWS * 4,
+            "floors": SCREENED_ROWS * 4,
             "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
         }
         offsets, at = {}, 0

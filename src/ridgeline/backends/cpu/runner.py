@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
+from ridgeline.backends.cpu.head import Screening
 from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.linear import TILE
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, load_kernels
-from ridgeline.backends.cpu.plan import COLUMN_ROWS, MATRIX, PLAN, SHARE_BYTES
+from ridgeline.backends.cpu.plan import EXACT_AT, MATRIX, PLAN, SCREENED_ROWS, SHARE_BYTES
 from ridgeline.backends.cpu.threads import LONE_ROWS, SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.weights import load_weights, model_sizes, scores_stride
@@ -102,8 +103,8 @@ class CpuRunner:
             "head_rows": np.zeros(rows, np.int32),
             "wants_logits": np.zeros(rows, np.int32),
             "best": np.zeros(rows * num_threads, _BEST),
-            "guesses": np.zeros(COLUMN_ROWS * num_threads, _BEST),
-            "lengths": np.zeros(COLUMN_ROWS, np.float32),
+            "guesses": np.zeros(SCREENED_ROWS * num_threads, _BEST),
+            "lengths": np.zeros(SCREENED_ROWS, np.float32),
         }
         self._scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
@@ -112,7 +113,7 @@ class CpuRunner:
             "private": aligned((num_threads, sizes.private_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
             "head_entries": aligned((rows, sizes.head_entry_stride), np.uint8),
-            "rough": aligned((COLUMN_ROWS, sizes.rough_stride), np.uint8),
+            "rough": aligned((SCREENED_ROWS, sizes.rough_stride), np.uint8),
         }
         weights = self.weights
         self._plan = np.zeros(len(PLAN), np.int64)
@@ -140,7 +141,7 @@ class CpuRunner:
                 parts = [f"{name}_{part}" for part in MATRIX]
                 self._put(**dict(zip(parts, facts, strict=True)))
         self._plan_address = address(self._plan)
-        self._crew = Crew(num_threads)
+        self._crew, self._screening = Crew(num_threads), Screening()
         self._start(kernels)
 
     def _start(self, kernels: Kernels) -> None:
@@ -273,7 +274,7 @@ class CpuRunner:
         best[:] = _NOTHING_YET
         self._by_row["head_rows"][:count] = rows
         self._by_row["wants_logits"][:count] = wants_logits
-        screens = not needed and self.weights.screens(count)
+        screens = not needed and self.weights.screens(count) and self._screening.is_due()
         self._by_row["guesses"][:] = _NOTHING_YET
         self._put(num_head_rows=count, screens=screens)
         self._scratch["shares"][:] = 0
@@ -282,6 +283,11 @@ class CpuRunner:
         if self._plan[_WORD["num_rows"]] <= LONE_ROWS:
             self._crew.note(time.perf_counter() - begin_s)
         self._put(does_layers=0)
+        if screens and count:
+            first = self.arch.num_layers * num_threads
+            counters = self._scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
+            exact = counters[first : first + num_threads, EXACT_AT // 4]
+            self._screening.note(int(exact.sum()) / len(self.weights.head.data))
         found = []
         entries = best.tolist()  # lists, as in ``batch.arrange``
         for first in range(0, len(entries), num_threads):

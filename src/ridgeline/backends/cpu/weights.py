@@ -19,7 +19,7 @@ from ridgeline.backends.cpu.linear import RECORD_BYTES, TILE
 from ridgeline.backends.cpu.memory import address, aligned, settled
 from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded, sketch
 from ridgeline.backends.cpu.packed import Packed
-from ridgeline.backends.cpu.plan import COLUMN_ROWS, LAYER, MATRICES, MATRIX, Sizes
+from ridgeline.backends.cpu.plan import LAYER, MATRICES, MATRIX, SCREENED_ROWS, Sizes
 from ridgeline.backends.reference import rope_tables
 from ridgeline.costs import weight_bytes
 from ridgeline.models.weights import Checkpoint
@@ -47,7 +47,7 @@ class Weights:
 
     def screens(self, num_rows: int) -> bool:
         """Return whether the likeliest tokens of so many rows are found by the head's sketch."""
-        return self.sketch is not None and num_rows <= COLUMN_ROWS
+        return self.sketch is not None and num_rows <= SCREENED_ROWS
 
 
 def head_shape(arch: ModelArch, cache: str) -> Heads:
