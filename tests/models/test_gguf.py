@@ -13,11 +13,12 @@ import gguf
 import numpy as np
 import pytest
 
+from ridgeline.config import default_home
 from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf import parse_gguf, read_gguf
 from ridgeline.models.weights import ModelFileError
 
-REAL = Path("~/.cache/ridgeline/shared/smollm2-135m-instruct-q4_1.gguf").expanduser()
+REAL = default_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 # fmt: off
 TYPES = [
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",

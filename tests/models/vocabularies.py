@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,15 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from ridgeline.config import default_home
 from ridgeline.models.gguf import read_gguf
 from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
 
 VECTORS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
-CACHE = Path(os.environ.get("RIDGELINE_HOME", Path.home() / ".cache" / "ridgeline")) / "shared"
 VOCABULARIES = {
     **{name: VECTORS / f"ggml-vocab-{name}.gguf" for name in ("gpt-2", "llama-bpe", "llama-spm")},
     "qwen2": VECTORS / "ggml-vocab-qwen2.gguf",
-    "smollm2": CACHE / "smollm2-135m-instruct-q4_1.gguf",
+    "smollm2": default_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf",
 }
 CORPUS = [
     "The cat sat on the mat, and the dog said: hello world! It's 2024, isn't it?\n\n",

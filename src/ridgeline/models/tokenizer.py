@@ -29,6 +29,8 @@ from ridgeline.models.weights import ModelFileError
 
 _MAX_FILE_BYTES = 128 << 20  # the largest in use today have 35 MB
 _MAX_IDS = 1 << 21
+_HABITS = ("fuse_unk", "byte_fallback", "ignore_merges")  # of BPE, besides what is ours to decide
+_MARKS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 # Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -335,6 +337,11 @@ def _any_of(spellings: Iterable[str]) -> str:
     return "|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "(?!)"
 
 
+def _added_token(token: dict[str, Any], private: dict[str, str]) -> tokenizers.AddedToken:
+    marks = {name: token[name] for name in _MARKS if name in token}
+    return tokenizers.AddedToken(private.get(token["content"], token["content"]), **marks)
+
+
 def _library(
     spec: dict[str, Any],
     model: dict[str, Any],
@@ -347,7 +354,7 @@ def _library(
     Left out: decoder and post-processor (ours to do), truncation, padding, dropout (they would
     change the ids), and merges that would make a control token of text.
     """
-    ids = vocab | {t["content"]: t["id"] for t in added}
+    ids: dict[str, int] = vocab | {t["content"]: t["id"] for t in added}
     pairs = (m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"])
     try:
         merges = [
@@ -358,22 +365,25 @@ def _library(
     except (TypeError, ValueError):
         raise ModelFileError("the tokenizer model's merges must be pairs of pieces") from None
     unknown = model.get("unk_token")
-    renamed = {
+    renamed = {private.get(piece, piece): i for piece, i in ids.items()}
+    habits = {name: model[name] for name in _HABITS if model.get(name) is not None}
+    steps = {
         "version": "1.0",
         "normalizer": spec.get("normalizer"),
         "pre_tokenizer": spec.get("pre_tokenizer"),
-        "added_tokens": [t | {"content": private.get(t["content"], t["content"])} for t in added],
-        "model": model
-        | {
-            "type": "BPE",
-            "vocab": {private.get(piece, piece): i for piece, i in ids.items()},
-            "merges": merges,
-            "unk_token": private.get(unknown, unknown) if isinstance(unknown, str) else None,
-            "dropout": None,
-        },
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
     try:
-        library = tokenizers.Tokenizer.from_str(json.dumps(renamed))
+        # As objects: to write and read a vocabulary as JSON takes three times as long.
+        unknown = private.get(unknown, unknown) if isinstance(unknown, str) else None
+        bpe = tokenizers.models.BPE(renamed, merges, unk_token=unknown, **habits)
+        library = tokenizers.Tokenizer(bpe)
+        cutting = tokenizers.Tokenizer.from_str(json.dumps(steps))
+        for part in ("normalizer", "pre_tokenizer"):
+            if (step := getattr(cutting, part)) is not None:
+                setattr(library, part, step)
+        # After the normalizer: some of them are looked for in normalized text.
+        library.add_tokens([_added_token(t, private) for t in added])
         library.encode("a b", add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit):
         raise
