@@ -38,7 +38,9 @@ _NOWHERE = (1 << 31) - 1
 _LONGER = 1.02
 _MOST_DOUBT = 0.3  # of the head; the sketch itself is 0.65
 _REST = 64  # steps until screening is tried again
-_LONGEST = 1e18  # longer rows, or such that are not numbers, could overflow: they get all logits
+# Rows of other lengths get all logits: what is not a number, what could overflow, and what is so
+# short that squares of it vanish, and with them the bound.
+_SHORTEST, _LONGEST = 1e-12, 1e18
 
 
 class Screening:
@@ -130,7 +132,8 @@ def head(thread: Thread) -> None:
     thread.barrier()
     screens = fn.var(plan["screens"])
     with fn.when(plan["screens"] > 0), fn.loop(plan["num_head_rows"]) as j:
-        is_sane = fn.load(plan["lengths"] + j * 4, F32, 4) < _LONGEST
+        length = fn.load(plan["lengths"] + j * 4, F32, 4)
+        is_sane = (length > _SHORTEST) & (length < _LONGEST)
         screens.set(select(is_sane, screens.get(), 0))
     with fn.when(screens.get() > 0):
         _screened(thread)

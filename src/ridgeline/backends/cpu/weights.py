@@ -105,8 +105,10 @@ def footprint(
     )
     step_bytes += 4 * 256 * arch.vocab_size  # logits, where somebody wants them
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
-    sketch = arch.vocab_size * sizes.hidden * RECORD_BYTES["s5"] // TILE**2 if kind == "w8" else 0
-    return weight_bytes(arch, per_weight) + embedding + sketch, step_bytes, cached
+    sketch_bytes = 0
+    if kind == "w8":
+        sketch_bytes = arch.vocab_size * sizes.hidden * RECORD_BYTES["s5"] // TILE**2
+    return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
 
 
 def load_weights(
