@@ -17,7 +17,8 @@ from ridgeline.models.weights import Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
 
-MOST_ROWS, TILES, RECORDS = 300, 4, 3
+MOST_ROWS, TILES = 300, 4
+RECORDS = {"k4": 16, "k5": 8, "k6": 16}  # whole blocks; of other kinds 3
 FEW = [1, 2, 3, 5, 8, 15]
 GARBAGE = 77.5
 MARGIN = 64  # bytes between rows that belong to nobody
@@ -27,7 +28,7 @@ MARGIN = 64  # bytes between rows that belong to nobody
 CASES = [
     (name, kind)
     for name in TARGETS
-    for kind in ("w4", "w5", "s4", "s5", "w8", "r8")
+    for kind in ("w4", "w5", "s4", "s5", "k4", "k5", "k6", "w8", "r8")
     if TARGETS[name].dot != Dot.PLAIN
 ]
 CASES += [("baseline", "w8")]
@@ -48,16 +49,23 @@ def case(request: pytest.FixtureRequest) -> tuple[Machine, str]:
 def packed(kind: str) -> Array:
     """Any bytes that a record may have: values at random, and one tile of the largest."""
     rng = np.random.default_rng(1)
-    shape = (TILES, RECORDS, RECORD_BYTES[kind])
+    records = RECORDS.get(kind, 3)
+    shape = (TILES, records, RECORD_BYTES[kind])
     if kind == "f32":
-        return at(rng.normal(0, 1, (TILES, RECORDS, 1024)).astype(np.float32).view(np.uint8))
+        return at(rng.normal(0, 1, (TILES, records, 1024)).astype(np.float32).view(np.uint8))
     if kind == "bf16":
-        values = rng.normal(0, 1, (TILES, RECORDS, 1024)).astype(np.float32)
+        values = rng.normal(0, 1, (TILES, records, 1024)).astype(np.float32)
         return at(twins.bf16(values).view(np.uint8))
     if kind == "r8":
-        data = at(rng.integers(0, 256, (TILES, tile_bytes(kind, RECORDS)), np.uint8))
+        data = at(rng.integers(0, 256, (TILES, tile_bytes(kind, records)), np.uint8))
         data[1] = 255
         data[:, -128:] = rng.normal(0, 0.1, (TILES, 32)).astype(np.float32).view(np.uint8)
+        return data
+    if head := twins.K_HEADS.get(kind):
+        data = at(rng.integers(0, 256, (TILES, records // 8, 8 * RECORD_BYTES[kind]), np.uint8))
+        data[1] = 255
+        scales = rng.normal(0, 0.1, (TILES, records // 8, head // 2)).astype(np.float16)
+        data[:, :, :head] = scales.view(np.uint8)
         return data
     data = at(rng.integers(0, 256, shape, np.uint8))
     data[1] = 255
@@ -67,7 +75,7 @@ def packed(kind: str) -> Array:
 
 
 @cache
-def activations(kind: str, num_records: int = RECORDS) -> tuple[Array, Array]:
+def activations(kind: str, num_records: int) -> tuple[Array, Array]:
     """Rows of activations with something else behind each; first the extremes."""
     rng = np.random.default_rng(2)
     size = num_records * 32
@@ -91,8 +99,9 @@ def activations(kind: str, num_records: int = RECORDS) -> tuple[Array, Array]:
 
 @cache
 def wanted(kind: str) -> NDArray[np.float32]:
-    x, entries = activations(kind)
-    return twins.linear(kind, packed(kind), x[:, : RECORDS * 32], entries)
+    records = RECORDS.get(kind, 3)
+    x, entries = activations(kind, records)
+    return twins.linear(kind, packed(kind), x[:, : records * 32], entries)
 
 
 def product(
@@ -100,11 +109,12 @@ def product(
 ) -> NDArray[np.float32]:
     """Results of some rows, as many columns as there are tiles; the rest stays garbage."""
     machine, kind = case
-    x, entries = activations(kind)
+    records = RECORDS.get(kind, 3)
+    x, entries = activations(kind, records)
     rows = slice(first_row, first_row + num_rows)
     y = at(np.full((num_rows, TILES * 32 + 16), GARBAGE, np.float32))
     name, (x_stride, entry_stride) = f"linear_{kind}", (x.strides[0], entries.strides[0])
-    shape = (*tiles, RECORDS, num_rows)
+    shape = (*tiles, records, num_rows)
     machine.run(
         name, packed(kind), *shape, x[rows], x_stride, entries[rows], entry_stride, y, y.strides[0]
     )

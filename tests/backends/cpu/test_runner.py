@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from ridgeline.arch import Rope
-from ridgeline.backends.cpu.pack import pack
 from ridgeline.backends.cpu.plan import PLAN
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.models.weights import Checkpoint, Tensor
-from tests.backends.cpu import twins
+from ridgeline.models.weights import Checkpoint
 from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
 
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
@@ -139,53 +135,6 @@ WIDE = replace(
 )
 
 
-def test_four_bits(make: Make) -> None:
-    """The reference has the same weights, rounded: what is left is the activations' rounding."""
-    arrays = {name: rounded(name, array) for name, array in random_arrays(WIDE).items()}
-    wanted = reference(checkpoint(WIDE, arrays)).prompt_logits(TOKENS)
-    got = make(checkpoint(WIDE), "int4").prompt_logits(TOKENS)
-    assert error(got, wanted) < FORMATS["int4"][2]
-
-
-def rounded(name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What 4 bits leave of a matrix; of the head, which asks for more, 8 bits."""
-    if array.ndim == 1 or name == "embed":
-        return array
-    tensor = Tensor(name, "F32", array.shape, array.view(np.uint8))
-    packed = pack(tensor, "auto" if name == "head" else "int4")
-    weights = twins.weights(packed.kind, packed.data)[: len(array), : array.shape[1]]
-    return weights.astype(np.float32)
-
-
-def blocks_of_32(dtypes: dict[str, str]) -> Checkpoint:
-    """A model whose matrices are encoded, by the last part of their names."""
-    tensors = {}
-    for name, array in random_arrays(WIDE).items():
-        dtype = dtypes.get(name.split(".")[-1], "F32")
-        kind = gguf.GGMLQuantizationType[dtype]
-        data = np.atleast_2d(array if dtype == "F32" else gguf.quants.quantize(array, kind))
-        tensors[name] = Tensor(name, dtype, array.shape, data.view(np.uint8))
-    return Checkpoint(Path("tiny"), WIDE, tensors, (2,), 1, False, None, {})
-
-
-@pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
-def test_the_files_own_blocks(make: Make, head: str) -> None:
-    """The reference reads the same blocks."""
-    dtypes = {"q": "Q4_0", "k": "Q4_1", "v": "Q5_0", "o": "Q4_1", "gate": "Q8_0", "up": "Q4_0"}
-    model = blocks_of_32(dtypes | {"down": "Q5_0", "embed": "Q8_0", "head": head})
-    wanted = reference(model).prompt_logits(TOKENS[:40])
-    runner = make(model)
-    assert set(runner.weights.kinds) == {"w4", "s4", "s5", "w8"}
-    assert error(runner.prompt_logits(TOKENS[:40]), wanted) < 0.06
-
-
-@pytest.mark.parametrize(
-    ("head", "kind"), [("Q4_0", "s4"), ("Q4_1", "w4"), ("Q8_0", "w8"), ("F32", "w8")]
-)
-def test_four_bits_for_the_head_only_if_the_file_has_them(make: Make, head: str, kind: str) -> None:
-    assert make(blocks_of_32({"head": head}), "int4").weights.head.kind == kind
-
-
 def test_the_quick_choice_is_the_exact_one(make: Make) -> None:
     """Without logprobs no row of logits is kept; the token is the same, and the reference's."""
     runner, model = make("plain", "f32"), reference(checkpoint(PLAIN))
@@ -239,7 +188,7 @@ def test_a_sketch_as_wrong_as_it_can_be(make: Make) -> None:
     """The likeliest output is lost by rounding along x, in favour of one whose sketch is exact."""
     runner = make(checkpoint(MANY, random_arrays(MANY)))
     runner.execute(streams(1, PLAIN_GREEDY))
-    entries = runner._scratch["head_entries"][0].view(np.float32).reshape(-1, 4)
+    entries = runner._scratch["head_entries"][0].view(np.float32).reshape(-1, 6)
     x = runner._scratch["head_x"][0].view(np.int8) * np.repeat(entries[:, :2].ravel(), 16)
     levels = np.random.default_rng(1).integers(-14, 15, x.shape).astype(float)
     levels += 0.4 * np.sign(x)  # of the 32 that the sketch has, nearly the next one

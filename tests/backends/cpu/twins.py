@@ -50,8 +50,8 @@ def exp(x: Array) -> Array:
 # --- activations and packed weights ------------------------------------------------------------
 
 GROUP = 16  # activations that share a scale
-ENTRY = np.dtype([("scale", "<f4", 2), ("total", "<f4"), ("shift", "<f4")])
-ROW_ENTRY = np.dtype([("scale", "<f4"), ("shift", "<i4"), ("unused", "<i8")])
+ENTRY = np.dtype([("scale", "<f4", 2), ("total", "<f4"), ("shift", "<f4"), ("shifts", "<f4", 2)])
+ROW_ENTRY = np.dtype([("scale", "<f4"), ("shift", "<i4"), ("unused", "<i8", 2)])
 
 
 def to_bytes(groups: Array) -> tuple[Array, Array]:
@@ -70,6 +70,7 @@ def entries_of(x: Array, scale: Array) -> Array:
     parts = out["scale"] * sums.astype(np.float32)
     out["total"] = parts[..., 0] + parts[..., 1]
     out["shift"] = out["total"] * F32(-128)
+    out["shifts"] = parts * F32(-32)
     return out
 
 
@@ -103,8 +104,64 @@ def widened(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def values_of(kind: str, data: Array) -> Array:
+    """The integers of records ``[tiles, records, bytes]``, as they stand there."""
+    q = np.zeros((len(data) * 32, data.shape[1] * 32), np.int32)
+    for half in range(2):
+        for o in range(16):
+            rows = slice(16 * half + o, None, 32)
+            for v in range(8):
+                for i in range(4):
+                    column = slice(4 * v + i, None, 32)
+                    if kind in ("w8", "r8"):
+                        byte = data[:, :, 512 * half + 64 * v + 4 * o + i].astype(np.int32)
+                        q[rows, column] = byte - 128
+                        continue
+                    byte = data[:, :, 256 * half + 64 * (v % 4) + 4 * o + i]
+                    q[rows, column] = byte >> 4 if v >= 4 else byte & 15
+                    if kind in ("w5", "s5", "k5"):
+                        bit = 4 * o + i
+                        fifth = data[:, :, 512 + 64 * half + 8 * v + bit // 8] >> bit % 8 & 1
+                        q[rows, column] |= fifth.astype(np.int32) << 4
+                    if kind == "k6":
+                        byte = data[:, :, 512 + 128 * half + 64 * (v // 4) + 4 * o + i]
+                        q[rows, column] |= (byte >> 2 * (v % 4) & 3).astype(np.int32) << 4
+    return q
+
+
+K_HEADS = {"k4": 128, "k5": 128, "k6": 64}  # bytes before the 8 records of a block
+
+
+def unpack_k(kind: str, data: Array) -> tuple[Array, Array, Array]:
+    """``unpack`` of blocks of 256, ``[tiles, blocks, bytes]``."""
+    tiles, blocks, size = data.shape
+    head = K_HEADS[kind]
+    heads = data[:, :, :head].copy().view(np.float16).astype(np.float32)
+    records = data[:, :, head:].reshape(tiles, blocks * 8, (size - head) // 8)
+    q = values_of(kind, records)
+    parts = 1 if kind == "k6" else 2
+    first, second = (np.zeros((tiles * 32, blocks * 8), np.float32) for _ in range(2))
+    for half in range(2):
+        for o in range(16):
+            rows = slice(16 * half + o, None, 32)
+            at = records.shape[2] - 64 + 32 * half + o
+            for i, out in enumerate((first, second)):
+                factor = records[:, :, at + 16 * i]
+                factor = factor.view(np.int8) if kind == "k6" else factor
+                d = heads[:, :, 16 * parts * half + 16 * (i % parts) + o]
+                out[rows] = factor.astype(np.float32) * np.repeat(d, 8, axis=1)
+    if kind == "k6":
+        return q - 32, np.stack([first, second], axis=2).reshape(len(q), -1), np.zeros_like(first)
+    return q, first, -second
+
+
 def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
-    """Return q ``[outputs, inputs]``, scale and offset ``[outputs, inputs / 32]`` of records."""
+    """Return q ``[outputs, inputs]``, scale and offset ``[outputs, inputs / 32]`` of records.
+
+    k6 has a scale for 16 inputs.
+    """
+    if kind in K_HEADS:
+        return unpack_k(kind, data)
     tiles = len(data)
     outputs = tiles * 32
     if kind == "r8":
@@ -118,24 +175,11 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
             words = data.view(np.uint16).reshape(tiles, records, 2, 16, 16, 2)
             q = widened(words.transpose(0, 2, 4, 1, 3, 5))
         return q.reshape(outputs, -1), np.ones((outputs, records)), np.zeros((outputs, records))
-    q = np.zeros((outputs, records * 32), np.int32)
+    q = values_of(kind, data)
     scale, offset = (np.zeros((outputs, records), np.float32) for _ in range(2))
     for half in range(2):
         for o in range(16):
             rows = slice(16 * half + o, None, 32)
-            for v in range(8):
-                for i in range(4):
-                    column = slice(4 * v + i, None, 32)
-                    if kind in ("w8", "r8"):
-                        byte = data[:, :, 512 * half + 64 * v + 4 * o + i].astype(np.int32)
-                        q[rows, column] = byte - 128
-                    else:
-                        byte = data[:, :, 256 * half + 64 * (v % 4) + 4 * o + i]
-                        q[rows, column] = byte >> 4 if v >= 4 else byte & 15
-                        if kind in ("w5", "s5"):
-                            bit = 4 * o + i
-                            fifth = data[:, :, 512 + 64 * half + 8 * v + bit // 8] >> bit % 8 & 1
-                            q[rows, column] |= fifth.astype(np.int32) << 4
             if kind == "r8":
                 continue
             at = {"w4": 512, "s4": 512, "w5": 640, "s5": 640}.get(kind, 1024)
@@ -152,7 +196,10 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
 def weights(kind: str, data: Array) -> Array:
     """The matrix ``[outputs, inputs]`` that is packed, float64."""
     q, scale, offset = unpack(kind, data)
-    wide = [np.repeat(part.astype(np.float64), 32, axis=1) for part in (scale, offset)]
+    wide = [
+        np.repeat(part.astype(np.float64), q.shape[1] // part.shape[1], axis=1)
+        for part in (scale, offset)
+    ]
     result: Array = q * wide[0] + wide[1]
     return result
 
@@ -176,8 +223,10 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
         integers = x.astype(np.int32) @ (q + 128).T + entries["shift"][:, None]
         result: Array = integers.astype(np.float32) * entries["scale"][:, None] * scale[:, 0]
         return result
+    has_offset = kind in ("w4", "w5", "k4", "k5")
     finer = {"s4": 16, "s5": 8}.get(kind, 1)
-    bytes_q = q if kind in ("w4", "w5") else q * finer + 128  # as the products see them
+    middle = 0 if has_offset else 32 if kind == "k6" else 128
+    bytes_q = q * finer + middle  # as the products see them
     for k in range(q.shape[1] // 32):
         entry = entries[:, k, None]
         low, high = (
@@ -185,7 +234,11 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
             for part in (slice(32 * k, 32 * k + 16), slice(32 * k + 16, 32 * k + 32))
         )
         s_low, s_high = entry["scale"][..., 0], entry["scale"][..., 1]
-        if kind in ("w4", "w5"):
+        if kind == "k6":
+            below, above = entry["shifts"][..., 0], entry["shifts"][..., 1]
+            sums = fma(fma(low, s_low, below), scale[:, 2 * k], sums)
+            sums = fma(fma(high, s_high, above), scale[:, 2 * k + 1], sums)
+        elif has_offset:
             product = fma(low, s_low, high * s_high)
             sums = fma(offset[:, k], entry["total"], fma(product, scale[:, k], sums))
         else:

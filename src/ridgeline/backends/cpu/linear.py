@@ -10,6 +10,13 @@ read front to back exactly once:
                     fifth bit of input 4 v + i; then d and m as in w4
     s4   576 bytes  the nibbles as in w4; [2 halves][16] f16 scales d: weight = d (q - 8)
     s5   704 bytes  nibbles and fifth bits as in w5; scales d as in s4: weight = d (q - 16)
+    k4   592 bytes  in blocks of 8: [2 halves][2][16] f16 d and e, then 8 times the nibbles as in
+                    w4 and [2 halves][2][16] bytes f and g: weight = d f q - e g
+    k5   720 bytes  the same with nibbles and fifth bits as in w5
+    k6   840 bytes  in blocks of 8: [2 halves][16] f16 d, then 8 times the nibbles as in w4;
+                    [2 halves][2][64] bytes, bits 2 v and 2 v + 1 of byte (h, 4 o + i) the upper
+                    two of input 16 h + 4 v + i; and [2 halves][2][16] signed bytes, f of the first
+                    and g of the last 16 inputs: weight = d f (q - 32) or d g (q - 32)
     w8  1088 bytes  [2 halves][8][64] bytes + [2 halves][16] f16
                     byte (v, 4 o + i): input 4 v + i as q + 128. Then scale d: weight = d q.
     r8  1024 bytes  [2 halves][8][64] bytes as in w8; behind a tile's records its scales, 32 f32
@@ -18,9 +25,10 @@ read front to back exactly once:
 
 What a row of activations is depends on the kind (``ACTIVATIONS``):
 
-    groups  signed bytes, and for each 32 of them an entry of four floats: the scales of the first
-            and of the last 16, their sum (of bytes times scale), and -128 times that. Scales for 16
-            instead of 32 halve the error of quantising (LOG.md), which is nearly all there is.
+    groups  signed bytes, and for each 32 of them an entry of six floats: the scales of the first
+            and of the last 16, their sum (of bytes times scale), -128 times that, and -32 times the
+            sum of the first and of the last 16. Scales for 16 instead of 32 halve the error of
+            quantising (LOG.md), which is nearly all there is.
     rows    signed bytes with one scale, after a rotation that spreads outliers (``rows``). One
             entry: the scale as f32, and -128 times the sum of the bytes as i32.
     bf16, floats  the numbers themselves
@@ -52,12 +60,16 @@ from ridgeline.backends.cpu.ir import (
 from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, dot_bf16, dots, prefetch
 
 TILE = 32  # outputs of a tile, and inputs of a record
-ENTRY_BYTES = 16
+ENTRY_BYTES = 24
 RECORD_BYTES = {
-    "w4": 640, "w5": 768, "s4": 576, "s5": 704, "w8": 1088, "r8": 1024, "bf16": 2048, "f32": 4096,
+    "w4": 640, "w5": 768, "s4": 576, "s5": 704, "k4": 592, "k5": 720, "k6": 840,
+    "w8": 1088, "r8": 1024, "bf16": 2048, "f32": 4096,
 }  # fmt: skip
+BLOCK_RECORDS = 8  # of the kinds that have blocks, with these bytes before a block's records
+HEAD_BYTES = {"k4": 128, "k5": 128, "k6": 64}
 KINDS = tuple(RECORD_BYTES)
-NIBBLES = ("w4", "w5", "s4", "s5")
+NIBBLES = ("w4", "w5", "s4", "s5", "k4", "k5", "k6")
+FIFTHS = ("w5", "s5", "k5")  # nibbles with a plane of fifth bits behind them
 ACTIVATIONS = dict.fromkeys((*NIBBLES, "w8"), "groups") | {
     "r8": "rows", "bf16": "bf16", "f32": "floats",
 }  # fmt: skip
@@ -171,12 +183,13 @@ def _emit_tile(
     tile = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
     ahead = tile if rows > 1 else fn.i64(_AHEAD_BYTES)
     with fn.loop(num_records) as k:
-        record = weights + k * RECORD_BYTES[kind]
+        record, block = _place(kind, weights, k)
         part_bytes = RECORD_BYTES[kind] * halves // 2
-        _prefetch(fn, record + ahead + half * part_bytes, part_bytes)
+        # Heads of blocks too: so step by what a record takes with its share of them.
+        _prefetch(fn, weights + k * RECORD_BYTES[kind] + ahead + half * part_bytes, part_bytes)
         match ACTIVATIONS[kind]:
             case "groups":
-                _add_groups(fn, form, kind, record, half, operand, k, sums)
+                _add_groups(fn, form, kind, (record, block), half, operand, k, sums)
             case "rows":
                 _add_bytes(fn, form, record, half, operand, k, sums)
             case "bf16":
@@ -194,6 +207,17 @@ def _emit_tile(
     fn.finish()
 
 
+def _place(kind: str, weights: Value, k: Value) -> tuple[Value, Value]:
+    """Return where record ``k`` is, and what it shares with the others of its block, if it does."""
+    if kind not in HEAD_BYTES:
+        record = weights + k * RECORD_BYTES[kind]
+        return record, record
+    head = HEAD_BYTES[kind]
+    block = weights + (k >> 3) * (BLOCK_RECORDS * RECORD_BYTES[kind])
+    own_bytes = RECORD_BYTES[kind] - head // BLOCK_RECORDS
+    return block + head + (k & 7) * own_bytes, block
+
+
 def _prefetch(fn: Function, address: Value, num_bytes: int) -> None:
     for offset in range(0, num_bytes, 64):
         prefetch(fn, address + offset, locality=2)
@@ -203,7 +227,7 @@ def _add_groups(
     fn: Function,
     form: Dot,
     kind: str,
-    record: Value,
+    place: tuple[Value, Value],
     half: Value,
     operand: Operand,
     k: Value,
@@ -217,53 +241,91 @@ def _add_groups(
     # Where small bytes are quicker to multiply, sums move to the left instead.
     left = _MIDDLED.get(kind, 0)
     before = left if form is Dot.VNNI512 else 0
-    most = {"w4": 15, "w5": 31, "s4": 15 << before, "s5": 31 << before}.get(kind, 255)
+    bits = 8 if kind == "w8" else 6 if kind == "k6" else 5 if kind in FIFTHS else 4
+    most = 255 if kind == "w8" else (1 << bits) - 1 << before
     for h in range(len(sums[0])):
-        weights, scale, offset = _unpack(fn, kind, record, half + h, before)
-        for m, (x, entry) in enumerate(zip(x_rows, entries, strict=True)):
-            low = high = fn.lanes(I32, [0] * 16)
-            parts = [broadcast4(fn, x + 4 * v) for v in range(8)]
-            low = dots(form, low, weights[:4], parts[:4], max_weight=most) << (left - before)
-            high = dots(form, high, weights[4:], parts[4:], max_weight=most) << (left - before)
-            s_low, s_high, total, shift = (
-                fn.load(entry + 4 * i, F32, 4).splat(16) for i in range(4)
-            )
-            if kind not in _MIDDLED:
-                product = fma(low.signed(F32), s_low, high.signed(F32) * s_high)
-                sums[m][h].set(fma(offset, total, fma(product, scale, sums[m][h].get())))
-            else:  # take back the 128 that is in each weight
-                product = fma(low.signed(F32), s_low, fma(high.signed(F32), s_high, shift))
-                sums[m][h].set(fma(product, scale, sums[m][h].get()))
+        weights = _values(fn, kind, place[0], half + h, before)
+        scale, other = _scales(fn, kind, *place, half + h)
+
+        def added(m: int, part: int, weights: list[Value] = weights) -> Value:
+            """Return products of a row with the first or the last 16 inputs, added up."""
+            at = slice(4 * part, 4 * part + 4)
+            parts = [broadcast4(fn, x_rows[m] + 4 * v) for v in range(8)][at]
+            zero = fn.lanes(I32, [0] * 16)
+            total = dots(form, zero, weights[at], parts, max_weight=most)
+            return (total << (left - before)).signed(F32)
+
+        def entry(m: int, number: int) -> Value:
+            return fn.load(entries[m] + 4 * number, F32, 4).splat(16)
+
+        if kind == "k6":  # half by half, as registers are few; take back the 32 in each weight
+            for part, factor in enumerate((scale, other)):
+                for m, row in enumerate(sums):
+                    product = fma(added(m, part), entry(m, part), entry(m, 4 + part))
+                    row[h].set(fma(product, factor, row[h].get()))
+            continue
+        for m, row in enumerate(sums):
+            low, high, s_low, s_high = added(m, 0), added(m, 1), entry(m, 0), entry(m, 1)
+            if kind in _MIDDLED:  # take back the 128
+                product = fma(low, s_low, fma(high, s_high, entry(m, 3)))
+                row[h].set(fma(product, scale, row[h].get()))
+            else:
+                product = fma(low, s_low, high * s_high)
+                row[h].set(fma(other, entry(m, 2), fma(product, scale, row[h].get())))
 
 
-def _unpack(
-    fn: Function, kind: str, record: Value, half: Value, left: int
-) -> tuple[list[Value], Value, Value]:
-    """Return the eight byte vectors of a half record, its scales, and its offsets if it has any.
-
-    Values of nibbles are shifted ``left``; scales are such that nobody notices in the end.
-    """
-    bytes64, floats = vec(I8, 64), vec(F16, 16)
+def _values(fn: Function, kind: str, record: Value, half: Value, left: int) -> list[Value]:
+    """Return the eight byte vectors of a half record; those of nibbles are shifted ``left``."""
+    bytes64, words16 = vec(I8, 64), vec(I32, 16)
     if kind == "w8":
-        base = record + half * 512
-        weights = [fn.load(base + 64 * v, bytes64, 64) for v in range(8)]
-        scale = fn.load(record + 1024 + half * 32, floats, 32).signed(F32)
-        return weights, scale, scale  # no offset
+        return [fn.load(record + half * 512 + 64 * v, bytes64, 64) for v in range(8)]
     base = record + half * 256
     # Shifting words instead of bytes is one instruction; the mask drops what crossed over.
-    words = [fn.load(base + 64 * v, bytes64, 64).bits(vec(I32, 16)) for v in range(4)]
+    words = [fn.load(base + 64 * v, bytes64, 64).bits(words16) for v in range(4)]
     moved = [word << left for word in words] + [word >> (4 - left) for word in words]
     weights = [word.bits(bytes64) & (15 << left) for word in moved]
-    if kind in ("w5", "s5"):
+    if kind in FIFTHS:
         fifth = [fn.load(record + 512 + half * 64 + 8 * v, I64, 8) for v in range(8)]
         masks = [word.bits(vec(I1, 64)) for word in fifth]
         weights = [select(m, w | (16 << left), w) for m, w in zip(masks, weights, strict=True)]
+    if kind == "k6":
+        base = record + 512 + half * 128
+        planes = [fn.load(base + 64 * h, bytes64, 64).bits(words16) for h in range(2)]
+        upper = [moved for plane in planes for moved in (plane << 4, plane << 2, plane, plane >> 2)]
+        weights = [w | (u.bits(bytes64) & 48) for w, u in zip(weights, upper, strict=True)]
+    return weights
+
+
+def _scales(
+    fn: Function, kind: str, record: Value, block: Value, half: Value
+) -> tuple[Value, Value]:
+    """Return the scales of a half record, and what else the kind has: offsets, or scales again.
+
+    Scales are such that nobody notices how values were shifted.
+    """
+
+    def floats(address: Value) -> Value:
+        return fn.load(address, vec(F16, 16), 32).signed(F32)
+
+    def factors(address: Value) -> list[Value]:
+        parts = [fn.load(address + 16 * i, vec(I8, 16), 16) for i in range(2)]
+        is_signed = kind == "k6"
+        wide = [part.signed(I32) if is_signed else part.unsigned(I32) for part in parts]
+        return [part.signed(F32) for part in wide]
+
+    if kind in HEAD_BYTES:
+        values = {"k4": 512, "k5": 640, "k6": 768}[kind]
+        first, second = factors(record + values + half * 32)
+        if kind == "k6":
+            d = floats(block + half * 32)
+            return d * first, d * second
+        d, e = (floats(block + half * 64 + 32 * i) for i in range(2))
+        return d * first, -(e * second)
     if kind in _MIDDLED:
-        scale = fn.load(record + (RECORD_BYTES[kind] - 64) + half * 32, floats, 32).signed(F32)
-        return weights, scale * 0.5 ** _MIDDLED[kind], scale  # no offset
+        scale = floats(record + (RECORD_BYTES[kind] - 64) + half * 32)
+        return scale * 0.5 ** _MIDDLED[kind], scale  # no offset
     scales = record + (RECORD_BYTES[kind] - 128) + half * 64
-    offset = fn.load(scales + 32, floats, 32).signed(F32)
-    return weights, fn.load(scales, floats, 32).signed(F32), offset
+    return floats(scales), floats(scales + 32)
 
 
 def _add_bytes(

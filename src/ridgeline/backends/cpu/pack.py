@@ -1,27 +1,52 @@
 """From a file's tensors to the layouts that kernels read (``linear``).
 
-Blocks of 32 with 4, 5 or 8 bits are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 run exactly
-as they are in the file. Q4_K and Q5_K keep their values, their scales become half floats. All else
-is quantised again, to 8 bits per weight with a scale for each 32, or with ``int4`` to 4 bits.
-``int8-row`` has one scale for all weights of an output, which only a rotation makes good enough.
+Blocks are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K run exactly as they
+are in the file. All else is quantised again (``blocks``), to 8 bits per weight with a scale for
+each 32, or with ``int4`` to 4 bits. ``int8-row`` has one scale for all weights of an output, which
+only a rotation makes good enough.
 
 It knows no kernels and no steps; it makes one buffer of bytes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, TILE
-from ridgeline.backends.cpu.rows import MOST_TURNED
+from ridgeline.backends.cpu.blocks import (
+    Bytes,
+    eight_bits,
+    five_bits,
+    four_bits,
+    k_blocks,
+    of_five_bits,
+    to_bf16,
+    to_eight_bits,
+    to_five_bits,
+    to_four_bits,
+    to_row_bytes,
+    turned,
+)
+from ridgeline.backends.cpu.linear import (
+    BLOCK_RECORDS,
+    FIFTHS,
+    HEAD_BYTES,
+    KINDS,
+    RECORD_BYTES,
+    TILE,
+)
 from ridgeline.models.weights import Tensor
 
-Bytes = NDArray[np.uint8]
 Index = NDArray[np.intp]
 _HALF = np.float16
+# What a file's blocks are here, and which stay as they are, by dtype.
+_KINDS = {
+    "Q4_0": "s4", "Q4_1": "w4", "Q4_K": "k4", "Q5_0": "s5", "Q5_1": "w5", "Q5_K": "k5",
+    "Q6_K": "k6", "Q8_0": "w8",
+}  # fmt: skip
+_KEPT = {"auto": tuple(_KINDS.values()), "int4": ("s4", "w4", "k4"), "int8": ("w8",)}
 _SKETCHED = 64  # tiles at once
 _T = TypeVar("_T", bound=np.generic)
 
@@ -59,16 +84,13 @@ def pack(
     if dtype in ("f32", "bf16", "int8-row"):
         weights = _placed(tensor.to_f32(), rows, columns)
         return {"f32": _pack_f32, "bf16": _pack_bf16, "int8-row": _pack_r8}[dtype](weights)
-    keeps_four = dtype != "int8" and whole_blocks
-    if keeps_four and tensor.dtype in ("Q4_0", "Q4_1", "Q4_K"):
-        q4, *scales = four_bits(tensor)
-        kind = "w4" if len(scales) == 2 else "s4"
-        return _pack_nibbles(kind, _taken(q4, rows), *(_taken(part, rows) for part in scales))
-    if dtype == "auto" and whole_blocks and tensor.dtype in ("Q5_0", "Q5_1", "Q5_K"):
-        q5, *scales = five_bits(tensor)
-        kind = "w5" if len(scales) == 2 else "s5"
-        return _pack_nibbles(kind, _taken(q5, rows), *(_taken(part, rows) for part in scales))
-    if dtype != "int4" and whole_blocks and tensor.dtype in ("Q8_0", "Q5_0"):
+    kind = _KINDS.get(tensor.dtype, "") if whole_blocks else ""
+    if kind in _KEPT[dtype]:
+        values, *scales = (_taken(part, rows) for part in _parts(kind, tensor))
+        if kind in HEAD_BYTES:
+            return _pack_k(kind, values, *scales)
+        return _pack_nibbles(kind, values, *scales) if kind != "w8" else _pack_w8(values, *scales)
+    if dtype == "int8" and kind == "s5":
         q8, scale = eight_bits(tensor)
         return _pack_w8(_taken(q8, rows), _taken(scale, rows))
     weights = _placed(tensor.to_f32(), rows, columns)
@@ -77,6 +99,13 @@ def pack(
         if dtype == "int4"
         else _pack_w8(*to_eight_bits(weights))
     )
+
+
+def _parts(kind: str, tensor: Tensor) -> tuple[NDArray[Any], ...]:
+    """Return the values of a file's blocks, then what scales them."""
+    if kind in HEAD_BYTES:
+        return k_blocks(tensor)
+    return {"4": four_bits, "5": five_bits, "8": eight_bits}[kind[1]](tensor)
 
 
 def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
@@ -89,16 +118,16 @@ def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
     """
     parts = range(0, len(head.data), _SKETCHED)
     total = sum(_weights_of(head, low)[0].sum(axis=0) for low in parts)
-    mean = np.zeros((TILE, head.data.shape[1] * TILE), np.float32)
+    mean = np.zeros((TILE, len(total)), np.float32)
     mean[0] = total / (len(head.data) * TILE)
     with np.errstate(over="ignore", invalid="ignore"):  # the end says so
-        centre = _to_five_bits(mean)
-        common = _of_five_bits(*centre)[0]
+        centre = to_five_bits(mean)
+        common = of_five_bits(*centre)[0]
         tiles, distances = [], []
         for low in parts:
             weights, scale = _weights_of(head, low)
-            own = _to_five_bits(weights - common)
-            lost = weights - common - _of_five_bits(*own)
+            own = to_five_bits(weights - common)
+            lost = weights - common - of_five_bits(*own)
             # What a record's terms are at most, but for the sum of 32 activations.
             terms = 384 * scale + 47 * np.abs(own[1]) + 47 * np.abs(centre[1][0])
             rounding = (terms.shape[1] + 16) * 2.0**-24 * TILE**0.5
@@ -139,176 +168,50 @@ def _taken(values: NDArray[_T], rows: Index) -> NDArray[_T]:
     return out
 
 
-# --- blocks ------------------------------------------------------------------------------------
-
-
-def four_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
-    """Return q ``[out, in]`` u8 below 16, scale and offset ``[out, in / 32]``: w = d q + m.
-
-    Q4_0 has no offset: w = d (q - 8).
-    """
-    num_rows, size = tensor.shape
-    if tensor.dtype == "Q4_K":
-        return _four_bits_k(tensor)
-    affine = tensor.dtype == "Q4_1"
-    blocks = tensor.data.reshape(num_rows, size // TILE, 20 if affine else 18)
-    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    nibbles = blocks[:, :, 4 if affine else 2 :]
-    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(num_rows, size)
-    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
-
-
-def _four_bits_k(
-    tensor: Tensor,
-) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
-    """Q4_K: 256 weights with scales of the K kind, then nibbles."""
-    num_rows, size = tensor.shape
-    blocks = tensor.data.reshape(num_rows, size // 256, 144)
-    q = _nibbles_k(blocks[:, :, 16:]).reshape(num_rows, size)
-    return q, *_scales_k(blocks[:, :, :16], (num_rows, size // TILE))
-
-
-def _nibbles_k(packed: Bytes) -> Bytes:
-    """Return 256 nibbles of each block ``[rows, blocks, 128]``: 32 low ones, 32 high ones, ..."""
-    parts = packed.reshape(*packed.shape[:2], 4, 32)
-    return np.stack([parts & 15, parts >> 4], axis=3)
-
-
-def _scales_k(
-    head: Bytes, shape: tuple[int, int]
-) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
-    """Return scales and offsets: d, dmin (f16), and 8 pairs of 6-bit factors in 12 bytes."""
-    d, dmin = (head[:, :, i : i + 2].copy().view(_HALF).astype(np.float32) for i in (0, 2))
-    first, second, last = head[:, :, 4:8], head[:, :, 8:12], head[:, :, 12:]
-    scales = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=2)
-    minima = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=2)
-    return (
-        (d * scales).astype(_HALF).reshape(shape),
-        (-dmin * minima).astype(_HALF).reshape(shape),
-    )
-
-
-def five_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
-    """Return q ``[out, in]`` u8 below 32, scale and offset ``[out, in / 32]``: w = d q + m.
-
-    Q5_0 has no offset: w = d (q - 16).
-    """
-    num_rows, size = tensor.shape
-    if (
-        tensor.dtype == "Q5_K"
-    ):  # as Q4_K, with a plane of fifth bits: bit j of byte l, input 32 j + l
-        blocks = tensor.data.reshape(num_rows, size // 256, 176)
-        planes = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")
-        fifth = planes.transpose(0, 1, 3, 2).reshape(num_rows, size)
-        q = _nibbles_k(blocks[:, :, 48:]).reshape(num_rows, size) | (fifth << np.uint8(4))
-        return q, *_scales_k(blocks[:, :, :16], (num_rows, size // TILE))
-    affine = tensor.dtype == "Q5_1"
-    blocks = tensor.data.reshape(num_rows, size // TILE, 24 if affine else 22)
-    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    q = _fives(blocks[:, :, 4 if affine else 2 :]).reshape(num_rows, size)
-    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
-
-
-def _fives(packed: Bytes) -> Bytes:
-    """Return 32 values of 5 bits of each ``[rows, blocks, 20]``: a plane of fifth bits, nibbles."""
-    fifth = np.unpackbits(packed[:, :, :4], axis=2, bitorder="little")
-    nibbles = packed[:, :, 4:]
-    out: Bytes = np.concatenate([nibbles & 15, nibbles >> 4], axis=2) | (fifth << np.uint8(4))
-    return out
-
-
-def eight_bits(tensor: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Return q ``[out, in]`` s8 and scale ``[out, in / 32]`` of Q8_0 or Q5_0: w = d q."""
-    num_rows, size = tensor.shape
-    blocks = tensor.data.reshape(num_rows, size // TILE, -1)
-    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    if tensor.dtype == "Q8_0":
-        return blocks[:, :, 2:].copy().view(np.int8).reshape(num_rows, size), scale
-    q = _fives(blocks[:, :, 2:]).astype(np.int8) - np.int8(16)
-    return q.reshape(num_rows, size), scale
-
-
-def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Quantise to bytes with a scale for each 32: what Q8_0 does."""
-    groups = weights.reshape(len(weights), -1, TILE)
-    scale = (np.abs(groups).max(axis=2) / 127).astype(_HALF)
-    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-127, 127)
-    return q.astype(np.int8).reshape(weights.shape), scale
-
-
-def to_four_bits(
-    weights: NDArray[np.float32],
-) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
-    """Quantise to 4 bits with a scale and an offset for each 32: what Q4_1 does."""
-    groups = weights.reshape(len(weights), -1, TILE)
-    low, high = groups.min(axis=2), groups.max(axis=2)
-    scale, offset = ((high - low) / 15).astype(_HALF), low.astype(_HALF)
-    steps = (groups - offset.astype(np.float32)[:, :, None]) / _nonzero(scale)[:, :, None]
-    return np.rint(steps).clip(0, 15).astype(np.uint8).reshape(weights.shape), scale, offset
-
-
-def _to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
-    """Quantise to 5 bits with a scale for each 32: what Q5_0 does, w = d (q - 16)."""
-    groups = weights.reshape(len(weights), -1, TILE)
-    place = np.abs(groups).argmax(axis=2)
-    largest = np.take_along_axis(groups, place[:, :, None], axis=2)[:, :, 0]
-    scale = (largest / -16).astype(_HALF)
-    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-16, 15) + 16
-    return q.astype(np.uint8).reshape(weights.shape), scale
-
-
-def _of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
-    return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
-
-
-def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Turn the inputs of a matrix as ``quantise_rows`` turns activations: products stay the same.
-
-    A Hadamard matrix is its own inverse times its size; the division is here.
-    """
-    size = weights.shape[1]
-    block = min(size & -size, MOST_TURNED)
-    matrix = np.ones((1, 1), np.float32)
-    while len(matrix) < block:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    out: NDArray[np.float32] = weights.reshape(-1, block) @ (matrix / np.float32(block))
-    return out.reshape(weights.shape)
-
-
-def to_row_bytes(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise to bytes with one scale for a row."""
-    scale = np.abs(weights).max(axis=1) / np.float32(127)
-    q = np.rint(weights / np.where(scale == 0, np.float32(1), scale)[:, None])
-    return q.astype(np.int8), scale
-
-
-def to_bf16(weights: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to nearest even."""
-    bits = np.ascontiguousarray(weights).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
-    return np.where(scale == 0, np.float32(1), scale.astype(np.float32))
-
-
 # --- tiles -------------------------------------------------------------------------------------
 
 
 def _pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
-    """Pack 4 bits, or 5 with a plane of fifth bits; scales, and offsets where the kind has them."""
+    """Pack 4 bits, or 5; scales, and offsets where the kind has them."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     out = np.empty((tiles, records, RECORD_BYTES[kind]), np.uint8)
+    _put_values(kind, q, out)
+    each = np.stack([part.reshape(tiles, 2, 16, records) for part in scales], axis=2)
+    out[:, :, -64 * len(scales) :] = _as_bytes(each.transpose(0, 4, 1, 2, 3), tiles, records)
+    return Matrix(kind, out)
+
+
+def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) -> Matrix:
+    """Pack blocks of 256: scales before the records, a pair of factors behind each."""
+    tiles, records = len(q) // TILE, q.shape[1] // TILE
+    blocks, head = records // BLOCK_RECORDS, HEAD_BYTES[kind]
+    out = np.empty((tiles, blocks, BLOCK_RECORDS * RECORD_BYTES[kind]), np.uint8)
+    heads = scales.reshape(tiles, 2, 16, blocks, -1).transpose(0, 3, 1, 4, 2)
+    out[:, :, :head] = _as_bytes(heads, tiles, blocks)
+    own = out[:, :, head:].reshape(tiles, records, -1)
+    _put_values(kind, q, own)
+    pairs = factors.reshape(tiles, 2, 16, records, 2).transpose(0, 3, 1, 4, 2)
+    own[:, :, -64:] = _as_bytes(pairs, tiles, records)
+    out[:, :, head:] = own.reshape(tiles, blocks, -1)
+    return Matrix(kind, out)
+
+
+def _put_values(kind: str, q: Bytes, out: Bytes) -> None:
+    """Write the values of records: nibbles, then what they have above 4 bits."""
+    tiles, records = len(q) // TILE, q.shape[1] // TILE
     # outputs: tile, half, o; inputs: record, nibble, v, i
     parts = q.reshape(tiles, 2, 16, records, 2, 4, 4).transpose(0, 3, 1, 4, 5, 2, 6)
     low = parts & 15
     out[:, :, :512] = (low[:, :, :, 0] | low[:, :, :, 1] << 4).reshape(tiles, records, 512)
-    if kind in ("w5", "s5"):
+    if kind in FIFTHS:
         bits = np.ascontiguousarray(parts >> 4).reshape(tiles, records, 1024)
         out[:, :, 512:640] = np.packbits(bits, axis=2, bitorder="little")
-    each = np.stack([part.reshape(tiles, 2, 16, records) for part in scales], axis=2)
-    out[:, :, -64 * len(scales) :] = _as_bytes(each.transpose(0, 4, 1, 2, 3), tiles, records)
-    return Matrix(kind, out)
+    elif kind == "k6":
+        upper = parts >> 4
+        pairs = upper[:, :, :, :, 0]
+        for v in range(1, 4):
+            pairs = pairs | upper[:, :, :, :, v] << 2 * v
+        out[:, :, 512:768] = pairs.reshape(tiles, records, 256)
 
 
 def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:

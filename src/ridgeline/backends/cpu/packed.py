@@ -38,8 +38,8 @@ def file_name(path: Path, dtype: str) -> str:
     What stands before the last two parts is the same for all that was ever packed from ``path``.
     """
     digest = hashlib.sha256()
-    for source in ("pack.py", "linear.py", "weights.py", "packed.py", "heads.py", "rows.py"):
-        digest.update((Path(__file__).parent / source).read_bytes())
+    for source in ("blocks", "pack", "linear", "weights", "packed", "heads", "rows"):
+        digest.update((Path(__file__).parent / f"{source}.py").read_bytes())
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         found = file.stat()
         digest.update(f"{file.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())

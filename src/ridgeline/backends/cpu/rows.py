@@ -124,6 +124,7 @@ def _emit_groups(module: object) -> None:
             fn.store(integers.signed(I8), out + pair * TILE + 16 * i, 1)
             fn.store(scale, entry + 4 * i, 4)
             sums.append(scale * integers.reduce(lambda a, b: a + b).signed(F32))
+            fn.store(sums[i] * -32.0, entry + 16 + 4 * i, 4)
         total = sums[0] + sums[1]
         fn.store(total, entry + 8, 4)
         fn.store(total * -128.0, entry + 12, 4)

@@ -184,7 +184,7 @@ def _pack_all(
             matrix(prefix + name, *places.get(name, (None, None)))
     arrays["norm"] = Packed("", vector("norm", sizes.hidden))
     head = "embed" if arch.tied_embeddings else "head"
-    matrix(head, dtype=_head_dtype(dtype))
+    matrix(head, dtype=_head_dtype(dtype, checkpoint.tensors[head].dtype))
     arrays["head"] = arrays.pop(head)
     if arrays["head"].kind == "w8" and (found := sketch(Matrix(*arrays["head"]))):
         arrays["sketch"] = Packed(found[0].kind, settled(found[0].data))
@@ -245,9 +245,14 @@ def _embedding_type(dtype: str) -> type[np.floating]:
     return np.float32 if dtype in ("f32", "bf16") else np.float16
 
 
-def _head_dtype(dtype: str) -> str:
-    """The likeliest token hangs on the head most: it is as coarse as in the file, never coarser."""
-    return "auto" if dtype in ("int4", "int8-row") else dtype
+def _head_dtype(dtype: str, file_dtype: str = "") -> str:
+    """The likeliest token hangs on the head most: it is as coarse as in the file, never coarser.
+
+    With 6 bits it is widened: few rows read hardly any of it but its sketch, and for more the
+    products of 8 bits are a fifth quicker.
+    """
+    dtype = "auto" if dtype in ("int4", "int8-row") else dtype
+    return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
 
 
 def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:

@@ -1,0 +1,168 @@
+"""Blocks of quantised weights: what a file's hold, and what floats become.
+
+A block is some weights of one output that share a scale. How kernels want them laid out is not
+known here: that is ``pack``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.linear import TILE
+from ridgeline.backends.cpu.rows import MOST_TURNED
+from ridgeline.models.weights import Tensor
+
+Bytes = NDArray[np.uint8]
+_HALF = np.float16
+
+
+def four_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
+    """Return q ``[out, in]`` u8 below 16, scale and offset ``[out, in / 32]``: w = d q + m.
+
+    Q4_0 has no offset: w = d (q - 8).
+    """
+    num_rows, size = tensor.shape
+    affine = tensor.dtype == "Q4_1"
+    blocks = tensor.data.reshape(num_rows, size // TILE, 20 if affine else 18)
+    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
+    nibbles = blocks[:, :, 4 if affine else 2 :]
+    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(num_rows, size)
+    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
+
+
+def k_blocks(tensor: Tensor) -> tuple[Bytes, Bytes, NDArray[np.float16]]:
+    """Return q ``[out, in]`` u8, factors ``[out, in / 32, 2]`` and scales ``[out, in / 256, n]``.
+
+    Q4_K, Q5_K: n is 2, w = d f q - e g with factors f and g of each 32. Q6_K: n is 1, the factors
+    are signed and of the first and of the last 16, w = d f (q - 32).
+    """
+    num_rows, size = tensor.shape
+    shape, block_bytes = (num_rows, size), {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[tensor.dtype]
+    blocks = tensor.data.reshape(num_rows, size // 256, block_bytes)
+    if tensor.dtype == "Q6_K":
+        q = _sixes_k(blocks[:, :, :192]).reshape(shape)
+        factors = blocks[:, :, 192:208].reshape(num_rows, size // TILE, 2)
+        return q, factors, blocks[:, :, 208:].copy().view(_HALF)
+    q = _nibbles_k(blocks[:, :, -128:]).reshape(shape)
+    if tensor.dtype == "Q5_K":  # bit j of byte l: input 32 j + l
+        planes = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")
+        q |= planes.transpose(0, 1, 3, 2).reshape(shape) << np.uint8(4)
+    first, second, last = (blocks[:, :, 4 + 4 * i : 8 + 4 * i] for i in range(3))
+    f = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=2)
+    g = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=2)
+    factors = np.stack([f, g], axis=3).reshape(num_rows, size // TILE, 2)
+    return q, factors, blocks[:, :, :4].copy().view(_HALF)
+
+
+def _nibbles_k(packed: Bytes) -> Bytes:
+    """Return 256 nibbles of each block ``[rows, blocks, 128]``: 32 low ones, 32 high ones, ..."""
+    parts = packed.reshape(*packed.shape[:2], 4, 32)
+    return np.stack([parts & 15, parts >> 4], axis=3)
+
+
+def _sixes_k(packed: Bytes) -> Bytes:
+    """Return 256 values of 6 bits of each block ``[rows, blocks, 192]``: nibbles, upper bits."""
+    nibbles = packed[:, :, :128].reshape(*packed.shape[:2], 2, 1, 64)
+    low = np.concatenate([nibbles & 15, nibbles >> 4], axis=3).reshape(*packed.shape[:2], 2, 4, 32)
+    high = packed[:, :, 128:].reshape(*packed.shape[:2], 2, 1, 32)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    out: Bytes = low | (high >> shifts & 3) << np.uint8(4)
+    return out
+
+
+def five_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
+    """Return q ``[out, in]`` u8 below 32, scale and offset ``[out, in / 32]``: w = d q + m.
+
+    Q5_0 has no offset: w = d (q - 16).
+    """
+    num_rows, size = tensor.shape
+    affine = tensor.dtype == "Q5_1"
+    blocks = tensor.data.reshape(num_rows, size // TILE, 24 if affine else 22)
+    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
+    q = _fives(blocks[:, :, 4 if affine else 2 :]).reshape(num_rows, size)
+    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
+
+
+def _fives(packed: Bytes) -> Bytes:
+    """Return 32 values of 5 bits of each ``[rows, blocks, 20]``: a plane of fifth bits, nibbles."""
+    fifth = np.unpackbits(packed[:, :, :4], axis=2, bitorder="little")
+    nibbles = packed[:, :, 4:]
+    out: Bytes = np.concatenate([nibbles & 15, nibbles >> 4], axis=2) | (fifth << np.uint8(4))
+    return out
+
+
+def eight_bits(tensor: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Return q ``[out, in]`` s8 and scale ``[out, in / 32]`` of Q8_0 or Q5_0: w = d q."""
+    num_rows, size = tensor.shape
+    blocks = tensor.data.reshape(num_rows, size // TILE, -1)
+    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
+    if tensor.dtype == "Q8_0":
+        return blocks[:, :, 2:].copy().view(np.int8).reshape(num_rows, size), scale
+    q = _fives(blocks[:, :, 2:]).astype(np.int8) - np.int8(16)
+    return q.reshape(num_rows, size), scale
+
+
+def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Quantise to bytes with a scale for each 32: what Q8_0 does."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    scale = (np.abs(groups).max(axis=2) / 127).astype(_HALF)
+    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-127, 127)
+    return q.astype(np.int8).reshape(weights.shape), scale
+
+
+def to_four_bits(
+    weights: NDArray[np.float32],
+) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
+    """Quantise to 4 bits with a scale and an offset for each 32: what Q4_1 does."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    scale, offset = ((high - low) / 15).astype(_HALF), low.astype(_HALF)
+    steps = (groups - offset.astype(np.float32)[:, :, None]) / _nonzero(scale)[:, :, None]
+    return np.rint(steps).clip(0, 15).astype(np.uint8).reshape(weights.shape), scale, offset
+
+
+def to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
+    """Quantise to 5 bits with a scale for each 32: what Q5_0 does, w = d (q - 16)."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    place = np.abs(groups).argmax(axis=2)
+    largest = np.take_along_axis(groups, place[:, :, None], axis=2)[:, :, 0]
+    scale = (largest / -16).astype(_HALF)
+    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-16, 15) + 16
+    return q.astype(np.uint8).reshape(weights.shape), scale
+
+
+def of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    """Return the weights of what ``to_five_bits`` made."""
+    return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
+
+
+def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Turn the inputs of a matrix as ``quantise_rows`` turns activations: products stay the same.
+
+    A Hadamard matrix is its own inverse times its size; the division is here.
+    """
+    size = weights.shape[1]
+    block = min(size & -size, MOST_TURNED)
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    out: NDArray[np.float32] = weights.reshape(-1, block) @ (matrix / np.float32(block))
+    return out.reshape(weights.shape)
+
+
+def to_row_bytes(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantise to bytes with one scale for a row."""
+    scale = np.abs(weights).max(axis=1) / np.float32(127)
+    q = np.rint(weights / np.where(scale == 0, np.float32(1), scale)[:, None])
+    return q.astype(np.int8), scale
+
+
+def to_bf16(weights: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even."""
+    bits = np.ascontiguousarray(weights).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    return np.where(scale == 0, np.float32(1), scale.astype(np.float32))
