@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.memory import aligned
-
 _ALIGNMENT = 4096
 
 
@@ -47,11 +45,11 @@ def file_name(path: Path, dtype: str) -> str:
     return f"{path.stem}.{dtype}.{place}.{digest.hexdigest()[:32]}.weights"
 
 
-def read(path: Path, mapped_from: str) -> dict[str, Packed] | None:
-    """Return the arrays of a file, in memory that kernels like; None if it cannot be used.
+def read(path: Path) -> dict[str, Packed] | None:
+    """Return the arrays of a file, mapped; None if it cannot be used.
 
-    Those from ``mapped_from`` on stay in the file: what is so large and so little of it needed
-    that reading it all would be most of a start.
+    Copying them into memory of their own costs a start more than huge pages give back (LOG.md),
+    and processes with the same model share what stays in the file.
     """
     try:
         with path.open("rb") as file:
@@ -59,19 +57,14 @@ def read(path: Path, mapped_from: str) -> dict[str, Packed] | None:
             index_bytes = int.from_bytes(file.read(8), "little")
             end = file.seek(size - index_bytes)
             index = json.loads(file.read(index_bytes))
-            num_read = index[mapped_from][-1]
-            memory = aligned(num_read, np.uint8)
-            file.seek(0)
-            if file.readinto(memory.data) != num_read:
-                return None
             area = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_WILLNEED"):
             area.madvise(mmap.MADV_WILLNEED)
-        found, places = {}, (memory, np.frombuffer(area, np.uint8))
+        found, content = {}, np.frombuffer(area, np.uint8)
         for name, (kind, dtype, shape, begin) in index.items():
             count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            place = places[begin >= num_read]
-            found[name] = Packed(kind, place[begin : begin + count].view(dtype).reshape(shape))
+            part = content[begin : begin + count].view(dtype)
+            found[name] = Packed(kind, part.reshape(shape))
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return None
     return found

@@ -126,7 +126,7 @@ def load_weights(
     arrays = path = None
     if cache is not None:
         path = cache / packed.file_name(checkpoint.path, dtype)
-        arrays = packed.read(path, mapped_from="embedding")
+        arrays = packed.read(path)
     if arrays is None:
         arrays = _pack_all(checkpoint, sizes, dtype, progress)
         if path is not None:
@@ -189,7 +189,6 @@ def _pack_all(
     if arrays["head"].kind == "w8" and (found := sketch(Matrix(*arrays["head"]))):
         arrays["sketch"] = Packed(found[0].kind, settled(found[0].data))
         arrays["distances"] = Packed("", settled(found[1]))
-    # Last, as it stays in the file: see ``load_weights``.
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
     return arrays
