@@ -242,17 +242,17 @@ def _add_groups(
     left = _MIDDLED.get(kind, 0)
     before = left if form is Dot.VNNI512 else 0
     bits = 8 if kind == "w8" else 6 if kind == "k6" else 5 if kind in FIFTHS else 4
-    most = 255 if kind == "w8" else (1 << bits) - 1 << before
+    most = ((1 << bits) - 1) << before
     for h in range(len(sums[0])):
         weights = _values(fn, kind, place[0], half + h, before)
         scale, other = _scales(fn, kind, *place, half + h)
 
         def added(m: int, part: int, weights: list[Value] = weights) -> Value:
             """Return products of a row with the first or the last 16 inputs, added up."""
-            at = slice(4 * part, 4 * part + 4)
-            parts = [broadcast4(fn, x_rows[m] + 4 * v) for v in range(8)][at]
-            zero = fn.lanes(I32, [0] * 16)
-            total = dots(form, zero, weights[at], parts, max_weight=most)
+            which = range(4 * part, 4 * part + 4)
+            parts = [broadcast4(fn, x_rows[m] + 4 * v) for v in which]
+            own, zero = [weights[v] for v in which], fn.lanes(I32, [0] * 16)
+            total = dots(form, zero, own, parts, max_weight=most)
             return (total << (left - before)).signed(F32)
 
         def entry(m: int, number: int) -> Value:
