@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,3 +35,11 @@ def imported(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names.append(node.module or "")
     return names
+
+
+def test_a_start_waits_for_no_library_that_it_does_not_use() -> None:
+    """Downloads, bars and the decoding of foreign weights: a third of the time, were they there."""
+    late = {"gguf", "yaml", "rich", "http.client", "ssl", "jinja2", "huggingface_hub"}
+    code = "import ridgeline, sys; ridgeline.LLM; print(*sys.modules)"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert late.isdisjoint(seen.stdout.split())

@@ -27,7 +27,8 @@ from ridgeline.bench.quality import quality
 from ridgeline.bench.serve import Load, serve
 from ridgeline.config import Options, default_home
 from ridgeline.doctor import report
-from ridgeline.models.pull import SHORT_NAMES, pull, pulled_models
+from ridgeline.models.names import SHORT_NAMES, pulled_models
+from ridgeline.models.pull import pull
 from ridgeline.progress import bytes_bar
 from ridgeline.repl import answer, chat
 from ridgeline.server.options import ServeOptions

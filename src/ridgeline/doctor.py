@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info
 from ridgeline.backends.cpu.module import host_target
 from ridgeline.backends.cpu.roof import measure_roof
 from ridgeline.memory import available_bytes
-from ridgeline.models.pull import SHORT_NAMES, pulled_models
+from ridgeline.models.names import SHORT_NAMES, pulled_models
 from ridgeline.progress import count_bar
 
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM

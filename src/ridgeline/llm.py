@@ -11,7 +11,6 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.text import TextStream
 from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.pull import pull
+from ridgeline.models.names import NotPulledError, find_model
 from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
 from ridgeline.models.weights import Checkpoint
 from ridgeline.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
@@ -59,18 +58,16 @@ class LLM:
             ModelFileError: the model's files are damaged or not supported (a ValueError too).
         """
         wishes = Options(**options)
-        with bytes_bar(f"Pulling {model}") as report:
-            self.path = pull(str(model), default_home(), report)
+        self.path = _located(str(model), default_home())
         checkpoint = load_checkpoint(self.path)
         self.arch = checkpoint.arch
         self.config = resolve(wishes, checkpoint.arch)
         self._trace = open(wishes.trace, "w", buffering=1) if wishes.trace else None  # noqa: SIM115
-        facts = (checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
-        with bytes_bar(f"Loading {self.path.name}") as report, ThreadPoolExecutor(1) as pool:
-            # A tokenizer keeps one core busy, reading packed weights hardly any.
-            tokenizer = pool.submit(load_tokenizer, *facts)
+        with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
-            self.tokenizer = tokenizer.result()
+        # Behind the runner, which has asked for its weights: the disk works meanwhile.
+        facts = (checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.tokenizer = load_tokenizer(*facts)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
         self.generation_defaults: dict[str, Any] = dict(checkpoint.generation_defaults)
@@ -292,6 +289,18 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _located(model: str, home: Path) -> Path:
+    """Return where ``model`` is, pulled if it is not here."""
+    try:
+        return find_model(model, home)
+    except NotPulledError:
+        # Imported here: what a download needs is a tenth of a start that downloads nothing.
+        from ridgeline.models.pull import pull
+
+        with bytes_bar(f"Pulling {model}") as report:
+            return pull(model, home, report)
 
 
 def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:

@@ -9,18 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 Report = Callable[[int, int], None]  # done, total
 
 
@@ -32,29 +20,43 @@ def say(what: str) -> None:
 @contextmanager
 def bytes_bar(what: str) -> Iterator[Report]:
     """Show ``what`` with a bar in bytes; gone when done."""
-    with _bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as progress:
-        yield _report(progress, what)
+    with _bar(what, is_bytes=True) as report:
+        yield report
 
 
 @contextmanager
 def count_bar(what: str, *, note: str = "") -> Iterator[Report]:
     """Show ``what`` with a bar that counts; gone when done. ``note`` stands behind the count."""
-    with _bar(MofNCompleteColumn(), TextColumn(note), TimeRemainingColumn()) as progress:
-        yield _report(progress, what)
+    with _bar(what, is_bytes=False, note=note) as report:
+        yield report
 
 
-def _bar(*columns: ProgressColumn) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
+@contextmanager
+def _bar(what: str, *, is_bytes: bool, note: str = "") -> Iterator[Report]:
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    # Imported here: where nobody looks, drawing would be a tenth of a start.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
     )
 
-
-def _report(progress: Progress, what: str) -> Report:
-    task = progress.add_task(what, total=None)
-    return lambda done, total: progress.update(task, completed=done, total=total or None)
+    in_bytes = (DownloadColumn(), TransferSpeedColumn())
+    counted = (MofNCompleteColumn(), TextColumn(note))
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *(in_bytes if is_bytes else counted),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total or None)

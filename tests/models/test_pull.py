@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.models.pull import SHORT_NAMES, find_model, pull, pulled_models
+from ridgeline.models.names import SHORT_NAMES, find_model, pulled_models
+from ridgeline.models.pull import pull
 from ridgeline.models.weights import ModelFileError
 
 

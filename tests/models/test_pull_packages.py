@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models import pull as pull_module
+from ridgeline.models.names import PackagedModel
 from ridgeline.models.pull import (
-    PackagedModel,
     Source,
     ask_pip,
     download,

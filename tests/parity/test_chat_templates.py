@@ -16,7 +16,7 @@ import pytest
 
 from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.pull import find_model
+from ridgeline.models.names import find_model
 from ridgeline.models.tokenizer import load_tokenizer
 from tests.parity import tiny
 

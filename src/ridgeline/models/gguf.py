@@ -15,7 +15,6 @@ import struct
 from pathlib import Path
 from typing import Any, NoReturn
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,22 +23,23 @@ from ridgeline.models.weights import ModelFileError, Tensor
 MAGIC = b"GGUF"
 
 # fmt: off
-_SUPPORTED = (
-    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-)
+# Type number in the file -> name, elements per block, bytes per block. Spelled out although the
+# gguf package has them: importing it is a tenth of a start that finds its weights packed.
+_TENSOR_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 8: ("Q8_0", 32, 34),
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 19: ("IQ1_S", 256, 50), 29: ("IQ1_M", 256, 56),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 22: ("IQ2_S", 256, 82),
+    18: ("IQ3_XXS", 256, 98), 21: ("IQ3_S", 256, 110), 20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
+}
 # Type number of a metadata value -> its numpy type. Strings are 8, arrays 9.
 _SCALAR_CODES = {
     0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
     10: "<u8", 11: "<i8", 12: "<f8",
 }
 # fmt: on
-# Type number in the file -> name, elements per block, bytes per block.
-_TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
-    int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind])
-    for kind in gguf.GGMLQuantizationType
-    if kind.name in _SUPPORTED
-}
 _SCALARS = {number: np.dtype(code) for number, code in _SCALAR_CODES.items()}
 _STRING, _ARRAY = 8, 9
 
@@ -204,6 +204,13 @@ def _tensors(header: _Header, num_tensors: int, alignment: Any) -> dict[str, Ten
     return tensors
 
 
+def _type_name(kind: int) -> str:
+    import gguf  # slow to import, and needed for this message only
+
+    known = [entry.name for entry in gguf.GGMLQuantizationType if entry == kind]
+    return known[0] if known else f"number {kind}"
+
+
 def _describe(header: _Header, name: str, alignment: int) -> tuple[int, int, str, tuple[int, ...]]:
     """Read one tensor's description: its offset and bytes, type name and shape, row-major."""
     num_dims = header.scalar(4, f"the dimensions of {name!r}")
@@ -213,9 +220,8 @@ def _describe(header: _Header, name: str, alignment: int) -> tuple[int, int, str
     kind = header.scalar(4, f"the type of {name!r}")
     offset: int = header.scalar(10, f"the offset of {name!r}")
     if kind not in _TENSOR_TYPES:
-        known = [k.name for k in gguf.GGMLQuantizationType if k == kind]
-        found = known[0] if known else f"number {kind}"
-        header.fail(f"tensor {name!r} has type {found}; supported: {', '.join(_SUPPORTED)}")
+        supported = ", ".join(entry[0] for entry in _TENSOR_TYPES.values())
+        header.fail(f"tensor {name!r} has type {_type_name(kind)}; supported: {supported}")
     dtype, block_size, block_bytes = _TENSOR_TYPES[kind]
     shape = tuple(reversed(lengths))
     num_elements = math.prod(lengths)

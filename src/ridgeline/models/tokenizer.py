@@ -17,8 +17,8 @@ import json
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,12 @@ class Tokenizer:
 
     def __init__(self, spec: dict[str, Any], bos_id: int | None = None, add_bos: bool = False):
         model, vocab, added = _checked(spec)
-        self._strip_space, pieces = _pieces(spec, vocab)
-        pieces |= {token["id"]: token["content"].encode() for token in added}
-        self.vocab_size = max(pieces) + 1
-        self._bytes = [pieces.get(i, b"") for i in range(self.vocab_size)]
+        self._strip_space, self._bytes_of = _reader(spec)
+        self._added = {token["id"]: token["content"].encode() for token in added}
+        self.vocab_size = max(chain(vocab.values(), self._added)) + 1
+        self._spellings = [""] * self.vocab_size  # turned into bytes one by one, when asked for
+        for piece, i in vocab.items():
+            self._spellings[i] = piece
         if bos_id is not None and not 0 <= bos_id < self.vocab_size:
             raise ModelFileError(f"the BOS id {bos_id} is not in the vocabulary")
         self.bos_id, self.add_bos = bos_id, add_bos
@@ -195,7 +197,10 @@ class Tokenizer:
 
         A control token stands for its spelling.
         """
-        return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        added = self._added.get(token_id)
+        return self._bytes_of(self._spellings[token_id]) if added is None else added
 
     def _text_bytes(self, token_id: int, skip_special: bool) -> bytes:
         if skip_special and token_id in self._special_ids:
@@ -264,14 +269,14 @@ def _checked(
         isinstance(t, dict) and isinstance(t.get("content"), str) and t["content"] for t in added
     ):
         raise ModelFileError("added_tokens must be a list of tokens with content")
-    entries = [*vocab.items(), *((t["content"], t.get("id")) for t in added)]
-    for piece, number in entries:
+    # Not put into a list: so many tuples keep the garbage collector as busy as all of this.
+    for piece, number in chain(vocab.items(), ((t["content"], t.get("id")) for t in added)):
         if type(number) is not int or not 0 <= number < _MAX_IDS:
             raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
-    if _SURROGATE.search("".join([piece for piece, _ in entries])):
-        found = next(number for piece, number in entries if _SURROGATE.search(piece))
-        raise ModelFileError(f"token {found} has a lone surrogate")
     all_pieces = vocab | {t["content"]: t["id"] for t in added}
+    if _SURROGATE.search("".join(all_pieces)):
+        found = next(number for piece, number in all_pieces.items() if _SURROGATE.search(piece))
+        raise ModelFileError(f"token {found} has a lone surrogate")
     if len(set(all_pieces.values())) < len(all_pieces) or len(
         {t["content"] for t in added} | {t["id"] for t in added}
     ) < 2 * len(added):
@@ -289,12 +294,12 @@ def _steps(part: Any, key: str) -> list[dict[str, Any]]:
     return [s for s in steps if isinstance(s, dict)] if isinstance(steps, list) else []
 
 
-def _pieces(spec: dict[str, Any], vocab: dict[str, int]) -> tuple[bool, dict[int, bytes]]:
-    """Return whether a text loses its first space, and the bytes of every vocabulary entry."""
+def _reader(spec: dict[str, Any]) -> tuple[bool, Callable[[str], bytes]]:
+    """Return whether a text loses its first space, and what turns a piece into its bytes."""
     steps = {str(step.get("type")): step for step in _steps(spec.get("decoder"), "decoders")}
     metaspace, replace = steps.get("Metaspace", {}), steps.get("Replace", {})
     if "ByteLevel" in steps:
-        return False, {i: _byte_level_bytes(piece) for piece, i in vocab.items()}
+        return False, _byte_level_bytes
     if metaspace.get("replacement") == "▁":
         scheme = metaspace.get("prepend_scheme", "always")
         strip = scheme != "never" and metaspace.get("add_prefix_space") is not False
@@ -305,10 +310,9 @@ def _pieces(spec: dict[str, Any], vocab: dict[str, int]) -> tuple[bool, dict[int
             f"the tokenizer's decoder is {[*steps]!r:.80}; supported: ByteLevel, "
             "Metaspace with '▁', Replace of '▁'"
         )
-    pieces = {i: piece.replace("▁", " ").encode() for piece, i in vocab.items()}
-    if "ByteFallback" in steps:
-        pieces |= {vocab[name]: bytes([b]) for b in range(256) if (name := f"<0x{b:02X}>") in vocab}
-    return strip, pieces
+    falls_back = "ByteFallback" in steps
+    bytes_by_name = {f"<0x{b:02X}>": bytes([b]) for b in range(256)} if falls_back else {}
+    return strip, lambda piece: bytes_by_name.get(piece) or piece.replace("▁", " ").encode()
 
 
 def _byte_alphabet() -> dict[int, int]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,6 +56,8 @@ class Tensor:
         if self.dtype == "BF16":
             wide = self.data.view(np.uint16).astype(np.uint32) << 16
             return wide.view(np.float32).reshape(self.shape)
+        import gguf  # here: a tenth of a start whose weights are packed already
+
         kind = gguf.GGMLQuantizationType[self.dtype]
         out: NDArray[np.float32] = gguf.quants.dequantize(self.data, kind)
         return np.ascontiguousarray(out, dtype=np.float32).reshape(self.shape)

@@ -264,6 +264,13 @@ def test_logprobs_of_prompts(make: Make) -> None:
         assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
+def test_a_short_text_touches_its_own_blocks_only(make: Make) -> None:
+    """Were layers apart, a first token would wait for a huge page from the system for each."""
+    runner = make("plain", num_blocks=64)
+    runner.execute(step(work(TOKENS[:20], (3, 5))))
+    assert np.flatnonzero(runner.cache.reshape(64, -1).any(axis=1)).tolist() == [3, 5]
+
+
 def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
     for end in (2, 9):
         output = make().execute(step(work(TOKENS[:20], (0, 1), end=end)))

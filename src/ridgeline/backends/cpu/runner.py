@@ -85,9 +85,8 @@ class CpuRunner:
         rows = max_num_batched_tokens
         heads = sizes.heads
         record_bytes = heads.num_kv_heads * heads.record_bytes
-        self.cache = aligned(
-            (arch.num_layers, num_blocks, self._per_block * record_bytes), np.uint8
-        )
+        # All layers of a block lie together: a short text touches few pages, which are zeroed then.
+        self.cache = aligned((num_blocks, self._per_block, arch.num_layers, record_bytes), np.uint8)
         self._x = aligned((rows, sizes.hidden), np.float32)
         self._logits = np.zeros((0, 1), np.float32)
         self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
@@ -122,8 +121,8 @@ class CpuRunner:
             layers=address(weights.layers),
             x=address(self._x),
             cache=address(self.cache),
-            layer_stride=self.cache[0].nbytes,
-            records_stride=record_bytes,
+            layer_stride=record_bytes,
+            records_stride=self.cache[0, 0].nbytes,
             table_stride=4,
             poison=address(self._poison),
             cos=address(weights.cos),
@@ -173,7 +172,7 @@ class CpuRunner:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""
         if step.copies:
             old, new = map(list, zip(*step.copies, strict=True))
-            self.cache[:, new] = self.cache[:, old]
+            self.cache[new] = self.cache[old]
         return self._sample(step.work, self._prepare(step.work))
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
