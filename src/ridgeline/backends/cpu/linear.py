@@ -54,6 +54,7 @@ from ridgeline.backends.cpu.ir import (
     Value,
     Var,
     fma,
+    maximum,
     select,
     vec,
 )
@@ -84,7 +85,7 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
-_AHEAD_BYTES = 4096  # that a lone row prefetches; more rows ask for the whole of the next tile
+_AHEAD_BYTES = 4096  # that a lone row prefetches; more rows ask for the next tile, little by little
 # Symmetric kinds, and by how many bits their values become bytes around 128, as those of w8 are:
 # then all share the last float of an entry.
 _MIDDLED = {"s4": 4, "s5": 3, "w8": 0}
@@ -154,15 +155,21 @@ def _emit_product(module: object, form: Dot, kind: str) -> None:
     stride = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
+        most_rows = shapes(kind, form)[0][0]
+        # Memory would rest, and then not keep up, did the first rows ask for all of the next tile.
+        share = fn.i64(RECORD_BYTES[kind]) // maximum((high - low) // most_rows, 1)
         with fn.loop(last, start=first) as tile:
             weights, column = tiles + tile * stride, tile * (TILE * 4)
-            row = fn.var(low)
+            row, wanted = fn.var(low), fn.var(weights + stride)
             for rows, halves in shapes(kind, form):
+                step = share * halves >> 1
                 with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
                     for half in range(0, 2, halves):
                         place = operand.moved(row.get(), column + half * 64)
                         name = f"tile_{kind}_{rows}x{halves}"
-                        fn.call(name, weights, fn.i64(half), num_records, *place.arguments)
+                        coming = (wanted.get(), step) if rows > 1 else ()
+                        fn.call(name, weights, fn.i64(half), num_records, *place.arguments, *coming)
+                        wanted.set(wanted.get() + num_records * step)
                     row.set(row.get() + rows)
     fn.finish()
 
@@ -171,22 +178,20 @@ def _emit_tile(
     module: object, form: Dot, has_bf16: bool, kind: str, rows: int, halves: int
 ) -> None:
     """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs."""
-    fn = Function(module, f"tile_{kind}_{rows}x{halves}", 9)
+    fn = Function(module, f"tile_{kind}_{rows}x{halves}", 11 if rows > 1 else 9)
     weights, half, num_records, *rest = fn.args
-    operand = Operand(*rest)
+    operand, coming = Operand(*rest[:6]), rest[6:]
     entries = [operand.entries + operand.entry_stride * m for m in range(rows)]
     if kind == "r8":
         first = [fn.load(entry + 4, I32, 4).splat(16) for entry in entries]
     else:
         first = [fn.lanes(F32, [0.0] * 16)] * rows
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
-    tile = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
-    ahead = tile if rows > 1 else fn.i64(_AHEAD_BYTES)
+    part_bytes = RECORD_BYTES[kind] * halves // 2
+    wanted, step = coming or (weights + half * part_bytes + _AHEAD_BYTES, RECORD_BYTES[kind])
     with fn.loop(num_records) as k:
         record, block = _place(kind, weights, k)
-        part_bytes = RECORD_BYTES[kind] * halves // 2
-        # Heads of blocks too: so step by what a record takes with its share of them.
-        _prefetch(fn, weights + k * RECORD_BYTES[kind] + ahead + half * part_bytes, part_bytes)
+        _prefetch(fn, wanted + k * step, part_bytes)
         match ACTIVATIONS[kind]:
             case "groups":
                 _add_groups(fn, form, kind, (record, block), half, operand, k, sums)
