@@ -153,10 +153,10 @@ class Contest:
         return took_s, result
 
     def drop_hopeless(self) -> None:
-        """Stop running formats that others of the same engine beat at every rate by far."""
-        for label in report.hopeless(report.summarise(self.samples)):
+        """Stop running formats that are behind other peers at every rate by far."""
+        for label in sorted(report.hopeless(report.summarise(self.samples), OURS.name)):
             self.running.pop(label)
-            self.notes.append(f"{label} ran one round only: another format of it is far ahead")
+            self.notes.append(f"{label} ran one round only: far behind other peers at every rate")
             self.say(self.notes[-1])
 
 

@@ -31,8 +31,8 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]  # engine and format, shap
 Summary = dict[str, dict[str, Spread]]
 
 _BEGIN, _END = "<!-- result: begin -->", "<!-- result: end -->"
-# A format this much slower than the best of the same engine everywhere is not run again.
-_HOPELESS = 0.75
+# A format this much slower than the best peer everywhere is not run again.
+_HOPELESS = 0.85
 
 
 def summarise(samples: Samples) -> Summary:
@@ -93,21 +93,23 @@ def ratios(summary: Summary, ours: str) -> dict[str, float | None]:
     return result
 
 
-def hopeless(summary: Summary) -> set[str]:
-    """Return the formats that are far behind another of the same engine at every rate.
+def hopeless(summary: Summary, ours: str) -> set[str]:
+    """Return the peers' formats that are so far behind the best of them at every rate.
 
-    Starting is not one: all formats of an engine start in much the same time.
+    More rounds of them cost an hour and cannot change a ratio. The one that starts first stays.
     """
-    slow = set()
-    for label, shapes in summary.items():
-        rates = {name: spread["median"] for name, spread in shapes.items() if name != START}
-        leaders = {name: best(summary, name, of=engine_of(label)) or label for name in rates}
-        if rates and all(
-            rate < _HOPELESS * summary[leaders[name]][name]["median"]
-            for name, rate in rates.items()
-        ):
-            slow.add(label)
-    return slow
+    leaders = {name: best(summary, name, but=ours) for name in NAMES}
+
+    def is_far_behind(label: str, name: str) -> bool:
+        rate, leader = summary[label][name]["median"], leaders[name] or label
+        return rate < _HOPELESS * summary[leader][name]["median"]
+
+    return {
+        label
+        for label, shapes in summary.items()
+        if engine_of(label) != ours and label != leaders[START] and shapes.keys() - {START}
+        if all(is_far_behind(label, name) for name in shapes if name != START)
+    }
 
 
 def rows(document: Mapping[str, Any]) -> list[list[str]]:

@@ -193,7 +193,7 @@ def _store_floats(
 
 
 def _emit_expect(module: object, heads: Heads) -> None:
-    """``expect(records, stride, table, count)``: ask for the keys that will be wanted next.
+    """``expect(records, stride, table, count)``: ask for the keys and scales that come next.
 
     While one head's softmax and weighted sum are computed memory would rest.
     """
@@ -203,6 +203,8 @@ def _emit_expect(module: object, heads: Heads) -> None:
         record = record_at(fn, records, stride, table, block)
         with fn.loop(TOKENS * heads.size * heads.value_bytes, step=64) as line:
             prefetch(fn, record + line, locality=2)
+        for offset in range(heads.scales_at, heads.record_bytes, 64):
+            prefetch(fn, record + offset, locality=2)
     fn.finish()
 
 
