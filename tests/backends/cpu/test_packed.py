@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu import packed
+from ridgeline.backends.cpu import packed, weights
 from ridgeline.backends.cpu.packed import Packed
+from tests.tiny import PLAIN, checkpoint
 
 ARRAYS = {
     "layers.0.q": Packed("w4", np.arange(2 * 3 * 640, dtype=np.uint8).reshape(2, 3, 640)),
@@ -92,3 +94,26 @@ def test_what_is_out_of_date_goes_and_nothing_else(tmp_path: Path) -> None:
         names.append(packed.file_name(path, dtype))
         packed.write(cache / names[-1], ARRAYS)
     assert sorted(file.name for file in cache.iterdir()) == sorted(names[1:])
+
+
+def test_only_models_worth_it_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache = replace(checkpoint(PLAIN), path=tmp_path / "tiny.gguf"), tmp_path / "packed"
+    model.path.write_bytes(b"as good as any")
+    sizes, packs = weights.model_sizes(PLAIN, "int8", "int8"), []
+    pack_all = weights._pack_all
+    monkeypatch.setattr(weights, "_pack_all", lambda *args: packs.append(1) or pack_all(*args))
+
+    def load() -> weights.Weights:
+        return weights.load_weights(model, sizes, "int8", 64, cache, lambda done, total: None)
+
+    load()
+    assert not cache.exists()
+    monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", model.nbytes)
+    first, again = load(), load()
+    assert len(packs) == 2
+    assert first.arrays.keys() == again.arrays.keys()
+    for name, (kind, data) in first.arrays.items():
+        assert (kind, data.tobytes()) == (
+            again.arrays[name].kind,
+            again.arrays[name].data.tobytes(),
+        )

@@ -26,6 +26,7 @@ from ridgeline.models.weights import Checkpoint
 
 Floats = NDArray[np.float32]
 _LANES = 16
+_WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth of a second
 # What products take, of dtypes that are not blocks of 32 weights.
 _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
@@ -121,10 +122,11 @@ def load_weights(
 ) -> Weights:
     """Return the weights, from the directory ``cache``, if given, if they were packed before.
 
+    Small models are packed each time, and leave no file for each place they ever were in.
     ``progress`` is told how many of how many bytes of the file are packed.
     """
     arrays = path = None
-    if cache is not None:
+    if cache is not None and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
         path = cache / packed.file_name(checkpoint.path, dtype)
         arrays = packed.read(path)
     if arrays is None:
