@@ -174,9 +174,9 @@ def prepare(engine: Engine, form: Format, source: Path) -> Path:
 def environment() -> dict[str, str]:
     """Return the variables of every engine's process: its caches stay below ``HOME``."""
     # A warm start has its modules compiled, also where the caller's shell forbids to keep them.
-    ours = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **ours,
+        **kept,
         "VLLM_CACHE_ROOT": str(HOME / "cache" / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(HOME / "cache" / "torch"),
     }

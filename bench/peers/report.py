@@ -94,9 +94,10 @@ def ratios(summary: Summary, ours: str) -> dict[str, float | None]:
 
 
 def hopeless(summary: Summary, ours: str) -> set[str]:
-    """Return the peers' formats that are so far behind the best of them at every rate.
+    """Return the peers' formats that are far behind the best of them at every rate.
 
-    More rounds of them cost an hour and cannot change a ratio. The one that starts first stays.
+    More rounds of them take an hour and would hardly change a ratio. The one that starts first
+    stays.
     """
     leaders = {name: best(summary, name, but=ours) for name in NAMES}
 
