@@ -1,6 +1,8 @@
-"""Hypothesis profiles: every run of the tests tries the same examples."""
+"""Hypothesis profiles, so that every run tries the same examples; and Ctrl-C as it usually is."""
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -16,3 +18,7 @@ settings.register_profile(
     phases=(Phase.explicit, Phase.generate),
 )
 settings.load_profile("ci")
+
+# A shell lets what it starts in the background ignore Ctrl-C, which tests send. Their children
+# inherit that, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)

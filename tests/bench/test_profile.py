@@ -168,6 +168,17 @@ def test_traffic_is_what_the_weights_and_the_cache_are(
     assert traffic["attention"].read_bytes == pytest.approx(wanted, abs=steps)
 
 
+def test_a_prompt_leaves_most_of_the_last_layer_out(llm: LLM, counters: Counters) -> None:
+    arch = llm.arch
+    phase = measured(llm, counters, Shape("prefill", 1, 40, 1), True)
+    keys_and_values = 2 * arch.num_kv_heads * arch.head_dim * arch.hidden_size
+    queries = arch.num_heads * arch.head_dim * arch.hidden_size
+    rest = queries + 3 * arch.intermediate_size * arch.hidden_size  # o is as large as q
+    layer = keys_and_values + queries + rest
+    wanted = 40 * ((arch.num_layers - 1) * layer + keys_and_values + queries) + rest
+    assert phase.traffic["linears"].ops == phase.num_steps * 2 * wanted
+
+
 def test_the_roof_is_the_lower_of_memory_and_arithmetic(runner: CpuRunner) -> None:
     roof = Roof(1, Rates(1.0, 1.0, None, 1.0), Rates(10e9, 800e9, None, 200e9))
     assert attainable_ops_per_s("linears", Traffic(100, 300), runner, roof) == 30e9

@@ -2,7 +2,8 @@
 
 Operations come from ``costs``, bytes from the packed weights and cache records as they really are,
 each counted once a step, however many threads and rows share them. Tokens count as greedy: of a
-head with a sketch they read the sketch, and a percent or two of the head that is not counted.
+head with a sketch they read the sketch, and a percent or two of the head that is not counted. Of
+the last layer prompts take keys and values, and one token the rest: ``backends.cpu.batch``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.backends.cpu.heads import TOKENS
+from ridgeline.backends.cpu.plan import COLUMN_ROWS
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.costs import attention_flops, head_flops, kv_read_bytes, linear_flops
 from ridgeline.records import StepRecord
@@ -38,6 +40,13 @@ def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
     num_rows = sum(bool(tokens) for tokens in step.sampled)
     head = weights.sketch if weights.sketch and weights.screens(num_rows) else weights.head
     bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
+    silent: list[tuple[int, int]] = []
+    if num_tokens > COLUMN_ROWS:
+        pairs = zip(step.work, step.sampled, strict=True)
+        silent = [(start, n - bool(tokens)) for (_, start, n), tokens in pairs]
+    behind_keys = arch.num_heads * arch.head_dim + 3 * arch.intermediate_size  # o, gate, up, down
+    left_out = 2 * sum(n for _, n in silent) * behind_keys * arch.hidden_size
+    unseen = sum(attention_flops(arch, start, n) for start, n in silent) // arch.num_layers
     return {
         "linears": Traffic(
             sum(
@@ -45,11 +54,11 @@ def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
                 for name, (_, data) in weights.arrays.items()
                 if name.startswith("layers.")
             ),
-            linear_flops(arch, num_tokens),
+            linear_flops(arch, num_tokens) - left_out,
         ),
         "head": Traffic(head.data.nbytes * bool(num_rows), head_flops(arch, num_rows)),
         "attention": Traffic(
             sum(kv_read_bytes(arch, start, n, bytes_per_value) for _, start, n in step.work),
-            sum(attention_flops(arch, start, n) for _, start, n in step.work),
+            sum(attention_flops(arch, start, n) for _, start, n in step.work) - unseen,
         ),
     }

@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline.backends.cpu.heads import Heads
 from tests.backends.cpu.machine import Array, halves
-from tests.backends.cpu.twins import F32, NOTHING, exp, fma, to_bytes
+from tests.backends.cpu.twins import F32, NOTHING, exp, fma, to_bytes, to_whole
 
 LOWEST = F32(-1e30)
 MOST = {"f16": F32(65504), "f32": np.finfo(np.float32).max}
@@ -142,7 +142,7 @@ def _weigh_bytes(p: Array, v: Array, scale: Array, denominator: Array) -> Array:
     weighted[: len(v)] = p[: len(v)] * scale
     largest = weighted.max()
     steps = F32(65535) / largest if largest > NOTHING else F32(0)
-    sixteen_bits = np.rint(weighted * steps).astype(np.int32)[: len(v)]
+    sixteen_bits = to_whole(weighted, F32(steps))[: len(v)]
     high, low = ((part @ v.astype(np.int32)) for part in (sixteen_bits >> 8, sixteen_bits & 255))
     joined = fma(high.astype(np.float32), F32(256), low.astype(np.float32))
     return joined * (largest * F32(1 / 65535) / denominator)

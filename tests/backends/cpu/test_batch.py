@@ -17,13 +17,17 @@ NOTHING = Sampling(SamplingParams(), 0, ())
 def make_work(
     chunks: list[tuple[int, int]], block_size: int = 16
 ) -> tuple[tuple[Work, ...], list[tuple[int, ...]]]:
-    """Items of (start, number of tokens); every token is unlike any other."""
+    """Items of (start, number of tokens); every token is unlike any other.
+
+    Of every third something is sampled, of every third all tokens are ranked.
+    """
     items, tables, token, block = [], [], 1000, 7
     for index, (start, count) in enumerate(chunks):
         num_blocks = -(-(start + count) // block_size)
         table = tuple(range(block, block + 3 * num_blocks, 3))
         tokens = tuple(range(token, token + count))
-        items.append(Work((index, 0), start, tokens, table, (), NOTHING, (), ()))
+        seeds, targets = ((7,) if index % 3 == 1 else ()), (tokens if index % 3 == 2 else ())
+        items.append(Work((index, 0), start, tokens, table, seeds, NOTHING, (), targets))
         tables.append(table)
         token, block = token + count, block + 3 * num_blocks
     return tuple(items), tables
@@ -66,8 +70,7 @@ def test_any_step(
         assert array.flags.c_contiguous
     if num_tokens > COLUMN_ROWS:
         assert_dealt(batch, num_threads, tile)
-    else:
-        assert batch.places == list(range(num_tokens))
+        assert_asked_last(batch, work, num_threads)
 
 
 def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
@@ -84,10 +87,29 @@ def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
             rows = slice(first, first + count)
             assert len(set(batch.sequences[rows].tolist())) == 1
             assert (np.diff(batch.positions[rows]) == 1).all()
-            place = first - bounds[thread]
-            assert place // BLOCK == (place + count - 1) // BLOCK
+            # Blocks begin with a thread's rows; in the last layer, with those asked for.
+            asked = int(batch.asked[thread, 0])
+            for begin in (bounds[thread], asked) if first >= asked else (bounds[thread],):
+                place = first - begin
+                assert place // BLOCK == (place + count - 1) // BLOCK
             row += count
         assert row == bounds[thread + 1]
+
+
+def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) -> None:
+    """What somebody asks for lies from a thread's ``asked`` row on, and little else does."""
+    wanted: list[int] = []
+    for item, end in zip(work, batch.ends, strict=True):
+        first = end - len(item.tokens) if item.targets else end - 1 if item.seeds else end
+        wanted += batch.places[first:end]
+    begins, ends = batch.asked[:, 0].tolist(), batch.row_bounds[1:].tolist()
+    asked = [row for low, high in zip(begins, ends, strict=True) for row in range(low, high)]
+    assert set(wanted) <= set(asked)
+    assert len(asked) <= len(wanted) + 7 * sum(bool(item.seeds) for item in work)
+    for thread in range(num_threads):
+        item, row = batch.asked[thread, 1], begins[thread]
+        assert batch.item_bounds[thread] <= item <= batch.item_bounds[thread + 1]
+        assert row == ends[thread] or batch.items[item, 0] == row
 
 
 @given(chunks=chunks, tile=st.integers(1, 4))

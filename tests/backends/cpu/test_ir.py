@@ -24,9 +24,9 @@ from ridgeline.backends.cpu.ir import (
     fma,
     maximum,
     minimum,
-    nearest,
     select,
     sqrt,
+    to_whole,
     vec,
 )
 from tests.backends.cpu.machine import at, build, halves, same_bits
@@ -363,8 +363,11 @@ def test_fma_rounds_once() -> None:
 def test_roots_and_rounding() -> None:
     x = np.abs(RNG.normal(size=64)).astype(np.float32) * np.float32(1e5)
     assert same_bits(evaluate(sqrt, x), np.sqrt(x))
-    x = np.float32([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 1e9, -3.4])
-    assert same_bits(evaluate(nearest, x), np.rint(x))
+    x = np.float32([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 65534.5, -3.4, 4194302.5, -4194303])
+    assert evaluate(lambda x: to_whole(x, 1.0), x).tolist() == np.rint(x).tolist()
+    x, factor = np.float32([1.97265625] * 2), np.float32([3659.7861328125, -3659.7861328125])
+    assert evaluate(to_whole, x, factor).tolist() == [7219, -7219]  # 7219.49999, rounded once
+    assert np.rint(x * factor).tolist() == [7220, -7220]  # rounded twice
 
 
 def test_exp_is_exact_to_about_a_unit_in_the_last_place() -> None:

@@ -32,18 +32,30 @@ def fma(a: Any, b: Any, c: Any) -> Array:
     return np.where(exact, total, odd.view(np.float64)).astype(np.float32)
 
 
+def to_whole(x: Array, factor: Array) -> Array:
+    """The nearest integer of a product, rounded once."""
+    result: Array = (fma(x, factor, F32(12582912)) - F32(12582912)).astype(np.int32)
+    return result
+
+
 def exp(x: Array) -> Array:
     """Cody-Waite and the polynomial, step by step."""
     x = np.where(x < F32(88), x, F32(88))
     x = np.where(x > F32(-87), x, F32(-87))
-    n = np.rint(x * F32(1.4426950408889634))
+    words = to_whole(x, F32(1.4426950408889634))
+    n = words.astype(np.float32)
     r = fma(n, F32(2.12194440e-4), fma(n, F32(-0.693359375), x))
-    p = np.full_like(x, F32(1.9875691500e-4))
-    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
-        c = F32(coefficient) if coefficient != 0.5 else F32(5.0000001201e-1)
-        p = fma(p, r, c)
-    p = fma(p * r, r, r + F32(1))
-    result: Array = p * ((n.astype(np.int32) + 127) << 23).view(np.float32)
+    p = np.full_like(x, F32(1.3814613092e-3))
+    for coefficient in (
+        8.3687098318e-3,
+        4.1668387365e-2,
+        1.666652069e-1,
+        4.9999993452e-1,
+        1.0,
+        1.0,
+    ):
+        p = fma(p, r, F32(coefficient))
+    result: Array = (p.view(np.int32) + (words << 23)).view(np.float32)
     return result
 
 
@@ -59,7 +71,7 @@ def to_bytes(groups: Array) -> tuple[Array, Array]:
     largest = np.abs(groups).max(axis=-1)
     inverse = np.zeros_like(largest)
     np.divide(F32(127), largest, out=inverse, where=largest > NOTHING)
-    return np.rint(groups * inverse[..., None]).astype(np.int8), largest * F32(1 / 127)
+    return to_whole(groups, inverse[..., None]).astype(np.int8), largest * F32(1 / 127)
 
 
 def entries_of(x: Array, scale: Array) -> Array:

@@ -17,7 +17,8 @@ zero, so neither the tile a row is in nor the blocks around it change a bit of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from ridgeline.backends.cpu.float_attention import emit_float_scores, emit_float_weigh
 from ridgeline.backends.cpu.heads import TOKENS, Heads, record_at, row_parts
@@ -32,9 +33,9 @@ from ridgeline.backends.cpu.ir import (
     fma,
     maximum,
     minimum,
-    nearest,
     select,
     sqrt,
+    to_whole,
     vec,
 )
 from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, prefetch
@@ -261,24 +262,35 @@ def _emit_softmax(module: object, heads: Heads) -> None:
     is_int8 = heads.cache == "int8"
     lanes = fn.lanes(I32, list(range(16)))
     low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
+    first_whole = fn.lower((low + TOKENS - 1) // TOKENS, count)
+    end_of_whole = maximum(high // TOKENS, first_whole)
 
-    def visible(block: Value) -> Value:
+    def blocks() -> Iterator[tuple[Value, Callable[[Value, float], Value]]]:
+        """Loop over blocks in order, each with what puts a number where a token is masked."""
+        with fn.loop(first_whole) as block:
+            yield block, partial(masked, block)
+        with fn.loop(end_of_whole, start=first_whole) as block:
+            yield block, lambda value, _: value
+        with fn.loop(count, start=end_of_whole) as block:
+            yield block, partial(masked, block)
+
+    def masked(block: Value, value: Value, instead: float) -> Value:
         position = lanes + (block.signed(I32) * 16).splat(16)
-        return (position >= low_v) & (position < high_v)
+        return select((position >= low_v) & (position < high_v), value, instead)
 
     top = fn.var(fn.lanes(F32, [_LOWEST] * 16))
-    with fn.loop(count) as block:
+    for block, visible in blocks():
         score = fn.load(scores + block * 64, FLOATS, 4)
-        top.set(maximum(select(visible(block), score, _LOWEST), top.get()))
+        top.set(maximum(visible(score, _LOWEST), top.get()))
     highest = top.get().reduce(maximum).splat(16)
     total, most = (fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2))
-    with fn.loop(count) as block:
+    for block, visible in blocks():
         score = fn.load(scores + block * 64, FLOATS, 4)
-        p = select(visible(block), exp(score - highest), 0.0)
+        p = visible(exp(score - highest), 0.0)
         total.set(total.get() + p)
         if is_int8:
             values = record_at(fn, records, stride, table, block) + heads.scales_at
-            p = select(visible(block), p * fn.load(values, FLOATS, 64), 0.0)
+            p = visible(p * fn.load(values, FLOATS, 64), 0.0)
             most.set(maximum(p, most.get()))
         fn.store(p, scores + block * 64, 4)
     denominator = total.get().reduce(lambda a, b: a + b)
@@ -289,7 +301,7 @@ def _emit_softmax(module: object, heads: Heads) -> None:
     largest = most.get().reduce(maximum)
     steps = select(largest > NOTHING, _STEPS / largest, fn.value(0.0, F32)).splat(16)
     with fn.loop(count) as block:
-        p = nearest(fn.load(scores + block * 64, FLOATS, 4) * steps).signed(I32)
+        p = to_whole(fn.load(scores + block * 64, FLOATS, 4), steps)
         fn.store((p >> 8).signed(I8), planes + block * 32, 1)
         fn.store(p.signed(I8), planes + block * 32 + 16, 1)
     fn.store(largest * (1.0 / _STEPS) / denominator, scale_at, 4)

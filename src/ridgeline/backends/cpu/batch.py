@@ -1,8 +1,9 @@
 """A step's work as flat arrays: rows dealt to threads, and what attends together.
 
-Rows are tokens. Below four they stay in order. Otherwise they are dealt to the threads, a few of
-one sequence at a time, so that the later rows of a long prompt, which have more to look
-at, are shared evenly. Everything here is plain arrays; it knows no addresses and no kernels.
+Rows are tokens. They are dealt to the threads, some of one sequence at a time, so that the later
+rows of a long prompt, which have more to look at, are shared evenly. Rows whose results somebody
+asks for come last: nothing else goes through the last layer once its keys and values are cached.
+Everything here is plain arrays; it knows no addresses and no kernels.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ridgeline.backends.cpu.plan import BLOCK, COLUMN_ROWS
 from ridgeline.core.step import Work
 
 Int32s = NDArray[np.int32]
+Hand = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,6 +32,7 @@ class Batch:
     row_bounds: Int32s  # thread t has rows row_bounds[t] .. row_bounds[t + 1]
     items: Int32s  # [n + 1, 2]: first row, and how many attend together: 1 or a whole tile
     item_bounds: Int32s  # thread t has items item_bounds[t] .. item_bounds[t + 1]
+    asked: Int32s  # [threads, 2]: the first row and item that somebody asks for, or the end
     places: list[int]  # row of the i-th token, in the order of the work
     ends: list[int]  # index behind each work item's last token, in that order
 
@@ -41,27 +44,28 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     """
     # Lists, not arrays: between two steps the caches hold weights, and every numpy function that
     # has to be fetched again costs more than the loops here.
-    counts = [len(item.tokens) for item in work]
-    ends = list(accumulate(counts))
+    ends = list(accumulate(len(item.tokens) for item in work))
     few = ends[-1] <= COLUMN_ROWS
-    rows = _Rows([0] * ends[-1])
-    bounds, item_bounds = [0], [0]
-    for hands in [_hands(counts, 1, tile)[0]] if few else _hands(counts, num_threads, tile):
-        first = len(rows.tokens)
-        for i, low, high in hands:
-            rows.add(i, work[i], low, high, ends[i] - counts[i])
-            rows.add_items(first, high - low, tile)
+    rows = _Rows(work, ends, tile, [0] * ends[-1])
+    bounds, item_bounds, begins = [0], [0], []
+    for silent, asked in _hands(work, 1 if few else num_threads, tile):
+        for hand in silent:
+            rows.add(hand, bounds[-1:])
+        begins.append((len(rows.tokens), len(rows.items)))
+        for hand in asked:
+            rows.add(hand, [bounds[-1], begins[-1][0]])
         bounds.append(len(rows.tokens))
         item_bounds.append(len(rows.items))
-    tables, begins = _tables(work, records_per_block)
+    tables, table_begins = _tables(work, records_per_block)
     return Batch(
         np.array(rows.tokens),
         np.array(rows.positions, np.int32),
-        np.array([begins[i] for i in rows.sequences], np.int32),
+        np.array([table_begins[i] for i in rows.sequences], np.int32),
         tables,
         np.array(bounds, np.int32),
         np.array([*rows.items, (ends[-1], 0)], np.int32),
         np.array(item_bounds, np.int32),
+        np.array(begins, np.int32),
         rows.places,
         ends,
     )
@@ -71,42 +75,55 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
 class _Rows:
     """Rows as they are dealt."""
 
+    work: tuple[Work, ...]
+    ends: list[int]
+    tile: int
     places: list[int]
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     items: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, index: int, item: Work, low: int, high: int, begin: int) -> None:
-        """Append tokens ``low`` up to ``high`` of an item; its first is the ``begin``-th of all."""
-        row = len(self.tokens)
-        self.places[begin + low : begin + high] = range(row, row + high - low)
+    def add(self, hand: Hand, firsts: list[int]) -> None:
+        """Append a hand of tokens; blocks of rows begin at each of ``firsts``.
+
+        They attend in whole tiles inside a block, or one by one.
+        """
+        index, low, high = hand
+        item, first = self.work[index], len(self.tokens)
+        begin, end = self.ends[index] - len(item.tokens), first + high - low
+        self.places[begin + low : begin + high] = range(first, end)
         self.tokens += item.tokens[low:high]
         self.positions += range(item.start + low, item.start + high)
         self.sequences += [index] * (high - low)
-
-    def add_items(self, first: int, count: int, tile: int) -> None:
-        """Let the last ``count`` rows attend: whole tiles inside a block of rows, or one by one."""
-        end = len(self.tokens)
-        for row in range(end - count, end, tile):
-            last = min(row + tile, end) - 1
-            if last - row + 1 == tile and (row - first) // BLOCK == (last - first) // BLOCK:
-                self.items.append((row, tile))
+        for row in range(first, end, self.tile):
+            last = min(row + self.tile, end) - 1
+            is_whole = last - row + 1 == self.tile
+            if is_whole and all((row - at) // BLOCK == (last - at) // BLOCK for at in firsts):
+                self.items.append((row, self.tile))
             else:
                 self.items += [(single, 1) for single in range(row, last + 1)]
 
 
-def _hands(counts: list[int], num_threads: int, tile: int) -> list[list[tuple[int, int, int]]]:
-    """Deal, always to who has fewest rows: item, and first and last token of what goes together."""
+def _hands(
+    work: tuple[Work, ...], num_threads: int, tile: int
+) -> list[tuple[list[Hand], list[Hand]]]:
+    """Deal, always to who has fewest rows: first what nobody asks for, then what somebody does."""
     size = tile * max(1, 8 // tile)
-    dealt: list[list[tuple[int, int, int]]] = [[] for _ in range(num_threads)]
-    held = [0] * num_threads
-    for i, count in enumerate(counts):
+    hands: tuple[list[Hand], list[Hand]] = [], []
+    for i, item in enumerate(work):
+        count = len(item.tokens)
         for low in range(0, count, size):
-            thread = held.index(min(held))
             high = min(low + size, count)
-            dealt[thread].append((i, low, high))
-            held[thread] += high - low
+            is_asked = item.targets or (item.seeds and high == count)
+            hands[bool(is_asked)].append((i, low, high))
+    dealt: list[tuple[list[Hand], list[Hand]]] = [([], []) for _ in range(num_threads)]
+    held = [0] * num_threads
+    for kind, of_kind in enumerate(hands):
+        for hand in of_kind:
+            thread = held.index(min(held))
+            dealt[thread][kind].append(hand)
+            held[thread] += hand[2] - hand[1]
     return dealt
 
 

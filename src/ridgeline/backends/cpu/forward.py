@@ -227,17 +227,25 @@ def _gated_share(thread: Thread, i: Value, layer: Words) -> None:
 
 
 def _rows(thread: Thread) -> None:
-    """Many rows: each thread takes its own through a layer, and meets the others once."""
-    fn, plan = thread.fn, thread.plan
-    first, last = (
-        fn.load(plan["row_bounds"] + (thread.number + i) * 4, I32, 4).signed(I64) for i in (0, 1)
-    )
-    with thread.layers() as (_, layer, cache):
+    """Many rows: each thread takes its own through a layer, and meets the others once.
+
+    After the last layer's keys and values only the rows that somebody asks for go on.
+    """
+    fn, plan, number = thread.fn, thread.plan, thread.number
+
+    def bound(word: str, index: Value) -> Value:
+        return fn.load(plan[word] + index * 4, I32, 4).signed(I64)
+
+    first, last = bound("row_bounds", number), bound("row_bounds", number + 1)
+    with thread.layers() as (i, layer, cache):
         with fn.loop(last, start=first, step=BLOCK) as low:
             _project(thread, layer, cache, low, fn.lower(low + BLOCK, last))
         thread.barrier()
-        item = fn.var(fn.load(plan["item_bounds"] + thread.number * 4, I32, 4).signed(I64))
-        with fn.loop(last, start=first, step=BLOCK) as low:
+        is_last = (i + 1).equals(thread.sizes.num_layers)
+        begin = select(is_last, bound("asked", number * 2), first)
+        at = select(is_last, bound("asked", number * 2 + 1), bound("item_bounds", number))
+        item = fn.var(at)
+        with fn.loop(last, start=begin, step=BLOCK) as low:
             high = fn.lower(low + BLOCK, last)
             _attend_block(thread, layer, cache, item, low, high)
             _finish_layer(thread, layer, low, high)

@@ -22,7 +22,7 @@ PLAN = (
     "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
     "layers", "x", "queries", "cache", "layer_stride", "records_stride",
     "tables", "table_stride", "positions", "sequences",
-    "poison", "items", "item_bounds", "row_bounds", "cos", "sin",
+    "poison", "items", "item_bounds", "row_bounds", "asked", "cos", "sin",
     "private", "private_stride", "scores_stride",
     "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
     "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
@@ -38,9 +38,7 @@ LAYER = (
 )  # fmt: skip
 
 COLUMN_ROWS = 6  # most rows that the columns plan takes
-SCREENED_ROWS = (
-    3  # most rows whose likeliest tokens a sketch finds: more are arithmetic, not memory
-)
+SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are arithmetic
 BLOCK = 64  # rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
 SHARED = ("q", "k", "v", "o", "gate", "down", "head")  # work that threads take from each other

@@ -19,9 +19,9 @@ from ridgeline.backends.cpu.ir import (
     exp,
     fma,
     maximum,
-    nearest,
     select,
     sqrt,
+    to_whole,
     vec,
 )
 from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
@@ -29,8 +29,6 @@ from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
 NOTHING = 1e-30  # what is smaller counts as zero where it would divide
-
-
 _CHUNK = 64  # channels that are mixed in one go
 MOST_TURNED = 512  # channels that a rotation mixes at most
 
@@ -108,7 +106,7 @@ def largest_of(values: list[Value]) -> Value:
 
 def to_integers(value: Value, inverse: Value) -> Value:
     """Return 16 x i32, -127 to 127."""
-    return nearest(value * inverse.splat(16)).signed(I32)
+    return to_whole(value, inverse.splat(16))
 
 
 def _emit_groups(module: object) -> None:

@@ -31,6 +31,7 @@ from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.models.weights import Checkpoint
 
 _LOGIT_ROWS = 64  # rows of logits at once, where whole rows of them are wanted
+_BATCHED = ("positions", "sequences", "items", "item_bounds", "row_bounds", "asked")
 _WORD = {name: i for i, name in enumerate(PLAN)}
 _BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("token", "<i8")])
 _NOTHING_YET = np.array((-np.inf, 0, -1), _BEST)
@@ -99,6 +100,7 @@ class CpuRunner:
             "items": np.zeros((rows + 1, 2), np.int32),
             "item_bounds": np.zeros(num_threads + 1, np.int32),
             "row_bounds": np.zeros(num_threads + 1, np.int32),
+            "asked": np.zeros((num_threads, 2), np.int32),
             "head_rows": np.zeros(rows, np.int32),
             "wants_logits": np.zeros(rows, np.int32),
             "best": np.zeros(rows * num_threads, _BEST),
@@ -182,7 +184,7 @@ class CpuRunner:
         batch = arrange(work, num_threads, self.sizes.heads.tile, self._per_block)
         self._poison[: len(batch.tokens)] = 0
         self._x[: len(batch.tokens)] = self.weights.embedding[batch.tokens]
-        for name in ("positions", "sequences", "items", "item_bounds", "row_bounds"):
+        for name in _BATCHED:
             values = getattr(batch, name)
             self._by_row[name][: len(values)] = values
         self._put(does_layers=1, num_rows=len(batch.tokens), tables=address(batch.tables))
@@ -197,7 +199,8 @@ class CpuRunner:
         """
         blocks = tuple(range(-(-(start + len(tokens)) // self.block_size)))
         nothing = Sampling(SamplingParams(), start + len(tokens), ())
-        work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), ()),)
+        targets = tuple(tokens)  # whichever: it asks for every row
+        work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets),)
         batch = self._prepare(work)
         _, logits = self._head(batch.places, [True] * len(tokens))
         return logits.copy()

@@ -252,7 +252,7 @@ def _head_dtype(dtype: str, file_dtype: str = "") -> str:
     With 6 bits it is widened: few rows read hardly any of it but its sketch, and for more the
     products of 8 bits are a fifth quicker.
     """
-    dtype = "auto" if dtype in ("int4", "int8-row") else dtype
+    dtype = "auto" if dtype == "int4" else dtype
     return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
 
 
