@@ -131,7 +131,7 @@ def measure_phase(
 def attainable_ops_per_s(kind: str, traffic: Traffic, runner: CpuRunner, roof: Roof) -> float:
     """Return what the roof allows for this kind of work at its intensity, operations per second."""
     rates, sizes = roof.all_threads, runner.sizes
-    form = sizes.head_activations if kind == "head" else sizes.activations
+    form = sizes.activations
     if kind == "attention":
         form = "rows" if sizes.heads.cache == "int8" else "floats"
     peak = {"floats": rates.f32_ops_per_s, "bf16": rates.bf16_ops_per_s or rates.f32_ops_per_s}.get(

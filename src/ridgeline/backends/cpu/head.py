@@ -118,7 +118,7 @@ def head(thread: Thread) -> None:
     The plan asks for screening only if nobody wants logits, there is a sketch, and rows are few.
     """
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    form, entry_stride = sizes.head_activations, sizes.head_entry_stride
+    form, entry_stride = sizes.activations, sizes.head_entry_stride
     with fn.loop(plan["num_head_rows"], start=thread.number, step=plan["num_threads"]) as j:
         row = fn.load(plan["head_rows"] + j * 4, I32, 4).signed(I64)
         target = plan["head_x"] + j * sizes.head_x_stride

@@ -116,7 +116,7 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     if is_x86 and not target.features.get("f16c"):
         emit_half_floats(module)
     emit_linear(module, target.dot, kinds, has_bf16=target.has_bf16)
-    emit_rows(module, sizes.num_channels, eps, sizes.activations_used)
+    emit_rows(module, sizes.num_channels, eps, [sizes.activations])
     emit_attention(module, target.dot, sizes.heads)
     emit_head(module)
     emit_step(module, sizes, kinds)

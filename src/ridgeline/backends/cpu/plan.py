@@ -57,8 +57,7 @@ class Sizes:
     hidden: int
     intermediate: int
     heads: Heads
-    activations: str  # what products in layers take (see ``linear.ACTIVATIONS``)
-    head_activations: str  # and what the head takes
+    activations: str  # what products take (see ``linear.ACTIVATIONS``)
     o_bias: bool
     vocab_size: int
     profiled: bool = False  # kernels count the cycles of each kind of work (``timing``)
@@ -79,11 +78,6 @@ class Sizes:
         return max(self.hidden, self.intermediate, self.attention)
 
     @property
-    def activations_used(self) -> tuple[str, ...]:
-        """The forms of activations that kernels must make."""
-        return tuple(dict.fromkeys((self.activations, self.head_activations)))
-
-    @property
     def float_stride(self) -> int:
         """Bytes from row to row of float activations: 0 if a row is quantised before the next."""
         return self.widest * 4 if self.activations == "floats" else 0
@@ -101,7 +95,7 @@ class Sizes:
     @property
     def head_x_stride(self) -> int:
         """Bytes from row to row of what the head takes."""
-        return self.hidden * VALUE_BYTES[self.head_activations]
+        return self.hidden * VALUE_BYTES[self.activations]
 
     @property
     def head_entry_stride(self) -> int:

@@ -76,7 +76,6 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
         intermediate=padded(arch.intermediate_size),
         heads=head_shape(arch, cache),
         activations=_ACTIVATIONS.get(dtype, "groups"),
-        head_activations=_ACTIVATIONS.get(_head_dtype(dtype), "groups"),
         o_bias=arch.o_bias,
         vocab_size=arch.vocab_size,
     )
@@ -246,11 +245,11 @@ def _embedding_type(dtype: str) -> type[np.floating]:
     return np.float32 if dtype in ("f32", "bf16") else np.float16
 
 
-def _head_dtype(dtype: str, file_dtype: str = "") -> str:
-    """The likeliest token hangs on the head most: it is as coarse as in the file, never coarser.
+def _head_dtype(dtype: str, file_dtype: str) -> str:
+    """The likeliest token hangs on the head most: no 4 bits, if the file has more.
 
-    With 6 bits it is widened: few rows read hardly any of it but its sketch, and for more the
-    products of 8 bits are a fifth quicker.
+    6 bits are widened: few rows read hardly any of it but its sketch, and for more the products
+    of 8 bits are a fifth quicker.
     """
     dtype = "auto" if dtype == "int4" else dtype
     return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
