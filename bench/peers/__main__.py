@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -189,7 +190,7 @@ def document(contest: Contest, model: str, rounds: int) -> dict[str, Any]:
         "best_peer": {name: report.best(summary, name, but=OURS.name) for name in NAMES},
         "results": summary,
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python -m bench.peers", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "bench.peers", *sys.argv[1:]]),
         "model": model,
         "rounds": rounds,
         "machine": machine.description(),
