@@ -211,6 +211,14 @@ def test_turning_twice_gives_the_matrix_back(size: int) -> None:
     assert (turned(values)[:, :block] != values[:, :block]).any()
 
 
+@pytest.mark.parametrize("size", [32, 576, 1024])
+def test_turned_weights_have_the_same_bits_on_every_processor(size: int) -> None:
+    """A product with a Hadamard matrix would not: what a BLAS rounds differs by processor."""
+    values = matrix((300, size))
+    block = min(size & -size, 512)
+    assert (turned(values) == twins.turned(values) / np.float32(block)).all()
+
+
 def test_bf16_is_exact_for_bf16_and_the_nearest_for_others() -> None:
     tensor = encoded("BF16")
     packed = pack(tensor, "bf16")

@@ -15,6 +15,7 @@ from ridgeline.models.weights import Tensor
 
 Bytes = NDArray[np.uint8]
 _HALF = np.float16
+_TURNED_AT_ONCE = 512  # blocks: they stay in the second-level cache
 
 
 def four_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
@@ -140,14 +141,20 @@ def of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
 def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn the inputs of a matrix as ``quantise_rows`` turns activations: products stay the same.
 
-    A Hadamard matrix is its own inverse times its size; the division is here.
+    A Hadamard matrix is its own inverse times its size; the division is here. Butterflies, not a
+    product: a BLAS rounds by processor and by a row's place, and weights are the same everywhere.
     """
     size = weights.shape[1]
     block = min(size & -size, MOST_TURNED)
-    matrix = np.ones((1, 1), np.float32)
-    while len(matrix) < block:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    out: NDArray[np.float32] = weights.reshape(-1, block) @ (matrix / np.float32(block))
+    blocks = weights.reshape(-1, block)
+    out = np.empty_like(blocks)
+    for low in range(0, len(blocks), _TURNED_AT_ONCE):
+        part = slice(low, low + _TURNED_AT_ONCE)
+        now = np.ascontiguousarray(blocks[part].T) * np.float32(1 / block)
+        for level in range(1, block.bit_length()):
+            pairs = now.reshape(block >> level, 2, -1)
+            now = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        out[part] = now.reshape(block, -1).T
     return out.reshape(weights.shape)
 
 
