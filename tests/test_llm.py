@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -300,46 +298,6 @@ def test_a_runner_that_raises_ends_only_who_waited(
         with pytest.raises(MemoryError, match="no room"):
             llm.generate(["one", "two"], GREEDY)
     assert_idle(llm)
-
-
-# --- Ctrl-C ------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_comes_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute, ended = llm.engine.runner.execute, []
-
-    def interrupted(step: Any) -> StepOutput:
-        os.kill(os.getpid(), signal.SIGINT)
-        output = execute(step)
-        ended.append(step)
-        return output
-
-    stream = llm.stream("hello", GREEDY)
-    next(stream)
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner, "execute", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            next(stream)
-    assert len(ended) == 1  # the step was whole
-    assert_idle(llm)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_somebody_elses_handler_gets_the_signal(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute, seen = llm.engine.runner.execute, []
-
-    def interrupted(step: Any) -> StepOutput:
-        os.kill(os.getpid(), signal.SIGINT)
-        return execute(step)
-
-    monkeypatch.setattr(llm.engine.runner, "execute", interrupted)
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        (out,) = llm.generate("hello", GREEDY)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert seen == [signal.SIGINT] * 12
-    assert out.outputs[0].finish_reason == "length"
 
 
 def test_another_thread_may_run_it(llm: LLM) -> None:

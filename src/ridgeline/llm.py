@@ -7,14 +7,11 @@ step by step in the caller's thread, events become outputs.
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from ridgeline.build import new_engine, new_runner
@@ -23,6 +20,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.text import TextStream
+from ridgeline.interrupts import Interrupts
 from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.names import NotPulledError, find_model
@@ -72,6 +70,7 @@ class LLM:
         self.can_chat = checkpoint.chat_template is not None
         self.generation_defaults: dict[str, Any] = dict(checkpoint.generation_defaults)
         self.engine = new_engine(self.config, checkpoint, self.runner, _writer(self._trace))
+        self._interrupts = Interrupts()
         self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
 
     def default_params(self, **changes: Any) -> SamplingParams:
@@ -183,19 +182,27 @@ class LLM:
 
     def _run(self, requests: list[Request]) -> Chunks:
         try:
-            yield _BEGUN
-            while any(not r.is_finished or self._mail[r.id] for r in requests):
-                for prompt_index, request in enumerate(requests):
-                    mail = self._mail[request.id]
-                    while mail:
-                        yield self._chunk(prompt_index, mail.popleft())
-                with _interrupt_between_steps():
-                    for event in self.engine.step():
-                        self._mail[event.seq_id[0]].append(event)
+            with self._interrupts:
+                yield _BEGUN
+                while any(not r.is_finished or self._mail[r.id] for r in requests):
+                    for prompt_index, request in enumerate(requests):
+                        mail = self._mail[request.id]
+                        while mail:
+                            yield self._chunk(prompt_index, mail.popleft())
+                    self._step()
         finally:
             for request in requests:
                 self.engine.abort(request.id)
                 del self._mail[request.id]
+
+    def _step(self) -> None:
+        """Run a whole step, and leave its events in the mail."""
+        self._interrupts.hold()
+        try:
+            for event in self.engine.step():
+                self._mail[event.seq_id[0]].append(event)
+        finally:
+            self._interrupts.release()
 
     def _chunk(self, prompt_index: int, event: Event) -> Chunk:
         return Chunk(
@@ -349,23 +356,3 @@ def _writer(trace: IO[str] | None) -> Callable[[Record], None] | None:
 @contextmanager
 def _no_bar() -> Iterator[Callable[[int, int], None]]:
     yield lambda done, total: None
-
-
-@contextmanager
-def _interrupt_between_steps() -> Iterator[None]:
-    """Hold Ctrl-C back until the step is whole: half a commit would be no state to go on from."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[int] = []
-
-    def remember(signum: int, frame: FrameType | None) -> None:
-        pending.append(signum)
-
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pending:
-        signal.raise_signal(signal.SIGINT)  # now whoever handles it may

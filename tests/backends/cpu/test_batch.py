@@ -63,11 +63,8 @@ def test_any_step(
             assert batch.tokens[row] == token
             assert batch.positions[row] == item.start + offset
             first = batch.sequences[row]
-            assert batch.tables[first : first + len(records)].tolist() == records
+            assert batch.tables[first : first + len(records)] == records
             i += 1
-    for array in (batch.positions, batch.sequences, batch.tables, batch.items):
-        assert array.dtype == np.int32
-        assert array.flags.c_contiguous
     if num_tokens > COLUMN_ROWS:
         assert_dealt(batch, num_threads, tile)
         assert_asked_last(batch, work, num_threads)
@@ -75,20 +72,20 @@ def test_any_step(
 
 def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
     """Threads own the rows between them, and the items own each thread's rows."""
-    bounds, item_bounds = batch.row_bounds.tolist(), batch.item_bounds.tolist()
+    bounds, item_bounds = batch.row_bounds, batch.item_bounds
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(batch.tokens), num_threads + 1)
     assert (item_bounds[0], item_bounds[-1]) == (0, len(batch.items) - 1)
-    assert batch.items[-1, 0] == len(batch.tokens)  # the end, which the kernels look at
+    assert batch.items[-1][0] == len(batch.tokens)  # the end, which the kernels look at
     for thread in range(num_threads):
         row = bounds[thread]
-        for first, count in batch.items[item_bounds[thread] : item_bounds[thread + 1]].tolist():
+        for first, count in batch.items[item_bounds[thread] : item_bounds[thread + 1]]:
             assert first == row
             assert count in (1, tile)
             rows = slice(first, first + count)
-            assert len(set(batch.sequences[rows].tolist())) == 1
+            assert len(set(batch.sequences[rows])) == 1
             assert (np.diff(batch.positions[rows]) == 1).all()
             # Blocks begin with a thread's rows; in the last layer, with those asked for.
-            asked = int(batch.asked[thread, 0])
+            asked = batch.asked[thread][0]
             for begin in (bounds[thread], asked) if first >= asked else (bounds[thread],):
                 place = first - begin
                 assert place // BLOCK == (place + count - 1) // BLOCK
@@ -102,14 +99,14 @@ def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) ->
     for item, end in zip(work, batch.ends, strict=True):
         first = end - len(item.tokens) if item.targets else end - 1 if item.seeds else end
         wanted += batch.places[first:end]
-    begins, ends = batch.asked[:, 0].tolist(), batch.row_bounds[1:].tolist()
+    begins, ends = [row for row, _ in batch.asked], batch.row_bounds[1:]
     asked = [row for low, high in zip(begins, ends, strict=True) for row in range(low, high)]
     assert set(wanted) <= set(asked)
     assert len(asked) <= len(wanted) + 7 * sum(bool(item.seeds) for item in work)
     for thread in range(num_threads):
-        item, row = batch.asked[thread, 1], begins[thread]
+        item, row = batch.asked[thread][1], begins[thread]
         assert batch.item_bounds[thread] <= item <= batch.item_bounds[thread + 1]
-        assert row == ends[thread] or batch.items[item, 0] == row
+        assert row == ends[thread] or batch.items[item][0] == row
 
 
 @given(chunks=chunks, tile=st.integers(1, 4))
@@ -128,11 +125,11 @@ def test_a_long_prompt_is_shared_from_front_to_back() -> None:
     halves = np.split(batch.positions, [batch.row_bounds[1]])
     sums = [int(half.sum()) for half in halves]
     assert abs(sums[0] - sums[1]) < 0.05 * sum(sums)
-    assert (batch.items[:-1, 1] == 4).all()
+    assert {count for _, count in batch.items[:-1]} == {4}
 
 
 def test_decodes_attend_one_by_one() -> None:
     work, _ = make_work([(i, 1) for i in range(70)])
     batch = arrange(work, 2, 4, 1)
-    assert (batch.items[:-1, 1] == 1).all()
-    assert batch.row_bounds.tolist() == [0, 35, 70]
+    assert {count for _, count in batch.items[:-1]} == {1}
+    assert batch.row_bounds == [0, 35, 70]

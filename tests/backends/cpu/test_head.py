@@ -12,7 +12,7 @@ from ridgeline.backends.cpu.head import BEST_BYTES, Screening, emit_head
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import Array, Machine, at, build
 
-BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("token", "<i8")])
+BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])
 
 
 @pytest.fixture(scope="module", params=["host", "arm"])
@@ -33,7 +33,7 @@ def best(
 ) -> Array:
     """Fold the parts between cuts, each with something larger behind it."""
     entry = np.zeros((), BEST)
-    entry["value"], entry["token"] = -np.inf, -1
+    entry["value"] = -np.inf
     assert entry.nbytes == BEST_BYTES
     ends = (*cuts, len(logits))
     parts = list(zip((0, *cuts), ends, strict=True))
@@ -48,7 +48,7 @@ def best(
 def test_the_likeliest_at_any_size(machine: Machine, size: int) -> None:
     logits = np.random.default_rng(size).normal(0, 1, size).astype(np.float32)
     entry = best(machine, logits)
-    assert entry["token"] == logits.argmax()
+    assert ~entry["place"] == logits.argmax()
     assert entry["value"] == logits.max()
     assert entry["poison"] == 0
 
@@ -63,15 +63,15 @@ def test_of_equals_the_first(here: Machine, logits: list[float], cuts: list[int]
     places = tuple(sorted(16 * cut for cut in cuts if 16 * cut < len(logits)))
     for backwards in (False, True):
         entry = best(here, values, places, backwards=backwards)
-        assert (entry["token"], entry["value"]) == (values.argmax(), values.max())
+        assert (~entry["place"], entry["value"]) == (values.argmax(), values.max())
 
 
 def test_the_ends_of_the_range(machine: Machine) -> None:
     lowest = np.full(40, np.finfo(np.float32).min)
-    assert best(machine, lowest)["token"] == 0
+    assert ~best(machine, lowest)["place"] == 0
     lowest[39] = np.finfo(np.float32).max
     entry = best(machine, lowest, (32,))
-    assert (entry["token"], entry["poison"]) == (39, 0)
+    assert (~entry["place"], entry["poison"]) == (39, 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -80,18 +80,24 @@ def test_one_bad_logit_poisons_the_row(machine: Machine, bad: float) -> None:
     for place in (0, 15, 16, 69):
         poisoned = logits.copy()
         poisoned[place] = bad
-        assert best(machine, poisoned, (32,))["poison"] != 0
+        for backwards in (False, True):
+            entry = best(machine, poisoned, (32,), backwards=backwards)
+            assert np.isnan(entry["poison"])
+            assert entry["value"] == np.inf  # before what any other thread found
     assert best(machine, logits, (32,))["poison"] == 0
 
 
 def test_the_best_before_stays_unless_it_is_beaten(here: Machine) -> None:
     entry = np.zeros((), BEST)
-    entry["value"], entry["token"], entry["poison"] = 2.0, 7, np.nan
+    entry["value"], entry["place"] = 2.0, ~7
     here.run("best", at(np.float32([2.0] * 16)), 16, 100, entry)
-    assert (entry["value"], entry["token"]) == (2.0, 7)
+    assert (entry["value"], ~entry["place"]) == (2.0, 7)
     here.run("best", at(np.float32([1.0] * 9 + [2.5] * 7)), 12, 100, entry)
-    assert (entry["value"], entry["token"]) == (2.5, 109)
+    assert (entry["value"], ~entry["place"]) == (2.5, 109)
+    entry["poison"] = np.nan
+    here.run("best", at(np.float32([3.0] * 16)), 16, 100, entry)
     assert np.isnan(entry["poison"])  # never forgotten
+    assert entry["value"] == np.inf
 
 
 @pytest.mark.parametrize("size", [32, 96, 576])

@@ -3,7 +3,9 @@
 Rows are tokens. They are dealt to the threads, some of one sequence at a time, so that the later
 rows of a long prompt, which have more to look at, are shared evenly. Rows whose results somebody
 asks for come last: nothing else goes through the last layer once its keys and values are cached.
-Everything here is plain arrays; it knows no addresses and no kernels.
+Everything here is plain lists, not arrays: between two steps the caches hold weights, and every
+numpy function that has to be fetched again costs more than the loops. It knows no addresses and no
+kernels.
 """
 
 from __future__ import annotations
@@ -11,13 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ridgeline.backends.cpu.plan import BLOCK, COLUMN_ROWS
 from ridgeline.core.step import Work
 
-Int32s = NDArray[np.int32]
 Hand = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
 
 
@@ -25,14 +23,14 @@ Hand = tuple[int, int, int]  # tokens that go to one thread together: item, firs
 class Batch:
     """One step, by rows."""
 
-    tokens: NDArray[np.int64]
-    positions: Int32s
-    sequences: Int32s  # where the row's block table begins in ``tables``
-    tables: Int32s  # of all sequences, one after another
-    row_bounds: Int32s  # thread t has rows row_bounds[t] .. row_bounds[t + 1]
-    items: Int32s  # [n + 1, 2]: first row, and how many attend together: 1 or a whole tile
-    item_bounds: Int32s  # thread t has items item_bounds[t] .. item_bounds[t + 1]
-    asked: Int32s  # [threads, 2]: the first row and item that somebody asks for, or the end
+    tokens: list[int]
+    positions: list[int]
+    sequences: list[int]  # where the row's block table begins in ``tables``
+    tables: list[int]  # of all sequences, one after another
+    row_bounds: list[int]  # thread t has rows row_bounds[t] .. row_bounds[t + 1]
+    items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
+    item_bounds: list[int]  # thread t has items item_bounds[t] .. item_bounds[t + 1]
+    asked: list[tuple[int, int]]  # by thread: the first row and item asked for, or the end
     places: list[int]  # row of the i-th token, in the order of the work
     ends: list[int]  # index behind each work item's last token, in that order
 
@@ -42,8 +40,6 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
 
     A block of the cache is ``records_per_block`` records, which tables name one by one.
     """
-    # Lists, not arrays: between two steps the caches hold weights, and every numpy function that
-    # has to be fetched again costs more than the loops here.
     ends = list(accumulate(len(item.tokens) for item in work))
     few = ends[-1] <= COLUMN_ROWS
     rows = _Rows(work, ends, tile, [0] * ends[-1])
@@ -57,18 +53,12 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
         bounds.append(len(rows.tokens))
         item_bounds.append(len(rows.items))
     tables, table_begins = _tables(work, records_per_block)
+    rows.items.append((ends[-1], 0))  # the end, which the kernels look at
+    sequences = [table_begins[i] for i in rows.sequences]
     return Batch(
-        np.array(rows.tokens),
-        np.array(rows.positions, np.int32),
-        np.array([table_begins[i] for i in rows.sequences], np.int32),
-        tables,
-        np.array(bounds, np.int32),
-        np.array([*rows.items, (ends[-1], 0)], np.int32),
-        np.array(item_bounds, np.int32),
-        np.array(begins, np.int32),
-        rows.places,
-        ends,
-    )
+        rows.tokens, rows.positions, sequences, tables, bounds, rows.items, item_bounds, begins,
+        rows.places, ends,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -127,15 +117,14 @@ def _hands(
     return dealt
 
 
-def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[Int32s, list[int]]:
+def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[list[int], list[int]]:
     """Return all block tables by records, one after the other, and where each begins."""
     lengths = [len(item.table) * records_per_block for item in work]
     begins = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
-    blocks = [block for item in work for block in item.table]
+    tables = [block for item in work for block in item.table]
     # Kernels look ahead of a row's blocks in the next row's table, which may be shorter.
-    blocks += [0] * max(len(item.table) for item in work)
-    tables = np.array(blocks, np.int32)
+    tables += [0] * max(len(item.table) for item in work)
     if records_per_block > 1:
-        records = tables[:, None] * records_per_block + np.arange(records_per_block)
-        tables = records.reshape(-1).astype(np.int32)
+        parts = range(records_per_block)
+        tables = [block * records_per_block + part for block in tables for part in parts]
     return tables, begins

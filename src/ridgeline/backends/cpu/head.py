@@ -30,7 +30,9 @@ from ridgeline.backends.cpu.plan import BLOCK, EXACT_AT, HEAD_TILES, SHARE_BYTES
 from ridgeline.backends.cpu.rows import FLOATS
 from ridgeline.backends.cpu.threads import fetch_add
 
-# A row's best so far: value f32, poison f32 (0, or NaN if a logit was not finite), index i64.
+# A row's best so far: value f32, poison f32, place i64, which is ~index, 0 while there is none. The
+# greater of two, as tuples are compared, is the better: of equal logits the lowest index wins. If a
+# logit is not finite poison is NaN, else 0, and value is infinite, so that it wins.
 BEST_BYTES = 16
 _NOWHERE = (1 << 31) - 1
 # Bytes are within scale / 2 of what they stand for, scale is largest / 127, and 16 share one: so
@@ -102,13 +104,16 @@ def _emit_best(module: object) -> None:
     highest = top.get().reduce(maximum)
     among = select(top.get().equals(highest.splat(16)), place.get(), _NOWHERE)
     first = among.reduce(lambda a, b: select(a < b, a, b))
-    so_far, its_id = fn.load(best, F32, 4), fn.load(best + 8, I64, 8)
-    is_first = highest.equals(so_far) & (first.signed(I64) + first_id < its_id)
+    so_far, its_place = fn.load(best, F32, 4), fn.load(best + 8, I64, 8)
+    mine = -1 - (first.signed(I64) + first_id)
+    is_first = highest.equals(so_far) & (mine > its_place)
     with fn.when((first < _NOWHERE) & ((highest > so_far) | is_first)):
         fn.store(highest, best, 4)
-        fn.store(first.signed(I64) + first_id, best + 8, 8)
+        fn.store(mine, best + 8, 8)
     poisoned = poison.get().reduce(lambda a, b: a + b) + fn.load(best + 4, F32, 4)
     fn.store(poisoned, best + 4, 4)
+    with fn.when(poisoned.equals(0.0).equals(0)):
+        fn.store(fn.value(math.inf, F32), best, 4)
     fn.finish()
 
 
@@ -172,7 +177,7 @@ def _screened(thread: Thread) -> None:
             logits = rough + j * stride + t * (TILE * 4)
             fn.call("best", logits, size, t * TILE, _entry(thread, "guesses", j))
     with fn.loop(num_rows) as j:
-        guess = fn.load(_entry(thread, "guesses", j) + 8, I64, 8)
+        guess = -1 - fn.load(_entry(thread, "guesses", j) + 8, I64, 8)
         with fn.when(guess >= 0):  # others may have left nothing to this thread
             _exact(thread, guess // TILE)
     thread.barrier()

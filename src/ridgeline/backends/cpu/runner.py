@@ -33,8 +33,8 @@ from ridgeline.models.weights import Checkpoint
 _LOGIT_ROWS = 64  # rows of logits at once, where whole rows of them are wanted
 _BATCHED = ("positions", "sequences", "items", "item_bounds", "row_bounds", "asked")
 _WORD = {name: i for i, name in enumerate(PLAN)}
-_BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("token", "<i8")])
-_NOTHING_YET = np.array((-np.inf, 0, -1), _BEST)
+_BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``head``
+_NOTHING_YET = np.array((-np.inf, 0, 0), _BEST)
 
 
 class CpuRunner:
@@ -90,6 +90,7 @@ class CpuRunner:
         self.cache = aligned((num_blocks, self._per_block, arch.num_layers, record_bytes), np.uint8)
         self._x = aligned((rows, sizes.hidden), np.float32)
         self._logits = np.zeros((0, 1), np.float32)
+        self._tables = np.zeros(0, np.int32)
         self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
         stride = scores_stride(max_model_len)
         self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
@@ -116,6 +117,8 @@ class CpuRunner:
             "head_entries": aligned((rows, sizes.head_entry_stride), np.uint8),
             "rough": aligned((SCREENED_ROWS, sizes.rough_stride), np.uint8),
         }
+        counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
+        self._exact = counters[:, EXACT_AT // 4]
         weights = self.weights
         self._plan = np.zeros(len(PLAN), np.int64)
         self._put(
@@ -178,7 +181,7 @@ class CpuRunner:
         return self._sample(step.work, self._prepare(step.work))
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
-        """Put a step's work into the plan; the batch must live until it has run."""
+        """Put a step's work into the plan."""
         few = sum(len(item.tokens) for item in work) <= LONE_ROWS
         num_threads = self._crew.size if few else self._num_threads
         batch = arrange(work, num_threads, self.sizes.heads.tile, self._per_block)
@@ -187,8 +190,11 @@ class CpuRunner:
         for name in _BATCHED:
             values = getattr(batch, name)
             self._by_row[name][: len(values)] = values
-        self._put(does_layers=1, num_rows=len(batch.tokens), tables=address(batch.tables))
-        self._put(num_threads=num_threads)
+        if len(self._tables) < len(batch.tables):
+            self._tables = np.zeros(2 * len(batch.tables), np.int32)
+            self._put(tables=address(self._tables))
+        self._tables[: len(batch.tables)] = batch.tables
+        self._put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
         return batch
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
@@ -224,7 +230,7 @@ class CpuRunner:
         tokens: list[tuple[int, ...]] = [()] * len(items)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}
-        if self._poison[: len(batch.tokens)].any():
+        if any(self._poison[: len(batch.tokens)].tolist()):
             for i, work in enumerate(items):
                 rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
                 if self._poison[rows_of].any():
@@ -287,25 +293,16 @@ class CpuRunner:
         self._put(does_layers=0)
         if screens and count:
             first = self.arch.num_layers * num_threads
-            counters = self._scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
-            exact = counters[first : first + num_threads, EXACT_AT // 4]
-            self._screening.note(int(exact.sum()) / len(self.weights.head.data))
-        found = []
-        entries = best.tolist()  # lists, as in ``batch.arrange``
-        for first in range(0, len(entries), num_threads):
-            shares = entries[first : first + num_threads]
-            finite = all(poison == 0 for _, poison, _ in shares)
-            found.append((max(shares, key=_rank)[2], finite))
+            exact = sum(self._exact[first : first + num_threads].tolist())
+            self._screening.note(exact / len(self.weights.head.data))
+        # Lists, as in ``batch``; of what threads found the greatest is the answer.
+        shares = [iter(best.tolist())] * num_threads
+        found = [(~place, not poison) for _, poison, place in map(max, zip(*shares, strict=True))]
         return found, self._logits[:needed, : self.sizes.vocab_size]
 
     def _put(self, **words: int) -> None:
         for name, value in words.items():
             self._plan[_WORD[name]] = value
-
-
-def _rank(best: tuple[float, float, int]) -> tuple[float, int]:
-    """Order what threads found: of equal logits the lowest token wins."""
-    return best[0], -best[2]
 
 
 def _stop(

@@ -1,0 +1,56 @@
+"""Ctrl-C between steps: half a commit would be no state to go on from. It knows no steps itself."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+class Interrupts:
+    """While entered, keeps SIGINT back from ``hold`` to ``release``, and else passes it on at once.
+
+    The handler stays from step to step: to change it twice in each takes a twentieth of what a
+    small model computes for one token (LOG.md). May be entered again, and in any thread; only in
+    the main one, where signals come, does it do anything. A handler that somebody sets meanwhile
+    stays.
+    """
+
+    def __init__(self) -> None:
+        """Do nothing yet."""
+        self._num_entered = 0
+        self._is_held = self._is_pending = False
+        self._before: object = None  # whose handler it was; None while it is not ours
+
+    def __enter__(self) -> None:
+        self._num_entered += 1
+        if self._before is None and threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._receive) or signal.SIG_DFL
+
+    def __exit__(self, *error: object) -> None:
+        self._num_entered -= 1
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._num_entered == 0 and is_main and self._before is not None:
+            if signal.getsignal(signal.SIGINT) == self._receive:
+                signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+            self._before = None
+
+    def hold(self) -> None:
+        """From now on keep the signal back."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Let a signal that came meanwhile reach whoever handles it now."""
+        self._is_held = False
+        if self._is_pending:
+            self._is_pending = False
+            signal.raise_signal(signal.SIGINT)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        if self._is_held:
+            self._is_pending = True
+        elif callable(self._before):
+            self._before(signum, frame)
+        elif self._before == signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
