@@ -85,7 +85,7 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
-_AHEAD_BYTES = 4096  # that a lone row prefetches; more rows ask for the next tile, little by little
+_AHEAD_BYTES = 4096  # that few rows prefetch; more ask for the next tile, again and again
 # Symmetric kinds, and by how many bits their values become bytes around 128, as those of w8 are:
 # then all share the last float of an entry.
 _MIDDLED = {"s4": 4, "s5": 3, "w8": 0}
@@ -188,10 +188,15 @@ def _emit_tile(
         first = [fn.lanes(F32, [0.0] * 16)] * rows
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
     part_bytes = RECORD_BYTES[kind] * halves // 2
-    wanted, step = coming or (weights + half * part_bytes + _AHEAD_BYTES, RECORD_BYTES[kind])
+    alone = (weights + half * part_bytes + _AHEAD_BYTES, fn.i64(RECORD_BYTES[kind]))
+    wanted, step = coming or alone
     with fn.loop(num_records) as k:
         record, block = _place(kind, weights, k)
         _prefetch(fn, wanted + k * step, part_bytes)
+        if coming:  # the only pass: memory that is busy drops some of what it is asked for once
+            with fn.when(step.equals(part_bytes)):
+                near = weights + half * part_bytes + k * RECORD_BYTES[kind] + _AHEAD_BYTES
+                _prefetch(fn, near, part_bytes)
         match ACTIVATIONS[kind]:
             case "groups":
                 _add_groups(fn, form, kind, (record, block), half, operand, k, sums)
