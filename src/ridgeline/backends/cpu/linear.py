@@ -192,11 +192,11 @@ def _emit_tile(
     wanted, step = coming or alone
     with fn.loop(num_records) as k:
         record, block = _place(kind, weights, k)
-        _prefetch(fn, wanted + k * step, part_bytes)
-        if coming:  # the only pass: memory that is busy drops some of what it is asked for once
+        _prefetch(fn, wanted + k * step, part_bytes, locality=2 if coming else 3)
+        if coming and kind == "r8":  # the only pass, and so quick that some requests are dropped
             with fn.when(step.equals(part_bytes)):
                 near = weights + half * part_bytes + k * RECORD_BYTES[kind] + _AHEAD_BYTES
-                _prefetch(fn, near, part_bytes)
+                _prefetch(fn, near, part_bytes, locality=2)
         match ACTIVATIONS[kind]:
             case "groups":
                 _add_groups(fn, form, kind, (record, block), half, operand, k, sums)
@@ -228,9 +228,9 @@ def _place(kind: str, weights: Value, k: Value) -> tuple[Value, Value]:
     return block + head + (k & 7) * own_bytes, block
 
 
-def _prefetch(fn: Function, address: Value, num_bytes: int) -> None:
+def _prefetch(fn: Function, address: Value, num_bytes: int, locality: int) -> None:
     for offset in range(0, num_bytes, 64):
-        prefetch(fn, address + offset, locality=2)
+        prefetch(fn, address + offset, locality)
 
 
 def _add_groups(
