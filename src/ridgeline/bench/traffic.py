@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.plan import COLUMN_ROWS
+from ridgeline.backends.cpu.plan import MIXED_ROWS
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.costs import attention_flops, head_flops, kv_read_bytes, linear_flops
 from ridgeline.records import StepRecord
@@ -41,7 +41,7 @@ def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
     head = weights.sketch if weights.sketch and weights.screens(num_rows) else weights.head
     bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
     silent: list[tuple[int, int]] = []
-    if num_tokens > COLUMN_ROWS:
+    if num_tokens > MIXED_ROWS:
         pairs = zip(step.work, step.sampled, strict=True)
         silent = [(start, n - bool(tokens)) for (_, start, n), tokens in pairs]
     behind_keys = arch.num_heads * arch.head_dim + 3 * arch.intermediate_size  # o, gate, up, down

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.plan import BLOCK, COLUMN_ROWS
+from ridgeline.backends.cpu.plan import BLOCK, MIXED_ROWS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
 
@@ -65,7 +65,7 @@ def test_any_step(
             first = batch.sequences[row]
             assert batch.tables[first : first + len(records)] == records
             i += 1
-    if num_tokens > COLUMN_ROWS:
+    if num_tokens > MIXED_ROWS:
         assert_dealt(batch, num_threads, tile)
         assert_asked_last(batch, work, num_threads)
 
@@ -113,7 +113,7 @@ def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) ->
 def test_threads_get_like_shares(chunks: list[tuple[int, int]], tile: int) -> None:
     """No thread has more than a hand of rows more than another."""
     work, _ = make_work(chunks)
-    if sum(count for _, count in chunks) > COLUMN_ROWS:
+    if sum(count for _, count in chunks) > MIXED_ROWS:
         bounds = arrange(work, 3, tile, 1).row_bounds
         assert np.diff(bounds).max() - np.diff(bounds).min() <= 8
 

@@ -104,10 +104,10 @@ def error(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     ("name", "kind"), [(name, "f32") for name in ARCHS] + [(name, "int8") for name in ROUNDED]
 )
 def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
-    """A long prompt (rows plan), then one to three tokens at a time (columns plan)."""
+    """A long prompt (rows plan), some tokens (mixed), then one to three at a time (columns)."""
     runner, wanted = make(name, kind), reference(checkpoint(ARCHS[name])).prompt_logits(TOKENS)
-    parts = [runner.prompt_logits(TOKENS[:80])]
-    for start, end in ((80, 83), (83, 85), (85, 86), (86, MAX_LEN)):
+    parts = [runner.prompt_logits(TOKENS[:68])]
+    for start, end in ((68, 80), (80, 83), (83, 85), (85, 86), (86, MAX_LEN)):
         parts.append(runner.prompt_logits(TOKENS[start:end], start))
     got = np.concatenate(parts)
     assert error(got, wanted) < FORMATS[kind][2]
@@ -280,11 +280,11 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
 # --- the same numbers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int8-row", "int4"])
 def test_a_text_in_pieces(make: Make, kind: str) -> None:
-    runner = make("mixed windows", kind)
+    runner = make("mixed windows", kind, num_threads=2)
     whole = runner.prompt_logits(TOKENS)
-    for sizes in ([1] * 20, [3, 4, 1, 2, 60], [70, 5], [16, 16, 33], [66, 2, 11]):
+    for sizes in ([1] * 20, [3, 4, 1, 2, 60], [70, 5], [16, 16, 33], [66, 2, 11], [7, 17, 15, 6]):
         runner.cache[:] = 0
         start = 0
         for size in sizes:
@@ -304,13 +304,14 @@ def crowd() -> Step:
     )
 
 
-@pytest.mark.parametrize("kind", ["f32", "int8"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int8-row"])
 def test_any_number_of_threads(make: Make, kind: str) -> None:
     few = step(work(TOKENS[:1], (13,)), work(TOKENS[3:5], (14,)))
+    some = step(work(TOKENS[2:10], (13,)), work(TOKENS[7:8], (14,)), work(TOKENS[:5], (15,)))
     wanted = None
     for num_threads in (1, 2, 3, 4):
         runner = make("plain", kind, num_threads=num_threads)
-        got = runner.execute(crowd()), runner.execute(few), runner.prompt_logits(TOKENS).tobytes()
+        got = [*map(runner.execute, (crowd(), few, some)), runner.prompt_logits(TOKENS).tobytes()]
         wanted = wanted or got
         assert got == wanted
         runner.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ridgeline.backends.cpu.plan import BLOCK, COLUMN_ROWS
+from ridgeline.backends.cpu.plan import BLOCK, MIXED_ROWS
 from ridgeline.core.step import Work
 
 Hand = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
@@ -41,7 +41,7 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     A block of the cache is ``records_per_block`` records, which tables name one by one.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
-    few = ends[-1] <= COLUMN_ROWS
+    few = ends[-1] <= MIXED_ROWS
     rows = _Rows(work, ends, tile, [0] * ends[-1])
     bounds, item_bounds, begins = [0], [0], []
     for silent, asked in _hands(work, 1 if few else num_threads, tile):

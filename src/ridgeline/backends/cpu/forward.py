@@ -1,20 +1,23 @@
 """A whole step as one compiled function, ``step(plan, thread)``, which every thread runs.
 
-Two thread plans, by how many rows (tokens) the step has:
+Three thread plans, by how many rows (tokens) the step has:
 
 * **columns**, up to 6 rows: every thread computes its share of each product's outputs for all rows,
   then some of what another has left of its own; they meet five times a layer. What is cheap -
   norms, quantising - each does for itself.
-* **rows**, from 7 on: a thread takes its own rows through a whole layer, in blocks of 64, and they
+* **mixed**, up to 16 rows: products as before; of all else a thread does its share of the rows, so
+  they meet four times more. Each weight is still read once.
+* **rows**, from 17 on: a thread takes its own rows through a whole layer, in blocks of 64, and they
   meet once a layer, when keys and values are in the cache.
 
-Both call the same kernels in the same order for a row, so they give the same bits. This module
+All call the same kernels in the same order for a row, so they give the same bits. This module
 allocates nothing and knows no requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ridgeline.backends.cpu.head import head
@@ -25,6 +28,7 @@ from ridgeline.backends.cpu.plan import (
     BLOCK,
     COLUMN_ROWS,
     MATRIX,
+    MIXED_ROWS,
     PLAN,
     Sizes,
     Thread,
@@ -40,7 +44,13 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     if sizes.profiled:
         emit_clock(module)
     new = TimedFunction if sizes.profiled else Function
-    for name, body in (("columns", _columns), ("rows", _rows), ("head", head)):
+    bodies: dict[str, Callable[[Thread], None]] = {
+        "columns": partial(_columns, deals_rows=False),
+        "mixed": partial(_columns, deals_rows=True),
+        "rows": _rows,
+        "head": head,
+    }
+    for name, body in bodies.items():
         fn = new(module, name, 2)
         body(Thread(fn, sizes))
         fn.finish()
@@ -48,10 +58,12 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     plan, thread = fn.args
     words = Words(fn, plan, PLAN)
     with fn.when(words["does_layers"] > 0):
-        few = words["num_rows"] <= COLUMN_ROWS
-        with fn.when(few):
+        num_rows = words["num_rows"]
+        with fn.when(num_rows <= COLUMN_ROWS):
             fn.call("columns", plan, thread)
-        with fn.when(few.equals(0)):
+        with fn.when((num_rows > COLUMN_ROWS) & (num_rows <= MIXED_ROWS)):
+            fn.call("mixed", plan, thread)
+        with fn.when(num_rows > MIXED_ROWS):
             fn.call("rows", plan, thread)
         fn.call("barrier", words["sync"], words["num_threads"])
     fn.call("head", plan, thread)
@@ -131,56 +143,98 @@ def _next_walk(
     return next_records, stride, next_table, num_blocks
 
 
-def _columns(thread: Thread) -> None:
-    """Few rows: each thread computes its share of every product's outputs."""
+def _columns(thread: Thread, *, deals_rows: bool) -> None:
+    """Each thread computes its share of every product's outputs, for all rows.
+
+    Of what else there is it does its share of the rows, or all of it for itself.
+    """
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    num_rows = plan["num_rows"]
-    x, x_bytes = thread.mine("x"), sizes.hidden * 4
+    num_rows, x_bytes = plan["num_rows"], sizes.hidden * 4
     y, attended = thread.shared("y"), thread.shared("attended")
-    with fn.loop(num_rows) as m:
-        fn.call("copy", x + m * x_bytes, plan["x"] + m * x_bytes, sizes.hidden)
-    with thread.layers() as (i, layer, cache):
+    if deals_rows:
+        x, owner = plan["x"], "shared"
+        first, last = (num_rows * (thread.number + j) // plan["num_threads"] for j in (0, 1))
+    else:
+        x, owner = thread.mine("x"), "mine"
+        first, last = fn.i64(0), num_rows
         with fn.loop(num_rows) as m:
-            thread.norm(x + m * x_bytes, layer["attn_norm"], m)
+            fn.call("copy", x + m * x_bytes, plan["x"] + m * x_bytes, sizes.hidden)
+
+    def meet() -> None:
+        if deals_rows:
+            thread.barrier()
+
+    with thread.layers() as (i, layer, cache):
+        with fn.loop(last, start=first) as m:
+            thread.norm(x + m * x_bytes, layer["attn_norm"], m, owner)
+        meet()
         for matrix, column in thread.qkv():
             out = thread.shared("qkv") + column
-            _shared_product(thread, i, layer, matrix, out, sizes.qkv * 4)
+            _shared_product(thread, i, layer, matrix, out, sizes.qkv * 4, "in", owner)
         thread.barrier()
-        with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=plan["num_threads"]) as h:
-            with fn.loop(num_rows) as m:
-                thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
-            with fn.loop(num_rows) as m:
-                out = attended + m * (sizes.attention * 4)
-                thread.attend(layer, cache, (m, fn.i64(1)), h, out)
+        attend = _attend_rows if deals_rows else _attend_heads
+        attend(thread, layer, cache, attended, (first, last))
+        _shared_product(thread, i, layer, "o", y, x_bytes, "in", owner)
         thread.barrier()
-        with fn.loop(num_rows) as m:
-            _attended_to_activations(thread, attended + m * (sizes.attention * 4), m)
-        _shared_product(thread, i, layer, "o", y, x_bytes)
-        thread.barrier()
-        with fn.loop(num_rows) as m:
+        with fn.loop(last, start=first) as m:
             _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
-            thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
-        _gated_share(thread, i, layer)
+            thread.norm(x + m * x_bytes, layer["mlp_norm"], m, owner)
+        meet()
+        _gated_share(thread, i, layer, owner)
         thread.barrier()
-        owner = "shared"
         if sizes.activations == "rows":  # their scale needs the whole row
-            owner = "mine"
-            with fn.loop(num_rows) as m:
+            with fn.loop(last, start=first) as m:
                 whole = thread.shared("gate_up") + m * sizes.gate_up_stride
-                thread.quantise("gated", whole, m, sizes.intermediate)
-        _shared_product(thread, i, layer, "down", y, x_bytes, "gated", owner)
+                thread.quantise("gated", whole, m, sizes.intermediate, owner=owner)
+            meet()
+        gated = owner if sizes.activations == "rows" else "shared"
+        _shared_product(thread, i, layer, "down", y, x_bytes, "gated", gated)
         thread.barrier()
-        with fn.loop(num_rows) as m:
+        with fn.loop(last, start=first) as m:
             fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
-    with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
-        fn.call("copy", plan["x"] + m * x_bytes, x + m * x_bytes, sizes.hidden)
+    if not deals_rows:
+        with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
+            fn.call("copy", plan["x"] + m * x_bytes, x + m * x_bytes, sizes.hidden)
 
 
-def _attended_to_activations(thread: Thread, attended: Value, row: Value) -> None:
+Share = tuple[Value, Value]  # of the rows: first and end
+
+
+def _attend_heads(thread: Thread, layer: Words, cache: Value, attended: Value, rows: Share) -> None:
+    """Let this thread's heads attend, all of their rows; quantise every row's results."""
+    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=plan["num_threads"]) as h:
+        with fn.loop(rows[1]) as m:
+            thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
+        with fn.loop(rows[1]) as m:
+            out = attended + m * (sizes.attention * 4)
+            thread.attend(layer, cache, (m, fn.i64(1)), h, out)
+    thread.barrier()
+    with fn.loop(rows[1]) as m:
+        _attended_to_activations(thread, attended + m * (sizes.attention * 4), m)
+
+
+def _attend_rows(thread: Thread, layer: Words, cache: Value, attended: Value, rows: Share) -> None:
+    """Let this thread's rows attend, all of their heads, once everybody's keys are there."""
+    fn, sizes = thread.fn, thread.sizes
+    with fn.loop(rows[1], start=rows[0]) as m, fn.loop(sizes.heads.num_kv_heads) as h:
+        thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
+    thread.barrier()
+    with fn.loop(rows[1], start=rows[0]) as m:
+        out = attended + m * (sizes.attention * 4)
+        with fn.loop(sizes.heads.num_kv_heads) as h:
+            thread.attend(layer, cache, (m, fn.i64(1)), h, out)
+        _attended_to_activations(thread, out, m, "shared")
+    thread.barrier()
+
+
+def _attended_to_activations(
+    thread: Thread, attended: Value, row: Value, owner: str = "mine"
+) -> None:
     size = thread.sizes.attention
     if thread.sizes.activations == "floats":
-        thread.fn.call("copy", thread.floats("in", row), attended, size)
-    thread.quantise("in", attended, row, size)
+        thread.fn.call("copy", thread.floats("in", row, owner), attended, size)
+    thread.quantise("in", attended, row, size, owner=owner)
 
 
 def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
@@ -204,7 +258,7 @@ def _shared_product(
         thread.product(layer, matrix, tiles, num_rows, y, y_stride, *operand)
 
 
-def _gated_share(thread: Thread, i: Value, layer: Words) -> None:
+def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
     """Compute this thread's share of the gated channels, into the shared activations.
 
     Where their scale needs the whole row they stay floats, in place of the gates.
@@ -212,13 +266,12 @@ def _gated_share(thread: Thread, i: Value, layer: Words) -> None:
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.plan["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
     up = gate + sizes.intermediate * 4
-    owner = "shared" if sizes.activations == "floats" else "mine"
     with thread.pieces(i, "gate", layer["gate_num_tiles"]) as tiles:
-        thread.product(layer, "gate", tiles, num_rows, gate, stride)
-        thread.product(layer, "up", tiles, num_rows, up, stride)
+        thread.product(layer, "gate", tiles, num_rows, gate, stride, "in", owner)
+        thread.product(layer, "up", tiles, num_rows, up, stride, "in", owner)
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
-            at, out = m * stride + first * 4, thread.floats("gated", m, owner) + first * 4
+            at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
             if sizes.activations == "rows":
                 fn.call("gate", gate + at, up + at, gate + at, size)
             else:

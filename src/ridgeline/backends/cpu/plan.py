@@ -38,6 +38,7 @@ LAYER = (
 )  # fmt: skip
 
 COLUMN_ROWS = 6  # most rows that the columns plan takes
+MIXED_ROWS = 16  # most rows of the mixed plan
 SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are arithmetic
 BLOCK = 64  # rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
@@ -207,7 +208,7 @@ class Thread:
         return self._private + self.number * self.plan["private_stride"] + self._offsets[name]
 
     def shared(self, name: str) -> Value:
-        """Return the address of thread 0's buffer, which all use in the columns plan."""
+        """Return the address of thread 0's buffer, which all use where columns are shared."""
         return self._private + self._offsets[name]
 
     def barrier(self) -> None:
@@ -222,14 +223,19 @@ class Thread:
             yield i, words, self.plan["cache"] + i * self.plan["layer_stride"]
 
     def floats(self, group: str, row: Value, owner: str = "mine") -> Value:
-        """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``."""
-        base: Value = getattr(self, owner)(f"{group}_floats")
+        """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``.
+
+        Where rows are quantised it is one's own room for one row, whoever owns the others.
+        """
+        keeps = self.sizes.activations == "floats"
+        base: Value = getattr(self, owner if keeps else "mine")(f"{group}_floats")
         return base + row * self.sizes.float_stride
 
-    def norm(self, x: Value, weight: Value, row: Value) -> None:
+    def norm(self, x: Value, weight: Value, row: Value, owner: str = "mine") -> None:
         """Norm a row of x into row ``row`` of the activations."""
-        self.fn.call("norm", x, weight, self.floats("in", row), self.sizes.hidden)
-        self.quantise("in", self.floats("in", row), row, self.sizes.hidden)
+        floats = self.floats("in", row, owner)
+        self.fn.call("norm", x, weight, floats, self.sizes.hidden)
+        self.quantise("in", floats, row, self.sizes.hidden, owner=owner)
 
     def quantise(
         self, group: str, source: Value, row: Value, size: Any, at: Any = 0, owner: str = "mine"
