@@ -6,7 +6,7 @@ Three thread plans, by how many rows (tokens) the step has:
   then some of what another has left of its own; they meet five times a layer. What is cheap -
   norms, quantising - each does for itself.
 * **mixed**, up to 16 rows: products as before; of all else a thread does its share of the rows, so
-  they meet four times more. Each weight is still read once.
+  they meet three or four times more. Each weight is still read once.
 * **rows**, from 17 on: a thread takes its own rows through a whole layer, in blocks of 64, and they
   meet once a layer, when keys and values are in the cache.
 
@@ -45,8 +45,8 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
         emit_clock(module)
     new = TimedFunction if sizes.profiled else Function
     bodies: dict[str, Callable[[Thread], None]] = {
-        "columns": partial(_columns, deals_rows=False),
-        "mixed": partial(_columns, deals_rows=True),
+        "columns": partial(_columns, owner="mine"),
+        "mixed": partial(_columns, owner="shared"),
         "rows": _rows,
         "head": head,
     }
@@ -143,89 +143,97 @@ def _next_walk(
     return next_records, stride, next_table, num_blocks
 
 
-def _columns(thread: Thread, *, deals_rows: bool) -> None:
+def _columns(thread: Thread, owner: str) -> None:
     """Each thread computes its share of every product's outputs, for all rows.
 
-    Of what else there is it does its share of the rows, or all of it for itself.
+    Activations, and all else that is done for a row, are ``shared``: a thread does its share of the
+    rows (``rows``: first and end), then all meet. Or they are ``mine``: each does all for itself.
     """
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
     num_rows, x_bytes = plan["num_rows"], sizes.hidden * 4
-    y, attended = thread.shared("y"), thread.shared("attended")
-    if deals_rows:
-        x, owner = plan["x"], "shared"
-        first, last = (num_rows * (thread.number + j) // plan["num_threads"] for j in (0, 1))
+    if owner == "shared":
+        x = plan["x"]
+        rows = tuple(num_rows * (thread.number + j) // plan["num_threads"] for j in (0, 1))
     else:
-        x, owner = thread.mine("x"), "mine"
-        first, last = fn.i64(0), num_rows
+        x, rows = thread.mine("x"), (fn.i64(0), num_rows)
         with fn.loop(num_rows) as m:
             fn.call("copy", x + m * x_bytes, plan["x"] + m * x_bytes, sizes.hidden)
-
-    def meet() -> None:
-        if deals_rows:
-            thread.barrier()
-
+    attend = _attend_rows if owner == "shared" else _attend_heads
     with thread.layers() as (i, layer, cache):
-        with fn.loop(last, start=first) as m:
+        with fn.loop(rows[1], start=rows[0]) as m:
             thread.norm(x + m * x_bytes, layer["attn_norm"], m, owner)
-        meet()
+        _meet(thread, owner)
         for matrix, column in thread.qkv():
             out = thread.shared("qkv") + column
             _shared_product(thread, i, layer, matrix, out, sizes.qkv * 4, "in", owner)
         thread.barrier()
-        attend = _attend_rows if deals_rows else _attend_heads
-        attend(thread, layer, cache, attended, (first, last))
-        _shared_product(thread, i, layer, "o", y, x_bytes, "in", owner)
-        thread.barrier()
-        with fn.loop(last, start=first) as m:
-            _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
-            thread.norm(x + m * x_bytes, layer["mlp_norm"], m, owner)
-        meet()
-        _gated_share(thread, i, layer, owner)
-        thread.barrier()
-        if sizes.activations == "rows":  # their scale needs the whole row
-            with fn.loop(last, start=first) as m:
-                whole = thread.shared("gate_up") + m * sizes.gate_up_stride
-                thread.quantise("gated", whole, m, sizes.intermediate, owner=owner)
-            meet()
-        gated = owner if sizes.activations == "rows" else "shared"
-        _shared_product(thread, i, layer, "down", y, x_bytes, "gated", gated)
-        thread.barrier()
-        with fn.loop(last, start=first) as m:
-            fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
-    if not deals_rows:
+        attend(thread, layer, cache, rows)
+        _feed_forward(thread, i, layer, x, rows, owner)
+    if owner == "mine":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
             fn.call("copy", plan["x"] + m * x_bytes, x + m * x_bytes, sizes.hidden)
 
 
-Share = tuple[Value, Value]  # of the rows: first and end
+def _meet(thread: Thread, owner: str) -> None:
+    """Wait for the rows of the others, where activations are shared."""
+    if owner == "shared":
+        thread.barrier()
 
 
-def _attend_heads(thread: Thread, layer: Words, cache: Value, attended: Value, rows: Share) -> None:
-    """Let this thread's heads attend, all of their rows; quantise every row's results."""
+def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
+    """Let this thread's heads attend, in all rows; quantise every row's results."""
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    attended, num_rows = thread.shared("attended"), rows[1]
     with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=plan["num_threads"]) as h:
-        with fn.loop(rows[1]) as m:
+        with fn.loop(num_rows) as m:
             thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
-        with fn.loop(rows[1]) as m:
+        with fn.loop(num_rows) as m:
             out = attended + m * (sizes.attention * 4)
             thread.attend(layer, cache, (m, fn.i64(1)), h, out)
     thread.barrier()
-    with fn.loop(rows[1]) as m:
+    with fn.loop(num_rows) as m:
         _attended_to_activations(thread, attended + m * (sizes.attention * 4), m)
 
 
-def _attend_rows(thread: Thread, layer: Words, cache: Value, attended: Value, rows: Share) -> None:
+def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
     """Let this thread's rows attend, all of their heads, once everybody's keys are there."""
     fn, sizes = thread.fn, thread.sizes
     with fn.loop(rows[1], start=rows[0]) as m, fn.loop(sizes.heads.num_kv_heads) as h:
         thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
-        out = attended + m * (sizes.attention * 4)
+        out = thread.shared("attended") + m * (sizes.attention * 4)
         with fn.loop(sizes.heads.num_kv_heads) as h:
             thread.attend(layer, cache, (m, fn.i64(1)), h, out)
         _attended_to_activations(thread, out, m, "shared")
     thread.barrier()
+
+
+def _feed_forward(
+    thread: Thread, i: Value, layer: Words, x: Value, rows: tuple[Value, ...], owner: str
+) -> None:
+    """Take all rows from what they attended to through the rest of the layer, by columns."""
+    fn, sizes = thread.fn, thread.sizes
+    y, x_bytes = thread.shared("y"), sizes.hidden * 4
+    _shared_product(thread, i, layer, "o", y, x_bytes, "in", owner)
+    thread.barrier()
+    with fn.loop(rows[1], start=rows[0]) as m:
+        _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
+        thread.norm(x + m * x_bytes, layer["mlp_norm"], m, owner)
+    _meet(thread, owner)
+    _gated_share(thread, i, layer, owner)
+    thread.barrier()
+    gated = "shared"
+    if sizes.activations == "rows":  # their scale needs the whole row
+        gated = owner
+        with fn.loop(rows[1], start=rows[0]) as m:
+            whole = thread.shared("gate_up") + m * sizes.gate_up_stride
+            thread.quantise("gated", whole, m, sizes.intermediate, owner=owner)
+        _meet(thread, owner)
+    _shared_product(thread, i, layer, "down", y, x_bytes, "gated", gated)
+    thread.barrier()
+    with fn.loop(rows[1], start=rows[0]) as m:
+        fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
 
 
 def _attended_to_activations(
