@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -58,6 +59,21 @@ def test_threads_share_the_memory_without_overlap() -> None:
     assert probe.size == probe.per_count
     assert all(b - a == probe.size for a, b in pairwise(probe.memories))
     assert 3 * probe.size <= 1 << 20
+
+
+def test_a_slow_moment_at_first_does_not_make_all_rounds_too_short() -> None:
+    counts: list[int] = []
+
+    def kernel(memory: int, size: int, count: int) -> None:
+        counts.append(count)
+        if len(counts) < 4:  # somebody else has the core
+            time.sleep(0.05)
+
+    probe, best = roof._Probe(kernel, [0], 0, 1, None), 0.0
+    for _ in range(12):
+        best = max(best, probe.rate(0.016, best))
+    assert max(counts[:3]) == 1
+    assert counts[-1] > 100
 
 
 @pytest.mark.usefixtures("hurry")

@@ -84,17 +84,15 @@ class _Probe:
             thread.join()
         return max(ends) - min(starts)
 
-    def count_for(self, round_s: float) -> int:
-        """Return how often to repeat for a round of about ``round_s``; warms up on the way."""
-        count, took_s = 1, self.seconds(1)
-        while took_s < round_s / 8:
-            count *= 4
-            took_s = self.seconds(count)
-        return max(1, round(count * round_s / took_s))
+    def rate(self, round_s: float, best: float) -> float:
+        """Return what all threads reach together in a round of about ``round_s``, per second.
 
-    def rate(self, count: int) -> float:
-        """Return what all threads reach together in one round, per second."""
-        return len(self.memories) * count * self.per_count / self.seconds(count)
+        How often to repeat follows from the ``best`` rate so far, 0 at first: what a slow moment
+        says too little of, the next round mends.
+        """
+        per_turn = len(self.memories) * self.per_count
+        count = max(1, round(best * round_s / per_turn))
+        return count * per_turn / self.seconds(count)
 
 
 def measure_roof(
@@ -116,12 +114,11 @@ def measure_roof(
         for name in names
         for count in dict.fromkeys((1, num_threads))
     }
-    counts = {key: probe.count_for(_ROUND_S) for key, probe in probes.items()}
     best = dict.fromkeys(probes, 0.0)
     for turn in range(_ROUNDS):
         for done, (key, probe) in enumerate(probes.items()):
             report(turn * len(probes) + done, _ROUNDS * len(probes))
-            best[key] = max(best[key], probe.rate(counts[key]))
+            best[key] = max(best[key], probe.rate(_ROUND_S, best[key]))
 
     def rates(n: int) -> Rates:
         return Rates(best["read", n], best["int8", n], best.get(("bf16", n)), best["f32", n])
@@ -133,8 +130,10 @@ def measure_read(num_threads: int) -> float:
     """Return the bytes per second that ``num_threads`` read together: a look of under 0.5 s."""
     kernels = _compile(["read"], host_target())
     probe = _read_probe(kernels, _buffer(_QUICK_READ_BYTES), num_threads)
-    count = probe.count_for(_QUICK_ROUND_S)
-    return max(probe.rate(count) for _ in range(_QUICK_ROUNDS))
+    best = 0.0
+    for _ in range(_QUICK_ROUNDS):
+        best = max(best, probe.rate(_QUICK_ROUND_S, best))
+    return best
 
 
 def _buffer(wanted_bytes: int) -> NDArray[np.uint8]:
