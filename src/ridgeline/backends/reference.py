@@ -118,10 +118,7 @@ class ReferenceRunner:
         blocks = tuple(range(self.num_blocks))
         sampling = Sampling(SamplingParams(), 0, ())
         work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), ())
-        with (
-            self._blas.limit(limits=self._num_threads, user_api="blas"),
-            np.errstate(all="ignore"),
-        ):
+        with self._blas.limit(limits=self._num_threads, user_api="blas"), np.errstate(all="ignore"):
             return self._logits(self._forward((work,))[0])
 
     # --- the model -----------------------------------------------------------------------------

@@ -180,10 +180,7 @@ def measure(
     fit, an option contradicts a format, or the model's logits are not finite.
     """
     options = replace(
-        options,
-        max_model_len=max(map(len, parts)),
-        max_num_seqs=1,
-        max_num_batched_tokens=_ROWS,
+        options, max_model_len=max(map(len, parts)), max_num_seqs=1, max_num_batched_tokens=_ROWS
     )
     reference = _load(checkpoint, REFERENCE, options)
     results = {}

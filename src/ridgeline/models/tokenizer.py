@@ -252,9 +252,7 @@ class _Spellings:
         return sorted(found)
 
 
-def _checked(
-    spec: dict[str, Any],
-) -> tuple[dict[str, Any], dict[str, int], list[dict[str, Any]]]:
+def _checked(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], list[dict[str, Any]]]:
     """Return the model, its vocabulary and the added tokens, or raise ModelFileError."""
     model, added = spec.get("model"), spec.get("added_tokens") or []
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":

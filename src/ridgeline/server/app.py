@@ -268,9 +268,7 @@ _ERROR = {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
-    "properties": {
-        "error": {"type": "object", "required": list(_ERROR), "properties": _ERROR},
-    },
+    "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
 }
 _STATUSES = {
     400: "The request is wrong",

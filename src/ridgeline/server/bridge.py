@@ -234,10 +234,7 @@ class Bridge:
         return taken
 
     def _turn(
-        self,
-        gone: list[Stream],
-        arrivals: list[tuple[Stream, int]],
-        rests: dict[Stream, bool],
+        self, gone: list[Stream], arrivals: list[tuple[Stream, int]], rests: dict[Stream, bool]
     ) -> None:
         if gone:
             with self._wake:

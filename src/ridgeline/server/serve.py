@@ -57,12 +57,7 @@ class Running:
     """A server that runs: its parts, and how it ends."""
 
     def __init__(
-        self,
-        llm: LLM,
-        name: str,
-        options: ServeOptions,
-        keys: Keys,
-        write: Callable[[str], object],
+        self, llm: LLM, name: str, options: ServeOptions, keys: Keys, write: Callable[[str], object]
     ) -> None:
         """Put a server together; ``write`` takes the lines of the log."""
         self.options, self.keys, self._write = options, keys, write
@@ -166,12 +161,7 @@ def serve(
 
 
 async def _main(
-    llm: LLM,
-    name: str,
-    options: ServeOptions,
-    keys: Keys,
-    listener: socket.socket,
-    log: LogWriter,
+    llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
 ) -> None:
     loop = asyncio.get_running_loop()
     running = Running(llm, name, options, keys, log.line)

@@ -39,13 +39,7 @@ from ridgeline.backends.cpu.ir import (
     vec,
 )
 from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, prefetch
-from ridgeline.backends.cpu.rows import (
-    FLOATS,
-    NOTHING,
-    largest_of,
-    scale_to_bytes,
-    to_integers,
-)
+from ridgeline.backends.cpu.rows import FLOATS, NOTHING, largest_of, scale_to_bytes, to_integers
 
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score

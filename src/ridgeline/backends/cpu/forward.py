@@ -252,13 +252,7 @@ def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
 
 
 def _shared_product(
-    thread: Thread,
-    i: Value,
-    layer: Words,
-    matrix: str,
-    y: Value,
-    y_stride: int,
-    *operand: str,
+    thread: Thread, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
 ) -> None:
     """Compute this thread's pieces of a product for all rows."""
     num_rows = thread.plan["num_rows"]

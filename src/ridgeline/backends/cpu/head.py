@@ -150,10 +150,7 @@ def _whole(thread: Thread) -> None:
     """Compute all logits, a few tiles at a time, while they are in the nearest cache."""
     fn, plan, sizes = thread.fn, thread.plan, thread.sizes
     num_rows, stride, logits = plan["num_head_rows"], HEAD_TILES * TILE * 4, thread.mine("logits")
-    with (
-        _pieces(thread, "head_num_tiles") as (t, until),
-        fn.loop(num_rows, step=BLOCK * 4) as low,
-    ):
+    with _pieces(thread, "head_num_tiles") as (t, until), fn.loop(num_rows, step=BLOCK * 4) as low:
         count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
         _product(thread, "head_tiles", (t, until), low, count, logits - t * (TILE * 4), stride)
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)

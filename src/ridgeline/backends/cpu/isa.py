@@ -85,12 +85,7 @@ def dot(form: Dot, sums: Value, weights: Value, x: Value, *, max_weight: int = 2
 
 
 def dots(
-    form: Dot,
-    sums: Value,
-    weights: Sequence[Value],
-    xs: Sequence[Value],
-    *,
-    max_weight: int = 255,
+    form: Dot, sums: Value, weights: Sequence[Value], xs: Sequence[Value], *, max_weight: int = 255
 ) -> Value:
     """Return ``dot`` of one pair after the other; small weights spare AVX2 most of the widening."""
     if form is Dot.AVX2 and 2 * 127 * max_weight * len(weights) < 1 << 15:

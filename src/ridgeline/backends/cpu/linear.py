@@ -41,7 +41,7 @@ computed it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.backends.cpu.ir import (
     F16,
@@ -85,15 +85,19 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
-_AHEAD_BYTES = 4096  # that few rows prefetch; more ask for the next tile, again and again
+# Where memory sets the pace, weights are asked for in so many pages at once, as processors read
+# ahead within a page (LOG.md). For a lone row they are those of so many tiles.
+TOGETHER = 4
+_PAGE_BYTES, _AHEAD_BYTES = 4096, 2048  # the second is what a lone row asks ahead in each tile
 # Symmetric kinds, and by how many bits their values become bytes around 128, as those of w8 are:
 # then all share the last float of an entry.
 _MIDDLED = {"s4": 4, "s5": 3, "w8": 0}
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
 
+_Place = tuple[Value, Value, Value]  # record, what it shares with others of its block, half
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+
+class Operand(NamedTuple):
     """Where a tile's activations and results are: addresses, and bytes from row to row."""
 
     x: Value
@@ -105,21 +109,11 @@ class Operand:
 
     def moved(self, row: Value, y_offset: Value) -> Operand:
         """Return the same from another row on, with results further right."""
-        return Operand(
-            self.x + row * self.x_stride,
-            self.x_stride,
-            self.entries + row * self.entry_stride,
-            self.entry_stride,
-            self.y + row * self.y_stride + y_offset,
-            self.y_stride,
+        return self._replace(
+            x=self.x + row * self.x_stride,
+            entries=self.entries + row * self.entry_stride,
+            y=self.y + row * self.y_stride + y_offset,
         )
-
-    @property
-    def arguments(self) -> tuple[Value, ...]:
-        """All of it, to be passed to a function."""
-        return (
-            self.x, self.x_stride, self.entries, self.entry_stride, self.y, self.y_stride,
-        )  # fmt: skip
 
 
 def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
@@ -145,6 +139,8 @@ def emit_linear(module: object, form: Dot, kinds: Sequence[str], *, has_bf16: bo
     for kind in kinds:
         for rows, halves in shapes(kind, form):
             _emit_tile(module, form, has_bf16, kind, rows, halves)
+        if form is Dot.VNNI512:  # which has the registers
+            _emit_tile(module, form, has_bf16, kind, 1, 2 * TOGETHER)
         _emit_product(module, form, kind)
 
 
@@ -153,12 +149,19 @@ def _emit_product(module: object, form: Dot, kind: str) -> None:
     tiles, first, last, num_records, num_rows, *rest = fn.args
     operand = Operand(*rest)
     stride = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
+    begin = fn.var(first)
+    if form is Dot.VNNI512:
+        with fn.loop_while(lambda: num_rows.equals(1) & (begin.get() + TOGETHER <= last)):
+            weights = tiles + begin.get() * stride
+            place = operand.moved(fn.i64(0), begin.get() * (TILE * 4))
+            fn.call(f"tile_{kind}_1x{2 * TOGETHER}", weights, fn.i64(0), num_records, *place)
+            begin.set(begin.get() + TOGETHER)
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
         most_rows = shapes(kind, form)[0][0]
         # Memory would rest, and then not keep up, did the first rows ask for all of the next tile.
         share = fn.i64(RECORD_BYTES[kind]) // maximum((high - low) // most_rows, 1)
-        with fn.loop(last, start=first) as tile:
+        with fn.loop(last, start=begin.get()) as tile:
             weights, column = tiles + tile * stride, tile * (TILE * 4)
             row, wanted = fn.var(low), fn.var(weights + stride)
             for rows, halves in shapes(kind, form):
@@ -168,7 +171,7 @@ def _emit_product(module: object, form: Dot, kind: str) -> None:
                         place = operand.moved(row.get(), column + half * 64)
                         name = f"tile_{kind}_{rows}x{halves}"
                         coming = (wanted.get(), step) if rows > 1 else ()
-                        fn.call(name, weights, fn.i64(half), num_records, *place.arguments, *coming)
+                        fn.call(name, weights, fn.i64(half), num_records, *place, *coming)
                         wanted.set(wanted.get() + num_records * step)
                     row.set(row.get() + rows)
     fn.finish()
@@ -177,7 +180,7 @@ def _emit_product(module: object, form: Dot, kind: str) -> None:
 def _emit_tile(
     module: object, form: Dot, has_bf16: bool, kind: str, rows: int, halves: int
 ) -> None:
-    """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs."""
+    """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs, of one tile or several."""
     fn = Function(module, f"tile_{kind}_{rows}x{halves}", 11 if rows > 1 else 9)
     weights, half, num_records, *rest = fn.args
     operand, coming = Operand(*rest[:6]), rest[6:]
@@ -187,32 +190,36 @@ def _emit_tile(
     else:
         first = [fn.lanes(F32, [0.0] * 16)] * rows
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
-    part_bytes = RECORD_BYTES[kind] * halves // 2
-    alone = (weights + half * part_bytes + _AHEAD_BYTES, fn.i64(RECORD_BYTES[kind]))
-    wanted, step = coming or alone
+    part_bytes = RECORD_BYTES[kind] * min(halves, 2) // 2
+    records_bytes = num_records * RECORD_BYTES[kind]
+    stride = records_bytes + _tail_bytes(kind)
+    whence = [(weights + stride * (h // 2), half + h % 2) for h in range(halves)]
     with fn.loop(num_records) as k:
-        record, block = _place(kind, weights, k)
-        _prefetch(fn, wanted + k * step, part_bytes, locality=2 if coming else 3)
-        if coming and kind == "r8":  # the only pass, and so quick that some requests are dropped
-            with fn.when(step.equals(part_bytes)):
-                near = weights + half * part_bytes + k * RECORD_BYTES[kind] + _AHEAD_BYTES
-                _prefetch(fn, near, part_bytes, locality=2)
+        if coming:
+            wanted, step = coming[0] + k * coming[1], coming[1]
+            _ask(fn, wanted, part_bytes, (step * 2 >= part_bytes) & int(rows <= 4 or kind == "r8"))
+        else:  # behind these tiles the next ones, all together again
+            ahead = k * RECORD_BYTES[kind] + _AHEAD_BYTES
+            ahead = select(ahead < stride, ahead, ahead + stride * ((halves - 1) // 2))
+            for tile, _ in whence[::2]:
+                _prefetch(fn, tile + half * part_bytes + ahead, part_bytes, locality=3)
+        places = [(*_place(kind, tile, k), part) for tile, part in whence]
         match ACTIVATIONS[kind]:
             case "groups":
-                _add_groups(fn, form, kind, (record, block), half, operand, k, sums)
+                _add_groups(fn, form, kind, places, operand, k, sums)
             case "rows":
-                _add_bytes(fn, form, record, half, operand, k, sums)
+                _add_bytes(fn, form, places, operand, k, sums)
             case "bf16":
-                _add_pairs(fn, has_bf16, record, half, operand, k, sums)
+                _add_pairs(fn, has_bf16, places, operand, k, sums)
             case "floats":
-                _add_floats(fn, record, half, operand, k, sums)
-    scales = weights + num_records * RECORD_BYTES[kind] + half * 64
+                _add_floats(fn, places, operand, k, sums)
     for m, row in enumerate(sums):
         for h, var in enumerate(row):
             total = var.get()
             if kind == "r8":
-                scale = fn.load(entries[m], F32, 4).splat(16)
-                total = total.signed(F32) * scale * fn.load(scales + 64 * h, vec(F32, 16), 64)
+                scale, (tile, part) = fn.load(entries[m], F32, 4).splat(16), whence[h]
+                scales = fn.load(tile + records_bytes + part * 64, vec(F32, 16), 64)
+                total = total.signed(F32) * scale * scales
             fn.store(total, operand.y + operand.y_stride * m + 64 * h)
     fn.finish()
 
@@ -228,6 +235,17 @@ def _place(kind: str, weights: Value, k: Value) -> tuple[Value, Value]:
     return block + head + (k & 7) * own_bytes, block
 
 
+def _ask(fn: Function, wanted: Value, num_bytes: int, is_paced_by_memory: Value) -> None:
+    """Ask for part of the next tile, in one place or in several pages; the parts add up to all."""
+    with fn.when(is_paced_by_memory):
+        inside = wanted & (TOGETHER * _PAGE_BYTES - 1)
+        for page in range(TOGETHER):
+            at = wanted - inside + inside // TOGETHER + page * _PAGE_BYTES
+            _prefetch(fn, at, -(-num_bytes // TOGETHER), locality=2)
+    with fn.when(is_paced_by_memory.equals(0)):
+        _prefetch(fn, wanted, num_bytes, locality=2)
+
+
 def _prefetch(fn: Function, address: Value, num_bytes: int, locality: int) -> None:
     for offset in range(0, num_bytes, 64):
         prefetch(fn, address + offset, locality)
@@ -237,8 +255,7 @@ def _add_groups(
     fn: Function,
     form: Dot,
     kind: str,
-    place: tuple[Value, Value],
-    half: Value,
+    places: list[_Place],
     operand: Operand,
     k: Value,
     sums: list[list[Var]],
@@ -253,9 +270,9 @@ def _add_groups(
     before = left if form is Dot.VNNI512 else 0
     bits = 8 if kind == "w8" else 6 if kind == "k6" else 5 if kind in FIFTHS else 4
     most = ((1 << bits) - 1) << before
-    for h in range(len(sums[0])):
-        weights = _values(fn, kind, place[0], half + h, before)
-        scale, other = _scales(fn, kind, *place, half + h)
+    for h, (record, block, half) in enumerate(places):
+        weights = _values(fn, kind, record, half, before)
+        scale, other = _scales(fn, kind, record, block, half)
 
         def added(m: int, part: int, weights: list[Value] = weights) -> Value:
             """Return products of a row with the first or the last 16 inputs, added up."""
@@ -339,18 +356,12 @@ def _scales(
 
 
 def _add_bytes(
-    fn: Function,
-    form: Dot,
-    record: Value,
-    half: Value,
-    operand: Operand,
-    k: Value,
-    sums: list[list[Var]],
+    fn: Function, form: Dot, places: list[_Place], operand: Operand, k: Value, sums: list[list[Var]]
 ) -> None:
     """Add one record's products to the sums, which stay integers to the end of the row."""
     for v in range(8):
-        at = record + half * 512 + 64 * v
-        weights = [fn.load(at + 512 * h, vec(I8, 64), 64) for h in range(len(sums[0]))]
+        at = [record + half * 512 + 64 * v for record, _, half in places]
+        weights = [fn.load(place, vec(I8, 64), 64) for place in at]
         for m, row in enumerate(sums):
             x = broadcast4(fn, operand.x + operand.x_stride * m + k * TILE + 4 * v)
             for total, weight in zip(row, weights, strict=True):
@@ -360,16 +371,15 @@ def _add_bytes(
 def _add_pairs(
     fn: Function,
     has_bf16: bool,
-    record: Value,
-    half: Value,
+    places: list[_Place],
     operand: Operand,
     k: Value,
     sums: list[list[Var]],
 ) -> None:
     """Add one record's products to the sums, two inputs at a time."""
     with fn.loop(TILE // 2) as pair:
-        at = record + half * 1024 + pair * 64
-        weights = [fn.load(at + 1024 * h, vec(I8, 64), 64) for h in range(len(sums[0]))]
+        at = [record + half * 1024 + pair * 64 for record, _, half in places]
+        weights = [fn.load(place, vec(I8, 64), 64) for place in at]
         for m, row in enumerate(sums):
             x = broadcast4(fn, operand.x + operand.x_stride * m + k * (TILE * 2) + pair * 4)
             for total, weight in zip(row, weights, strict=True):
@@ -377,14 +387,12 @@ def _add_pairs(
 
 
 def _add_floats(
-    fn: Function, record: Value, half: Value, operand: Operand, k: Value, sums: list[list[Var]]
+    fn: Function, places: list[_Place], operand: Operand, k: Value, sums: list[list[Var]]
 ) -> None:
     """Add one record's products to the sums, input by input."""
     with fn.loop(TILE) as i:
-        weights = [
-            fn.load(record + half * 64 + i * 128 + 64 * h, vec(F32, 16), 64)
-            for h in range(len(sums[0]))
-        ]
+        at = [record + half * 64 + i * 128 for record, _, half in places]
+        weights = [fn.load(place, vec(F32, 16), 64) for place in at]
         for m, row in enumerate(sums):
             x = fn.load(operand.x + operand.x_stride * m + (k * TILE + i) * 4, F32, 4).splat(16)
             for total, weight in zip(row, weights, strict=True):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.backends.cpu.heads import TOKENS, Heads
-from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum
-from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum, select
+from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, TOGETHER, VALUE_BYTES
 from ridgeline.backends.cpu.threads import fetch_add
 
 # ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
@@ -190,7 +190,8 @@ class Thread:
         slower still; who is done early helps.
         """
         fn, num_threads = self.fn, self.plan["num_threads"]
-        size = size or maximum(num_tiles // (num_threads * _PIECES), 1)
+        least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
+        size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
         counters = self.plan["shares"] + layer * num_threads * SHARE_BYTES + 4 * SHARED.index(name)
         with fn.loop(fn.lower(num_threads, _MOST_HELPED)) as i:
             owner = (self.number + i) % num_threads
