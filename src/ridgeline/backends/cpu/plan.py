@@ -187,7 +187,7 @@ class Thread:
         """Loop over pieces of some tiles, first and end: this thread's share, then others' rests.
 
         Two cores seldom read memory equally fast, and a core that somebody else uses as well is
-        slower still; who is done early helps.
+        slower still; who is done early helps. A lone row takes tiles in groups: see ``linear``.
         """
         fn, num_threads = self.fn, self.plan["num_threads"]
         least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
