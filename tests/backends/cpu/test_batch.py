@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,42 +73,41 @@ def test_any_step(
 
 
 def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
-    """Threads own the rows between them, and the items own each thread's rows."""
-    bounds, item_bounds = batch.row_bounds, batch.item_bounds
-    assert (bounds[0], bounds[-1], len(bounds)) == (0, len(batch.tokens), num_threads + 1)
-    assert (item_bounds[0], item_bounds[-1]) == (0, len(batch.items) - 1)
-    assert batch.items[-1][0] == len(batch.tokens)  # the end, which the kernels look at
-    for thread in range(num_threads):
-        row = bounds[thread]
-        for first, count in batch.items[item_bounds[thread] : item_bounds[thread + 1]]:
+    """Threads own the blocks between them, blocks the rows, and items each block's rows."""
+    bounds, blocks = batch.block_bounds, batch.blocks
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, len(blocks) - 1, num_threads + 1)
+    assert bounds == sorted(bounds)
+    assert (blocks[0], blocks[-1]) == ((0, 0), (len(batch.tokens), len(batch.items)))
+    for (low, item), (high, next_item) in pairwise(blocks):
+        assert 0 < high - low <= BLOCK
+        row = low
+        for first, count in batch.items[item:next_item]:
             assert first == row
             assert count in (1, tile)
             rows = slice(first, first + count)
             assert len(set(batch.sequences[rows])) == 1
             assert (np.diff(batch.positions[rows]) == 1).all()
-            # Blocks begin with a thread's rows; in the last layer, with those asked for.
-            asked = batch.asked[thread][0]
-            for begin in (bounds[thread], asked) if first >= asked else (bounds[thread],):
-                place = first - begin
-                assert place // BLOCK == (place + count - 1) // BLOCK
             row += count
-        assert row == bounds[thread + 1]
+        assert row == high
+
+
+def row_bounds(batch: Batch) -> list[int]:
+    """Return where the rows of each thread begin, and at last their end."""
+    return [batch.blocks[block][0] for block in batch.block_bounds]
 
 
 def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) -> None:
-    """What somebody asks for lies from a thread's ``asked`` row on, and little else does."""
+    """What somebody asks for lies from a thread's ``asked`` block on, and little else does."""
     wanted: list[int] = []
     for item, end in zip(work, batch.ends, strict=True):
         first = end - len(item.tokens) if item.targets else end - 1 if item.seeds else end
         wanted += batch.places[first:end]
-    begins, ends = [row for row, _ in batch.asked], batch.row_bounds[1:]
+    for thread, block in enumerate(batch.asked):
+        assert batch.block_bounds[thread] <= block <= batch.block_bounds[thread + 1]
+    begins, ends = [batch.blocks[block][0] for block in batch.asked], row_bounds(batch)[1:]
     asked = [row for low, high in zip(begins, ends, strict=True) for row in range(low, high)]
     assert set(wanted) <= set(asked)
     assert len(asked) <= len(wanted) + 7 * sum(bool(item.seeds) for item in work)
-    for thread in range(num_threads):
-        item, row = batch.asked[thread][1], begins[thread]
-        assert batch.item_bounds[thread] <= item <= batch.item_bounds[thread + 1]
-        assert row == ends[thread] or batch.items[item][0] == row
 
 
 @given(chunks=chunks, tile=st.integers(1, 4))
@@ -114,22 +115,31 @@ def test_threads_get_like_shares(chunks: list[tuple[int, int]], tile: int) -> No
     """No thread has more than a hand of rows more than another."""
     work, _ = make_work(chunks)
     if sum(count for _, count in chunks) > MIXED_ROWS:
-        bounds = arrange(work, 3, tile, 1).row_bounds
+        bounds = row_bounds(arrange(work, 3, tile, 1))
         assert np.diff(bounds).max() - np.diff(bounds).min() <= 8
+
+
+def test_the_last_blocks_are_small() -> None:
+    """So that a thread that is done early can help; but not so few rows that weights cost more."""
+    work, _ = make_work([(0, 512)])
+    sizes = np.diff([row for row, _ in arrange(work, 2, 4, 1).blocks]).tolist()
+    assert sizes == [64, 64, 64, 32, 32] * 2
+    decodes, _ = make_work([(i, 1) for i in range(64)])
+    assert [row for row, _ in arrange(decodes[1::3], 1, 4, 1).blocks] == [0, 21]
 
 
 def test_a_long_prompt_is_shared_from_front_to_back() -> None:
     """Later rows look at more: each thread has as many late ones as the other."""
     work, _ = make_work([(0, 512)])
     batch = arrange(work, 2, 4, 1)
-    halves = np.split(batch.positions, [batch.row_bounds[1]])
+    halves = np.split(batch.positions, [row_bounds(batch)[1]])
     sums = [int(half.sum()) for half in halves]
     assert abs(sums[0] - sums[1]) < 0.05 * sum(sums)
-    assert {count for _, count in batch.items[:-1]} == {4}
+    assert {count for _, count in batch.items} == {4}
 
 
 def test_decodes_attend_one_by_one() -> None:
     work, _ = make_work([(i, 1) for i in range(70)])
     batch = arrange(work, 2, 4, 1)
-    assert {count for _, count in batch.items[:-1]} == {1}
-    assert batch.row_bounds == [0, 35, 70]
+    assert {count for _, count in batch.items} == {1}
+    assert row_bounds(batch) == [0, 35, 70]

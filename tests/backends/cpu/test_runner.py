@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.arch import Rope
+from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.plan import PLAN
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
@@ -315,6 +316,23 @@ def test_any_number_of_threads(make: Make, kind: str) -> None:
         wanted = wanted or got
         assert got == wanted
         runner.close()
+
+
+def test_who_is_done_takes_rows_of_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that owns no rows at all does some of the other's, and nothing changes."""
+    runner = make(num_threads=2)
+    wanted = runner.prompt_logits(TOKENS)
+
+    def to_the_first(*args: Any) -> Batch:
+        batch = arrange(*args)
+        end = len(batch.blocks) - 1
+        return replace(batch, block_bounds=[0, end, end], asked=[0, end])
+
+    monkeypatch.setattr("ridgeline.backends.cpu.runner.arrange", to_the_first)
+    counters = runner.profile()
+    for _ in range(20):
+        assert np.array_equal(runner.prompt_logits(TOKENS), wanted)
+    assert counters.take()["linears"][1] > 0
 
 
 def test_a_step_may_be_executed_again(make: Make) -> None:

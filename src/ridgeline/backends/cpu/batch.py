@@ -1,8 +1,9 @@
 """A step's work as flat arrays: rows dealt to threads, and what attends together.
 
 Rows are tokens. They are dealt to the threads, some of one sequence at a time, so that the later
-rows of a long prompt, which have more to look at, are shared evenly. Rows whose results somebody
-asks for come last: nothing else goes through the last layer once its keys and values are cached.
+rows of a long prompt, which have more to look at, are shared evenly, and lie in blocks, which a
+thread takes through a layer one after the other. Rows whose results somebody asks for come last:
+nothing else goes through the last layer once its keys and values are cached.
 Everything here is plain lists, not arrays: between two steps the caches hold weights, and every
 numpy function that has to be fetched again costs more than the loops. It knows no addresses and no
 kernels.
@@ -27,10 +28,10 @@ class Batch:
     positions: list[int]
     sequences: list[int]  # where the row's block table begins in ``tables``
     tables: list[int]  # of all sequences, one after another
-    row_bounds: list[int]  # thread t has rows row_bounds[t] .. row_bounds[t + 1]
     items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
-    item_bounds: list[int]  # thread t has items item_bounds[t] .. item_bounds[t + 1]
-    asked: list[tuple[int, int]]  # by thread: the first row and item asked for, or the end
+    blocks: list[tuple[int, int]]  # first row and first item of a block of rows; last the end
+    block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
+    asked: list[int]  # by thread: its first block of rows that somebody asks for, or its end
     places: list[int]  # row of the i-th token, in the order of the work
     ends: list[int]  # index behind each work item's last token, in that order
 
@@ -43,20 +44,18 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     ends = list(accumulate(len(item.tokens) for item in work))
     few = ends[-1] <= MIXED_ROWS
     rows = _Rows(work, ends, tile, [0] * ends[-1])
-    bounds, item_bounds, begins = [0], [0], []
+    bounds, begins = [0], []
     for silent, asked in _hands(work, 1 if few else num_threads, tile):
-        for hand in silent:
-            rows.add(hand, bounds[-1:])
-        begins.append((len(rows.tokens), len(rows.items)))
-        for hand in asked:
-            rows.add(hand, [bounds[-1], begins[-1][0]])
-        bounds.append(len(rows.tokens))
-        item_bounds.append(len(rows.items))
+        last = len(rows.tokens) + sum(high - low for _, low, high in silent + asked)
+        rows.add(silent, last)
+        begins.append(len(rows.blocks))
+        rows.add(asked, last)
+        bounds.append(len(rows.blocks))
+    rows.blocks.append((len(rows.tokens), len(rows.items)))
     tables, table_begins = _tables(work, records_per_block)
-    rows.items.append((ends[-1], 0))  # the end, which the kernels look at
     sequences = [table_begins[i] for i in rows.sequences]
     return Batch(
-        rows.tokens, rows.positions, sequences, tables, bounds, rows.items, item_bounds, begins,
+        rows.tokens, rows.positions, sequences, tables, rows.items, rows.blocks, bounds, begins,
         rows.places, ends,
     )  # fmt: skip
 
@@ -73,13 +72,24 @@ class _Rows:
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     items: list[tuple[int, int]] = field(default_factory=list)
+    blocks: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, hand: Hand, firsts: list[int]) -> None:
-        """Append a hand of tokens; blocks of rows begin at each of ``firsts``.
+    def add(self, hands: list[Hand], last: int) -> None:
+        """Append hands in blocks; the thread's rows end at ``last``.
 
-        They attend in whole tiles inside a block, or one by one.
+        Its last blocks are smaller, so that who is done early can help.
         """
-        index, low, high = hand
+        end = len(self.tokens)
+        for index, low, high in hands:
+            begin = len(self.tokens)
+            if begin + high - low > end:
+                left = last - begin
+                end = begin + (left if left < BLOCK else min(left // 2, BLOCK))
+                self.blocks.append((begin, len(self.items)))
+            self._add(index, low, high)
+
+    def _add(self, index: int, low: int, high: int) -> None:
+        """Append a hand of tokens, which attend in whole tiles or one by one."""
         item, first = self.work[index], len(self.tokens)
         begin, end = self.ends[index] - len(item.tokens), first + high - low
         self.places[begin + low : begin + high] = range(first, end)
@@ -87,12 +97,10 @@ class _Rows:
         self.positions += range(item.start + low, item.start + high)
         self.sequences += [index] * (high - low)
         for row in range(first, end, self.tile):
-            last = min(row + self.tile, end) - 1
-            is_whole = last - row + 1 == self.tile
-            if is_whole and all((row - at) // BLOCK == (last - at) // BLOCK for at in firsts):
+            if row + self.tile <= end:
                 self.items.append((row, self.tile))
             else:
-                self.items += [(single, 1) for single in range(row, last + 1)]
+                self.items += [(single, 1) for single in range(row, end)]
 
 
 def _hands(

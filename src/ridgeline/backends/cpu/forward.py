@@ -7,8 +7,8 @@ Three thread plans, by how many rows (tokens) the step has:
   norms, quantising - each does for itself.
 * **mixed**, up to 16 rows: products as before; of all else a thread does its share of the rows, so
   they meet three or four times more. Each weight is still read once.
-* **rows**, from 17 on: a thread takes its own rows through a whole layer, in blocks of 64, and they
-  meet once a layer, when keys and values are in the cache.
+* **rows**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then what is
+  left of the others', and they meet once a layer, when keys and values are in the cache.
 
 All call the same kernels in the same order for a row, so they give the same bits. This module
 allocates nothing and knows no requests.
@@ -18,14 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from ridgeline.backends.cpu.head import head
 from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum, select
+from ridgeline.backends.cpu.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.linear import KINDS, TILE
 from ridgeline.backends.cpu.plan import (
-    BLOCK,
     COLUMN_ROWS,
     MATRIX,
     MIXED_ROWS,
@@ -91,7 +89,7 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
     _, _, window, records, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
     plan, heads = thread.plan, sizes.heads
-    position = fn.load(plan["positions"] + first * 4, I32, 4).signed(I64)
+    position = thread.index(plan["positions"] + first * 4)
     reach = select(window > 0, window, fn.i64(1 << 40))
     start = maximum(position - reach + 1, 0) >> 4 << 4  # of the first visible block
     num_blocks = (position + count - start + TOKENS - 1) >> 4
@@ -282,29 +280,30 @@ def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
 
 
 def _rows(thread: Thread) -> None:
-    """Many rows: each thread takes its own through a layer, and meets the others once.
+    """Many rows: each thread takes blocks of them through a layer, and meets the others once.
 
     After the last layer's keys and values only the rows that somebody asks for go on.
     """
-    fn, plan, number = thread.fn, thread.plan, thread.number
-
-    def bound(word: str, index: Value) -> Value:
-        return fn.load(plan[word] + index * 4, I32, 4).signed(I64)
-
-    first, last = bound("row_bounds", number), bound("row_bounds", number + 1)
+    fn, plan, num_layers = thread.fn, thread.plan, thread.sizes.num_layers
+    bounds = plan["block_bounds"]
+    with thread.blocks(fn.i64(num_layers), bounds) as block:
+        _project(thread, *thread.layer(fn.i64(0)), *_ends(thread, block, 0))
     with thread.layers() as (i, layer, cache):
-        with fn.loop(last, start=first, step=BLOCK) as low:
-            _project(thread, layer, cache, low, fn.lower(low + BLOCK, last))
         thread.barrier()
-        is_last = (i + 1).equals(thread.sizes.num_layers)
-        begin = select(is_last, bound("asked", number * 2), first)
-        at = select(is_last, bound("asked", number * 2 + 1), bound("item_bounds", number))
-        item = fn.var(at)
-        with fn.loop(last, start=begin, step=BLOCK) as low:
-            high = fn.lower(low + BLOCK, last)
-            _attend_block(thread, layer, cache, item, low, high)
-            _finish_layer(thread, layer, low, high)
-    # The next layer's keys and values go where nobody reads before its own barrier.
+        is_last = (i + 1).equals(num_layers)
+        with thread.blocks(i, select(is_last, plan["asked"], bounds)) as block:
+            rows = _ends(thread, block, 0)
+            _attend_block(thread, layer, cache, rows[0], _ends(thread, block, 1))
+            _finish_layer(thread, layer, *rows)
+            # The next layer's keys and values go where nobody reads before its own barrier.
+            with fn.when(is_last.equals(0)):
+                _project(thread, *thread.layer(i + 1), *rows)
+
+
+def _ends(thread: Thread, block: Value, part: int) -> tuple[Value, Value]:
+    """Return the first of a block's rows (part 0) or items (1), and the first of the next's."""
+    at = thread.plan["blocks"] + block * 8 + 4 * part
+    return thread.index(at), thread.index(at + 8)
 
 
 def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value) -> None:
@@ -328,23 +327,16 @@ def _whole_product(
 
 
 def _attend_block(
-    thread: Thread, layer: Words, cache: Value, item: Any, low: Value, high: Value
+    thread: Thread, layer: Words, cache: Value, low: Value, items: tuple[Value, Value]
 ) -> None:
-    """Handle the items of a block of rows; ``item`` moves on."""
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    end = fn.load(plan["item_bounds"] + (thread.number + 1) * 4, I32, 4).signed(I64)
-
-    def first_row() -> Value:
-        return fn.load(plan["items"] + item.get() * 8, I32, 4).signed(I64)
-
-    # The entry behind the last item is there, and lies behind every row.
-    with fn.loop_while(lambda: (item.get() < end) & (first_row() < high)):
-        row = first_row()
-        count = fn.load(plan["items"] + item.get() * 8 + 4, I32, 4).signed(I64)
+    """Let the items of a block, whose first row is ``low``, attend."""
+    fn, sizes = thread.fn, thread.sizes
+    with fn.loop(items[1], start=items[0]) as item:
+        at = thread.plan["items"] + item * 8
+        row, count = thread.index(at), thread.index(at + 4)
         out = thread.mine("attended") + (row - low) * (sizes.attention * 4)
         with fn.loop(sizes.heads.num_kv_heads) as h:
             thread.attend(layer, cache, (row, count), h, out)
-        item.set(item.get() + 1)
 
 
 def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:

@@ -7,7 +7,7 @@ out. It decides no order and no shares: that is ``forward``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ PLAN = (
     "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
     "layers", "x", "queries", "cache", "layer_stride", "records_stride",
     "tables", "table_stride", "positions", "sequences",
-    "poison", "items", "item_bounds", "row_bounds", "asked", "cos", "sin",
+    "poison", "items", "blocks", "block_bounds", "asked", "cos", "sin",
     "private", "private_stride", "scores_stride",
     "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
     "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
@@ -40,9 +40,10 @@ LAYER = (
 COLUMN_ROWS = 6  # most rows that the columns plan takes
 MIXED_ROWS = 16  # most rows of the mixed plan
 SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are arithmetic
-BLOCK = 64  # rows that a thread takes through a layer together
+BLOCK = 64  # most rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
-SHARED = ("q", "k", "v", "o", "gate", "down", "head")  # work that threads take from each other
+# Work that threads take from each other.
+SHARED = ("q", "k", "v", "o", "gate", "down", "head", "blocks")
 SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
 EXACT_AT = 4 * len(SHARED)  # behind them: tiles that screening left in doubt, beside the head's
 _PIECES = 8  # that a thread's share of a product is taken in
@@ -192,17 +193,48 @@ class Thread:
         fn, num_threads = self.fn, self.plan["num_threads"]
         least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
         size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
+        with self._taken(
+            layer, name, size, lambda i: tuple(num_tiles * (i + j) // num_threads for j in (0, 1))
+        ) as piece:
+            yield piece
+
+    @contextmanager
+    def blocks(self, layer: Value, begins: Value) -> Iterator[Value]:
+        """Loop over blocks of rows: this thread's, then what is left of the others'.
+
+        ``begins`` is where the first block of each thread (i32) is found.
+        """
+        ends, one = self.plan["block_bounds"] + 4, self.fn.i64(1)
+        with self._taken(
+            layer, "blocks", one, lambda i: (self.index(begins + i * 4), self.index(ends + i * 4))
+        ) as (block, _):
+            yield block
+
+    @contextmanager
+    def _taken(
+        self,
+        layer: Value,
+        name: str,
+        size: Value,
+        share: Callable[[Value], tuple[Value, ...]],
+    ) -> Iterator[tuple[Value, Value]]:
+        """Loop over what this thread gets of some threads' shares, ``size`` at a time."""
+        fn, num_threads = self.fn, self.plan["num_threads"]
         counters = self.plan["shares"] + layer * num_threads * SHARE_BYTES + 4 * SHARED.index(name)
         with fn.loop(fn.lower(num_threads, _MOST_HELPED)) as i:
             owner = (self.number + i) % num_threads
             counter = counters + owner * SHARE_BYTES
-            begin, end = (num_tiles * (owner + j) // num_threads for j in (0, 1))
+            begin, end = share(owner)
 
             piece = fn.var(fetch_add(fn, counter, 1).signed(I64))
             with fn.loop_while(lambda: begin + piece.get() * size < end):
                 first = begin + piece.get() * size
                 yield first, fn.lower(first + size, end)
                 piece.set(fetch_add(fn, counter, 1).signed(I64))
+
+    def index(self, address: Value) -> Value:
+        """Return a number of 32 bits that is kept there."""
+        return self.fn.load(address, I32, 4).signed(I64)
 
     def mine(self, name: str) -> Value:
         """Return the address of a private buffer."""
@@ -220,8 +252,12 @@ class Thread:
     def layers(self) -> Iterator[tuple[Value, Words, Value]]:
         """Loop over the layers: number, words, and where a layer's part of the cache begins."""
         with self.fn.loop(self.sizes.num_layers) as i:
-            words = Words(self.fn, self.plan["layers"] + i * (8 * len(LAYER)), LAYER)
-            yield i, words, self.plan["cache"] + i * self.plan["layer_stride"]
+            yield i, *self.layer(i)
+
+    def layer(self, i: Value) -> tuple[Words, Value]:
+        """Return the words of a layer, and where its part of the cache begins."""
+        words = Words(self.fn, self.plan["layers"] + i * (8 * len(LAYER)), LAYER)
+        return words, self.plan["cache"] + i * self.plan["layer_stride"]
 
     def floats(self, group: str, row: Value, owner: str = "mine") -> Value:
         """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``.
@@ -289,9 +325,8 @@ class Thread:
     def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:
         """Turn and store one K/V head of the row that has number ``row`` in the step."""
         fn, plan, heads = self.fn, self.plan, self.sizes.heads
-        position = fn.load(plan["positions"] + row * 4, I32, 4).signed(I64)
-        table = self.table(row)
-        block = fn.load(table + (position >> 4) * 4, I32, 4).signed(I64)
+        position = self.index(plan["positions"] + row * 4)
+        block = self.index(self.table(row) + (position >> 4) * 4)
         record = cache + block * plan["records_stride"] + kv_head * heads.record_bytes
         turn = position * (heads.half * 4)
         fn.call(
@@ -302,7 +337,7 @@ class Thread:
 
     def table(self, row: Value) -> Value:
         """Return the address of the block table of a row's sequence."""
-        sequence = self.fn.load(self.plan["sequences"] + row * 4, I32, 4).signed(I64)
+        sequence = self.index(self.plan["sequences"] + row * 4)
         return self.plan["tables"] + sequence * self.plan["table_stride"]
 
     def attend(

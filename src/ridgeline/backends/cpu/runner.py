@@ -31,7 +31,7 @@ from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.models.weights import Checkpoint
 
 _LOGIT_ROWS = 64  # rows of logits at once, where whole rows of them are wanted
-_BATCHED = ("positions", "sequences", "items", "item_bounds", "row_bounds", "asked")
+_BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "asked")
 _WORD = {name: i for i, name in enumerate(PLAN)}
 _BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``head``
 _NOTHING_YET = np.array((-np.inf, 0, 0), _BEST)
@@ -98,10 +98,10 @@ class CpuRunner:
         self._by_row: dict[str, NDArray[Any]] = {
             "positions": np.zeros(rows, np.int32),
             "sequences": np.zeros(rows, np.int32),
-            "items": np.zeros((rows + 1, 2), np.int32),
-            "item_bounds": np.zeros(num_threads + 1, np.int32),
-            "row_bounds": np.zeros(num_threads + 1, np.int32),
-            "asked": np.zeros((num_threads, 2), np.int32),
+            "items": np.zeros((rows, 2), np.int32),
+            "blocks": np.zeros((rows + 1, 2), np.int32),
+            "block_bounds": np.zeros(num_threads + 1, np.int32),
+            "asked": np.zeros(num_threads, np.int32),
             "head_rows": np.zeros(rows, np.int32),
             "wants_logits": np.zeros(rows, np.int32),
             "best": np.zeros(rows * num_threads, _BEST),
