@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from ridgeline import LLM, Chunk, SamplingParams
 from ridgeline.core.step import StepOutput
 from ridgeline.llm import Message
+from ridgeline.records import Record, StepRecord
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
 
@@ -102,6 +103,24 @@ def test_many_prompts_come_back_in_order(llm: LLM) -> None:
     for prompt, wish, out in zip(prompts, params, outs, strict=True):
         assert llm.generate([prompt], wish)[0].outputs == out.outputs
     assert llm.generate([]) == llm.chat([]) == []
+
+
+def test_prompts_come_first_where_nobody_reads(model: Path) -> None:
+    """Who reads along must not wait for others' prompts; who gets all at once would only lose."""
+    llm = LLM(model, kv_cache_memory="1MiB", threads=1, max_num_batched_tokens=200)
+    prompts, others = ([[first + i] * 50 for i in range(8)] for first in (40, 140))
+    records: list[Record] = []
+    llm.engine.on_record = records.append
+
+    def sizes() -> list[int]:
+        steps = [record for record in records if isinstance(record, StepRecord)]
+        records.clear()
+        return [sum(count for _, _, count in step.work) for step in steps[:3]]
+
+    llm.generate(prompts, GREEDY)
+    assert sizes() == [200, 200, 7 + 4]
+    list(llm.stream_many(others, GREEDY))
+    assert sizes()[:2] == [200, 4 + 64]
 
 
 def test_request_ids_count_up_and_prefixes_are_found(llm: LLM) -> None:

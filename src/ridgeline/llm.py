@@ -17,6 +17,7 @@ from typing import IO, Any
 from ridgeline.build import new_engine, new_runner
 from ridgeline.config import Options, default_home, resolve
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import NOBODY_READS
 from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.text import TextStream
@@ -228,13 +229,17 @@ class LLM:
         ended, total = 0, sum(request.params.n for request in requests)
         show = len(prompts) > 1 if progress is None else progress
         bar = count_bar("Answering") if show else _no_bar()
-        with closing(self._chunks(requests)) as chunks, bar as report:
-            report(0, total)
-            for chunk in chunks:
-                news[chunk.prompt_index][chunk.index].append(chunk)
-                if chunk.finish_reason:
-                    ended += 1
-                    report(ended, total)
+        self.engine.scheduler.backlog = NOBODY_READS
+        try:
+            with closing(self._chunks(requests)) as chunks, bar as report:
+                report(0, total)
+                for chunk in chunks:
+                    news[chunk.prompt_index][chunk.index].append(chunk)
+                    if chunk.finish_reason:
+                        ended += 1
+                        report(ended, total)
+        finally:
+            self.engine.scheduler.backlog = 0
         return [
             RequestOutput(
                 request.id,

@@ -14,6 +14,7 @@ from typing import Protocol
 from ridgeline.core.request import Sequence
 
 _EVERYTHING = 1 << 40  # tokens
+NOBODY_READS = _EVERYTHING  # a backlog: answers are looked at when all are complete
 Queue = Listing[Sequence]  # in order of arrival
 Wish = tuple[Sequence, int, int]  # sequence, tokens wanted, fewest that are of use
 
@@ -32,7 +33,8 @@ class Policy(Protocol):
     def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         """Yield wishes, the dearest first.
 
-        ``backlog`` is how many prompts more wait elsewhere, which cannot be wished for yet.
+        ``backlog`` is how many prompts more wait elsewhere, which cannot be wished for yet, or
+        ``NOBODY_READS``: then no answer has to grow steadily.
         """
 
 

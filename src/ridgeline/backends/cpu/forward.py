@@ -286,12 +286,12 @@ def _rows(thread: Thread) -> None:
     """
     fn, plan, num_layers = thread.fn, thread.plan, thread.sizes.num_layers
     bounds = plan["block_bounds"]
-    with thread.blocks(fn.i64(num_layers), bounds) as block:
+    with thread.blocks(fn.i64(num_layers), bounds) as (block, _):
         _project(thread, *thread.layer(fn.i64(0)), *_ends(thread, block, 0))
     with thread.layers() as (i, layer, cache):
         thread.barrier()
         is_last = (i + 1).equals(num_layers)
-        with thread.blocks(i, select(is_last, plan["asked"], bounds)) as block:
+        with thread.blocks(i, select(is_last, plan["asked"], bounds)) as (block, _):
             rows = _ends(thread, block, 0)
             _attend_block(thread, layer, cache, rows[0], _ends(thread, block, 1))
             _finish_layer(thread, layer, *rows)

@@ -8,7 +8,7 @@ out. It decides no order and no shares: that is ``forward``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,10 +181,9 @@ class Thread:
         self._offsets = sizes.private()
         self._private = self.plan["private"]
 
-    @contextmanager
     def pieces(
         self, layer: Value, name: str, num_tiles: Value, size: Value | None = None
-    ) -> Iterator[tuple[Value, Value]]:
+    ) -> AbstractContextManager[tuple[Value, Value]]:
         """Loop over pieces of some tiles, first and end: this thread's share, then others' rests.
 
         Two cores seldom read memory equally fast, and a core that somebody else uses as well is
@@ -193,30 +192,23 @@ class Thread:
         fn, num_threads = self.fn, self.plan["num_threads"]
         least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
         size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
-        with self._taken(
+        return self._taken(
             layer, name, size, lambda i: tuple(num_tiles * (i + j) // num_threads for j in (0, 1))
-        ) as piece:
-            yield piece
+        )
 
-    @contextmanager
-    def blocks(self, layer: Value, begins: Value) -> Iterator[Value]:
-        """Loop over blocks of rows: this thread's, then what is left of the others'.
+    def blocks(self, layer: Value, begins: Value) -> AbstractContextManager[tuple[Value, Value]]:
+        """Loop over blocks of rows, each and the next: this thread's, then others' rests.
 
         ``begins`` is where the first block of each thread (i32) is found.
         """
         ends, one = self.plan["block_bounds"] + 4, self.fn.i64(1)
-        with self._taken(
+        return self._taken(
             layer, "blocks", one, lambda i: (self.index(begins + i * 4), self.index(ends + i * 4))
-        ) as (block, _):
-            yield block
+        )
 
     @contextmanager
     def _taken(
-        self,
-        layer: Value,
-        name: str,
-        size: Value,
-        share: Callable[[Value], tuple[Value, ...]],
+        self, layer: Value, name: str, size: Value, share: Callable[[Value], tuple[Value, ...]]
     ) -> Iterator[tuple[Value, Value]]:
         """Loop over what this thread gets of some threads' shares, ``size`` at a time."""
         fn, num_threads = self.fn, self.plan["num_threads"]
