@@ -29,7 +29,7 @@ class Batch:
     sequences: list[int]  # where the row's block table begins in ``tables``
     tables: list[int]  # of all sequences, one after another
     items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
-    blocks: list[tuple[int, int]]  # first row and first item of a block of rows; last the end
+    blocks: list[tuple[int, int]]  # first row and item of each; last the end; none of few rows
     block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
     asked: list[int]  # by thread: its first block of rows that somebody asks for, or its end
     places: list[int]  # row of the i-th token, in the order of the work
@@ -42,16 +42,20 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     A block of the cache is ``records_per_block`` records, which tables name one by one.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
-    few = ends[-1] <= MIXED_ROWS
     rows = _Rows(work, ends, tile, [0] * ends[-1])
-    bounds, begins = [0], []
-    for silent, asked in _hands(work, 1 if few else num_threads, tile):
-        last = len(rows.tokens) + sum(high - low for _, low, high in silent + asked)
-        rows.add(silent, last)
-        begins.append(len(rows.blocks))
-        rows.add(asked, last)
+    bounds, begins = list[int](), list[int]()
+    if ends[-1] <= MIXED_ROWS:  # nobody owns rows
+        for index, item in enumerate(work):
+            rows.append(index, 0, len(item.tokens))
+    else:
+        for silent, asked in _hands(work, num_threads, tile):
+            bounds.append(len(rows.blocks))
+            last = len(rows.tokens) + sum(high - low for _, low, high in silent + asked)
+            rows.add(silent, last)
+            begins.append(len(rows.blocks))
+            rows.add(asked, last)
         bounds.append(len(rows.blocks))
-    rows.blocks.append((len(rows.tokens), len(rows.items)))
+        rows.blocks.append((len(rows.tokens), len(rows.items)))
     tables, table_begins = _tables(work, records_per_block)
     sequences = [table_begins[i] for i in rows.sequences]
     return Batch(
@@ -75,10 +79,7 @@ class _Rows:
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, hands: list[Hand], last: int) -> None:
-        """Append hands in blocks; the thread's rows end at ``last``.
-
-        Its last blocks are smaller, so that who is done early can help.
-        """
+        """Append hands in blocks, smaller towards the thread's ``last`` row: others may help."""
         end = len(self.tokens)
         for index, low, high in hands:
             begin = len(self.tokens)
@@ -86,9 +87,9 @@ class _Rows:
                 left = last - begin
                 end = begin + (left if left < BLOCK else min(left // 2, BLOCK))
                 self.blocks.append((begin, len(self.items)))
-            self._add(index, low, high)
+            self.append(index, low, high)
 
-    def _add(self, index: int, low: int, high: int) -> None:
+    def append(self, index: int, low: int, high: int) -> None:
         """Append a hand of tokens, which attend in whole tiles or one by one."""
         item, first = self.work[index], len(self.tokens)
         begin, end = self.ends[index] - len(item.tokens), first + high - low

@@ -186,10 +186,11 @@ class CpuRunner:
         num_threads = self._crew.size if few else self._num_threads
         batch = arrange(work, num_threads, self.sizes.heads.tile, self._per_block)
         self._poison[: len(batch.tokens)] = 0
-        self._x[: len(batch.tokens)] = self.weights.embedding[batch.tokens]
+        for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
+            self._x[row] = self.weights.embedding[token]
         for name in _BATCHED:
-            values = getattr(batch, name)
-            self._by_row[name][: len(values)] = values
+            if values := getattr(batch, name):  # few rows have neither bounds nor blocks
+                self._by_row[name][: len(values)] = values
         if len(self._tables) < len(batch.tables):
             self._tables = np.zeros(2 * len(batch.tables), np.int32)
             self._put(tables=address(self._tables))
