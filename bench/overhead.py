@@ -2,10 +2,11 @@
 
     python -m bench.overhead [MODEL] [--rounds 5]
 
-Three questions. How many output tokens per second 64 streams get over HTTP, against the engine
-alone; and how much slower running streams become beside 1,000 idle connections, and beside 500
-requests that wait. The client is in this process, on the same cores, and as lean as one can be. The
-last line on standard output is the result as JSON.
+Four questions. How many output tokens per second 64 requests get over HTTP, against the engine
+alone: as streams, whose prompts come in little by little so that no answer stops for long, and as
+whole answers, whose prompts come first; and how much slower running streams become beside 1,000
+idle connections, and beside 500 requests that wait. The client is in this process, on the same
+cores, and as lean as one can be. The last line on standard output is the result as JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from ridgeline import LLM, SamplingParams
@@ -55,10 +57,10 @@ def server(model: str, *flags: str) -> Iterator[int]:
         process.communicate()
 
 
-def post(port: int, max_tokens: int) -> socket.socket:
-    """Send a streaming request."""
+def post(port: int, max_tokens: int, *, stream: bool = True) -> socket.socket:
+    """Send a request."""
     wish = {"prompt": random_prompt(), "max_tokens": max_tokens, "ignore_eos": True}
-    body = json.dumps(wish | {"temperature": 0, "stream": True}).encode()
+    body = json.dumps(wish | {"temperature": 0, "stream": stream}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", port))
@@ -87,19 +89,29 @@ def watch(connections: list[socket.socket]) -> tuple[list[tuple[float, int]], li
     return chunks, lasts
 
 
-def over_http(port: int) -> float:
-    """Return output tokens per second of 64 streams, from sending to the last token."""
+def over_http(port: int, *, stream: bool) -> float:
+    """Return output tokens per second of 64 requests, from sending to the last token."""
     start_s = time.perf_counter()
-    _, lasts = watch([post(port, _NEW_TOKENS) for _ in range(_NUM_STREAMS)])
-    return _NUM_STREAMS * _NEW_TOKENS / (max(lasts) - start_s)
+    connections = [post(port, _NEW_TOKENS, stream=stream) for _ in range(_NUM_STREAMS)]
+    if stream:
+        watch(connections)
+    for connection in connections if not stream else ():
+        while connection.recv(1 << 18):
+            pass
+        connection.close()
+    return _NUM_STREAMS * _NEW_TOKENS / (time.perf_counter() - start_s)
 
 
-def offline(llm: LLM) -> float:
+def offline(llm: LLM, *, stream: bool) -> float:
     """Return the same of the engine alone."""
     params = SamplingParams(temperature=0, max_tokens=_NEW_TOKENS, ignore_eos=True)
     prompts = [random_prompt() for _ in range(_NUM_STREAMS)]
     start_s = time.perf_counter()
-    llm.generate(prompts, params, progress=False)
+    if stream:
+        for _ in llm.stream_many(prompts, params):
+            pass
+    else:
+        llm.generate(prompts, params, progress=False)
     return _NUM_STREAMS * _NEW_TOKENS / (time.perf_counter() - start_s)
 
 
@@ -144,7 +156,7 @@ def compare(rounds: int, **ways: Callable[[], float]) -> tuple[dict[str, list[fl
 
 
 def main() -> None:
-    """Answer the three questions."""
+    """Answer the four questions."""
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", default="smollm2")
@@ -154,9 +166,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, most_files), most_files))
     result = {}
     with LLM(options.model) as llm, server(options.model) as port:
-        result["http_over_offline"] = compare(
-            options.rounds, offline=lambda: offline(llm), http=lambda: over_http(port)
-        )
+        for name, stream in (("http_over_offline", True), ("whole_answers", False)):
+            engine = partial(offline, llm, stream=stream)
+            http = partial(over_http, port, stream=stream)
+            result[name] = compare(options.rounds, offline=engine, http=http)
     with server(options.model, "--max-num-seqs", str(_NUM_SEATS)) as port:
         alone = lambda: running(port, lambda stack: None)  # noqa: E731
         idle = lambda: running(port, lambda stack: idle_connections(port, stack))  # noqa: E731

@@ -81,7 +81,7 @@ class StepRecord:
         num_copies: blocks copied on write.
         num_running: sequences that hold blocks, after scheduling.
         num_waiting: sequences that do not.
-        backlog: prompts that wait before the engine, as far as its policy knew.
+        backlog: prompts that wait before the engine, as its policy was told (``NOBODY_READS``).
         blocks_used: blocks with a holder, after scheduling.
         blocks_indexed: blocks, held or free, whose content a new prompt can share.
     """

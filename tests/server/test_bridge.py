@@ -107,6 +107,21 @@ def test_a_client_that_leaves_while_it_is_queued(model: Path) -> None:
         assert served.valve.num_steps == 100  # nothing was computed for who had left
 
 
+@pytest.mark.parametrize(("stream", "second"), [(True, 4 + 64), (False, 200)])
+def test_prompts_come_first_while_nobody_reads_along(
+    model: Path, stream: bool, second: int
+) -> None:
+    """Whoever streams is not held up by others' prompts; who waits for the end only gains."""
+    sizes: list[int] = []
+    with serving(model, {"max_num_batched_tokens": 200}) as served:
+        served.valve.before = lambda step: sizes.append(sum(len(w.tokens) for w in step.work))
+        body = LONG | {"prompt": [[40 + i] * 50 for i in range(8)], "stream": stream}
+        connection = post(served.port, body | {"max_tokens": 20})
+        rest(connection)
+        connection.close()
+    assert sizes[:2] == [200, second]
+
+
 def test_pipelined_requests_of_a_client_that_leaves_all_end(served: Served) -> None:
     held = threading.Event()
     served.valve.before = lambda step: held.wait(10) and None

@@ -105,7 +105,7 @@ class Service:
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts), param)
-        stream = Stream(prompts, params, self.llm.new_text, request.state.tenant)
+        stream = Stream(prompts, params, self.llm.new_text, request.state.tenant, bool(body.stream))
         answers = Answers(self.llm, body, stream)
         return Reply(self.bridge, self.limits, stream, answers, body, self.name, self.options)
 

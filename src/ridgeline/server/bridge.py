@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import NOBODY_READS
 from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event
 from ridgeline.records import Record, RequestRecord
@@ -49,11 +50,13 @@ class Stream:
         params: SamplingParams,
         new_text: Callable[[tuple[int, ...], SamplingParams], Text],
         tenant: str,
+        is_read: bool = True,
     ) -> None:
         self.prompts = prompts
         self.params = params
         self.new_text = new_text
         self.tenant = tenant
+        self.is_read = is_read  # as it grows, not when it is complete
         self.arrival_s = time.monotonic()
         self.requests: dict[int, Request] = {}  # by prompt; there from a prompt's first news on
         self.num_open = len(prompts)
@@ -250,7 +253,8 @@ class Bridge:
                 (self.engine.pause if is_to_rest else self.engine.resume)(request.id)
         events: list[Event] = []
         if self.engine.has_work():
-            self.engine.scheduler.backlog = len(self._queue)
+            is_read = any(stream.is_read for stream, _ in self._owners.values())
+            self.engine.scheduler.backlog = len(self._queue) if is_read else NOBODY_READS
             self.step_began_s = time.monotonic()
             try:
                 events = self.engine.step()

@@ -160,7 +160,7 @@ def _columns(thread: Thread, owner: str) -> None:
     with thread.layers() as (i, layer, cache):
         with fn.loop(rows[1], start=rows[0]) as m:
             thread.norm(x + m * x_bytes, layer["attn_norm"], m, owner)
-        _meet(thread, owner)
+        thread.barrier(owner)
         for matrix, column in thread.qkv():
             out = thread.shared("qkv") + column
             _shared_product(thread, i, layer, matrix, out, sizes.qkv * 4, "in", owner)
@@ -170,12 +170,6 @@ def _columns(thread: Thread, owner: str) -> None:
     if owner == "mine":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
             fn.call("copy", plan["x"] + m * x_bytes, x + m * x_bytes, sizes.hidden)
-
-
-def _meet(thread: Thread, owner: str) -> None:
-    """Wait for the rows of the others, where activations are shared."""
-    if owner == "shared":
-        thread.barrier()
 
 
 def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
@@ -218,7 +212,7 @@ def _feed_forward(
     with fn.loop(rows[1], start=rows[0]) as m:
         _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
         thread.norm(x + m * x_bytes, layer["mlp_norm"], m, owner)
-    _meet(thread, owner)
+    thread.barrier(owner)
     _gated_share(thread, i, layer, owner)
     thread.barrier()
     gated = "shared"
@@ -227,7 +221,7 @@ def _feed_forward(
         with fn.loop(rows[1], start=rows[0]) as m:
             whole = thread.shared("gate_up") + m * sizes.gate_up_stride
             thread.quantise("gated", whole, m, sizes.intermediate, owner=owner)
-        _meet(thread, owner)
+        thread.barrier(owner)
     _shared_product(thread, i, layer, "down", y, x_bytes, "gated", gated)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:

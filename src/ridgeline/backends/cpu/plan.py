@@ -236,9 +236,10 @@ class Thread:
         """Return the address of thread 0's buffer, which all use where columns are shared."""
         return self._private + self._offsets[name]
 
-    def barrier(self) -> None:
-        """Wait for the other threads."""
-        self.fn.call("barrier", self.plan["sync"], self.plan["num_threads"])
+    def barrier(self, owner: str = "shared") -> None:
+        """Wait for the other threads, unless activations are ``mine``."""
+        if owner == "shared":
+            self.fn.call("barrier", self.plan["sync"], self.plan["num_threads"])
 
     @contextmanager
     def layers(self) -> Iterator[tuple[Value, Words, Value]]:
