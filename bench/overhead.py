@@ -95,10 +95,11 @@ def over_http(port: int, *, stream: bool) -> float:
     connections = [post(port, _NEW_TOKENS, stream=stream) for _ in range(_NUM_STREAMS)]
     if stream:
         watch(connections)
-    for connection in connections if not stream else ():
-        while connection.recv(1 << 18):
-            pass
-        connection.close()
+    else:
+        for connection in connections:
+            while connection.recv(1 << 18):
+                pass
+            connection.close()
     return _NUM_STREAMS * _NEW_TOKENS / (time.perf_counter() - start_s)
 
 
