@@ -101,11 +101,16 @@ class Contest:
         self.samples.pop(name, None)
 
     def round(self, number: int, shapes: tuple[Shape, ...], *, keep: bool) -> None:
-        """Run every engine and format once: a start and a measurement, each its own process."""
+        """Run every engine and format: a start and a measurement, each its own process.
+
+        The start that counts follows another one at once: a system may have dropped an engine's
+        files from memory during the others' turns.
+        """
         for place, label in enumerate(list(self.running), 1):
             what = f"Round {number}" if keep else "Warm-up of all caches"
             self.say(f"{what}: {label} ({place} of {len(self.running)})")
             try:
+                self._process(label, ())
                 start_s, started = self._process(label, ())
                 _, measured = self._process(label, shapes)
             except LeftOut as error:
