@@ -15,9 +15,9 @@ MAX_FILE_LINES = 400
 PACKAGE = "src/ridgeline"
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
 BUDGETS = {
-    PACKAGE: 16_000,
+    PACKAGE: 16_050,
     f"{PACKAGE}/core": 1_350,
-    f"{PACKAGE}/backends/cpu": 4_750,
+    f"{PACKAGE}/backends/cpu": 4_770,
     f"{PACKAGE}/server": 2_700,
 }
 

@@ -150,12 +150,12 @@ class Attention:
             run = self.machine.run
             name, source = f"scores_{count}", self.queries[position : position + count]
             run(name, source, *walk, kv_head, scores, scores.strides[0])
-            for row in range(num_rows):
-                high = position + row // heads.group + 1 - begin
+            for n in range(count):
+                high, row = position + n + 1 - begin, n * heads.group
                 low = max(0, high + begin - reach) - begin
                 run(
-                    "softmax", scores[row], low, high, blocks, walk[0], stride, walk[2],
-                    planes[row], scales[row : row + 1],
+                    "softmax", scores[row:], scores.strides[0], low, high, blocks, walk[0], stride,
+                    walk[2], planes[row:], scales[row:],
                 )  # fmt: skip
             weights = planes if heads.cache == "int8" else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]

@@ -44,6 +44,8 @@ from ridgeline.backends.cpu.rows import FLOATS, NOTHING, largest_of, scale_to_by
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
+_MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
+_Rows = list[tuple[Value, Value]]  # where their queries are, and the entries of these
 
 
 def emit_attention(module: object, form: Dot, heads: Heads) -> None:
@@ -219,40 +221,69 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
     first = kv_head * heads.group
     base = query + first * heads.size
     entries = query + heads.num_heads * heads.size + first * (8 * heads.spans)
-    rows = [(n, g) for n in range(queries) for g in range(heads.group)]
-    q_at = [base + n * heads.query_bytes + g * heads.size for n, g in rows]
-    entry_at = [entries + n * heads.query_bytes + g * (8 * heads.spans) for n, g in rows]
-    with fn.loop(count) as block:
-        record = record_at(fn, records, stride, table, block)
-        ahead = fn.lower(block + 3, count - 1)
-        coming = record_at(fn, records, stride, table, ahead)
-        scores = [fn.lanes(F32, [0.0] * 16) for _ in rows]
-        for span in range(heads.spans):
-            sums = [fn.load(entry + 8 * span + 4, I32, 4).splat(16) for entry in entry_at]
-            for quad in range(span * heads.span // 4, (span + 1) * heads.span // 4):
-                keys = fn.load(record + quad * 64, _BYTES, 64)
-                prefetch(fn, coming + quad * 64)
-                prefetch(fn, record + TOKENS * heads.size + quad * 64, locality=2)
-                for r, q in enumerate(q_at):
-                    sums[r] = dot(form, sums[r], keys, broadcast4(fn, q + quad * 4))
-            scales = fn.load(record + heads.scales_at + 64 * (1 + span), FLOATS, 64)
-            for r, entry in enumerate(entry_at):
-                scale = fn.load(entry + 8 * span, F32, 4).splat(16)
-                scores[r] = fma(sums[r].signed(F32) * scales, scale, scores[r])
-        for r, score in enumerate(scores):
-            fn.store(score, out + out_stride * r + block * 64, 4)
+    rows = [
+        (base + n * heads.query_bytes + g * heads.size,
+         entries + n * heads.query_bytes + g * (8 * heads.spans))
+        for n in range(queries)
+        for g in range(heads.group)
+    ]  # fmt: skip
+
+    def score(block: Value, num_blocks: int) -> None:
+        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + 3)]
+        found = [record_at(fn, records, stride, table, b) for b in at]
+        for low in range(0, len(rows), _MOST_ROWS):
+            part = rows[low : low + _MOST_ROWS]
+            coming = found[3:] if low == 0 else []
+            scores = _scores(fn, form, heads, part, found[:num_blocks], coming)
+            for r, of_row in enumerate(scores, start=low):
+                for b, value in enumerate(of_row):
+                    fn.store(value, out + out_stride * r + (block + b) * 64, 4)
+
+    # Blocks side by side: what is loaded of a query serves all, and no sum waits for itself.
+    side = 2 if len(rows) > 3 else 4
+    together = count // side * side
+    with fn.loop(together, step=side) as block:
+        score(block, side)
+    with fn.loop(count, start=together) as block:
+        score(block, 1)
     fn.finish()
 
 
-def _emit_softmax(module: object, heads: Heads) -> None:
-    """``softmax(scores, low, high, count, records, stride, table, planes, scale)``: one row.
+def _scores(
+    fn: Function, form: Dot, heads: Heads, rows: _Rows, records: list[Value], coming: list[Value]
+) -> list[list[Value]]:
+    """Return each row's scores in each record; ask for the values and for the keys to come."""
+    scores = [[fn.lanes(F32, [0.0] * 16) for _ in records] for _ in rows]
+    for span in range(heads.spans):
+        starts = [fn.load(entry + 8 * span + 4, I32, 4).splat(16) for _, entry in rows]
+        sums = [[start for _ in records] for start in starts]
+        for quad in range(span * heads.span // 4, (span + 1) * heads.span // 4):
+            keys = [fn.load(record + quad * 64, _BYTES, 64) for record in records]
+            for record, later in zip(records, coming, strict=False):
+                prefetch(fn, later + quad * 64)
+                prefetch(fn, record + TOKENS * heads.size + quad * 64, locality=2)
+            for (query, _), of_row in zip(rows, sums, strict=True):
+                part = broadcast4(fn, query + quad * 4)
+                of_row[:] = [dot(form, s, k, part) for s, k in zip(of_row, keys, strict=True)]
+        scales_at = heads.scales_at + 64 * (1 + span)
+        scales = [fn.load(record + scales_at, FLOATS, 64) for record in records]
+        for (_, entry), of_row, totals in zip(rows, sums, scores, strict=True):
+            scale = fn.load(entry + 8 * span, F32, 4).splat(16)
+            for b, total in enumerate(totals):
+                totals[b] = fma(of_row[b].signed(F32) * scales[b], scale, total)
+    return scores
 
-    Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
-    int8: as 16 bits in two planes of bytes per block at ``planes``, else as floats in place.
-    ``scale`` receives what the weighted sum must be multiplied by.
+
+def _emit_softmax(module: object, heads: Heads) -> None:
+    """``softmax(scores, score_stride, low, high, count, records, stride, table, planes, scales)``.
+
+    A row's heads of one group. Scores ``low`` up to ``high`` are visible. Leaves probabilities,
+    times each value's scale for int8: as 16 bits in two planes of bytes per block at ``planes``,
+    half as far apart as scores are, else as floats in place. ``scales`` receive what the weighted
+    sums must be multiplied by.
     """
-    fn = Function(module, "softmax", 9)
-    scores, low, high, count, records, stride, table, planes, scale_at = fn.args
+    fn = Function(module, "softmax", 10)
+    scores, score_stride, low, high, count, records, stride, table, planes, scales = fn.args
     is_int8 = heads.cache == "int8"
     lanes = fn.lanes(I32, list(range(16)))
     low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
@@ -272,33 +303,38 @@ def _emit_softmax(module: object, heads: Heads) -> None:
         position = lanes + (block.signed(I32) * 16).splat(16)
         return select((position >= low_v) & (position < high_v), value, instead)
 
-    top = fn.var(fn.lanes(F32, [_LOWEST] * 16))
-    for block, visible in blocks():
-        score = fn.load(scores + block * 64, FLOATS, 4)
-        top.set(maximum(visible(score, _LOWEST), top.get()))
-    highest = top.get().reduce(maximum).splat(16)
-    total, most = (fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2))
-    for block, visible in blocks():
-        score = fn.load(scores + block * 64, FLOATS, 4)
-        p = visible(exp(score - highest), 0.0)
-        total.set(total.get() + p)
-        if is_int8:
+    for first in range(0, heads.group, _MOST_ROWS):
+        group = range(first, min(first + _MOST_ROWS, heads.group))
+        rows = [scores + score_stride * g for g in group]
+        tops, totals, mosts = (
+            [fn.var(fn.lanes(F32, [least] * 16)) for _ in group] for least in (_LOWEST, 0.0, 0.0)
+        )
+        for block, visible in blocks():
+            for row, top in zip(rows, tops, strict=True):
+                score = fn.load(row + block * 64, FLOATS, 4)
+                top.set(maximum(visible(score, _LOWEST), top.get()))
+        highest = [top.get().reduce(maximum).splat(16) for top in tops]
+        for block, visible in blocks():
             values = record_at(fn, records, stride, table, block) + heads.scales_at
-            p = visible(p * fn.load(values, FLOATS, 64), 0.0)
-            most.set(maximum(p, most.get()))
-        fn.store(p, scores + block * 64, 4)
-    denominator = total.get().reduce(lambda a, b: a + b)
-    if not is_int8:
-        fn.store(1.0 / denominator, scale_at, 4)
-        fn.finish()
-        return
-    largest = most.get().reduce(maximum)
-    steps = select(largest > NOTHING, _STEPS / largest, fn.value(0.0, F32)).splat(16)
-    with fn.loop(count) as block:
-        p = to_whole(fn.load(scores + block * 64, FLOATS, 4), steps)
-        fn.store((p >> 8).signed(I8), planes + block * 32, 1)
-        fn.store(p.signed(I8), planes + block * 32 + 16, 1)
-    fn.store(largest * (1.0 / _STEPS) / denominator, scale_at, 4)
+            for row, peak, total, most in zip(rows, highest, totals, mosts, strict=True):
+                p = visible(exp(fn.load(row + block * 64, FLOATS, 4) - peak), 0.0)
+                total.set(total.get() + p)
+                if is_int8:
+                    p = visible(p * fn.load(values, FLOATS, 64), 0.0)
+                    most.set(maximum(p, most.get()))
+                fn.store(p, row + block * 64, 4)
+        factors = [fn.value(1.0, F32) for _ in group]
+        if is_int8:
+            largest = [most.get().reduce(maximum) for most in mosts]
+            factors = [value * (1.0 / _STEPS) for value in largest]
+            steps = [select(x > NOTHING, _STEPS / x, fn.value(0.0, F32)) for x in largest]
+            with fn.loop(count) as block:
+                for g, row, step in zip(group, rows, steps, strict=True):
+                    p = to_whole(fn.load(row + block * 64, FLOATS, 4), step.splat(16)).bits(_BYTES)
+                    both = p.shuffle([4 * i + byte for byte in (1, 0) for i in range(16)])
+                    fn.store(both, planes + (score_stride >> 1) * g + block * 32, 1)
+        for g, factor, total in zip(group, factors, totals, strict=True):
+            fn.store(factor / total.get().reduce(lambda a, b: a + b), scales + 4 * g, 4)
     fn.finish()
 
 

@@ -112,12 +112,12 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
             fn.call(f"scores_{queries}", query, *walk, kv_head, scores, score_stride)
             if queries == 1:
                 fn.call("expect", *_next_walk(thread, walk, first, kv_head, start))
-            with fn.loop(queries * heads.group) as row:
-                at = position + row // heads.group
+            with fn.loop(queries) as n:
+                at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
                 fn.call(
-                    "softmax", scores + row * score_stride, low, high, num_blocks, records,
-                    stride, table, planes + row * (score_stride >> 1), scales + row * 4,
+                    "softmax", scores + row * score_stride, score_stride, low, high, num_blocks,
+                    records, stride, table, planes + row * (score_stride >> 1), scales + row * 4,
                 )  # fmt: skip
             fn.call(f"weigh_{queries}", weights, weight_stride, *walk, scales, out, out_stride)
     fn.finish()

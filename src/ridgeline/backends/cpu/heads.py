@@ -77,9 +77,11 @@ def record_at(fn: Function, records: Value, stride: Value, table: Value, index: 
 
 
 def row_parts(heads: Heads, num_rows: int, sums_per_vector: int) -> list[tuple[range, int]]:
-    """Cut rows into equal parts whose sums fit the registers; with each, vectors side by side."""
-    most = 24 // sums_per_vector
-    size = max(n for n in range(1, min(num_rows, most) + 1) if num_rows % n == 0)
+    """Cut rows into parts whose sums fit the registers; with each, vectors side by side.
+
+    As many vectors as go: a row's factor is loaded once for all of them.
+    """
     vectors = heads.size // 16
-    wide = max(w for w in (4, 3, 2, 1) if vectors % w == 0 and size * w <= most)
-    return [(range(low, low + size), wide) for low in range(0, num_rows, size)]
+    wide = max(w for w in (4, 3, 2, 1) if vectors % w == 0)
+    size = 24 // sums_per_vector // wide
+    return [(range(low, min(low + size, num_rows)), wide) for low in range(0, num_rows, size)]
