@@ -45,6 +45,7 @@ _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
+_AHEAD = 3  # blocks from the one in hand to the one whose keys are asked for
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the entries of these
 
 
@@ -229,11 +230,11 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
     ]  # fmt: skip
 
     def score(block: Value, num_blocks: int) -> None:
-        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + 3)]
+        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + _AHEAD)]
         found = [record_at(fn, records, stride, table, b) for b in at]
         for low in range(0, len(rows), _MOST_ROWS):
             part = rows[low : low + _MOST_ROWS]
-            coming = found[3:] if low == 0 else []
+            coming = found[_AHEAD:] if low == 0 else []
             scores = _scores(fn, form, heads, part, found[:num_blocks], coming)
             for r, of_row in enumerate(scores, start=low):
                 for b, value in enumerate(of_row):
