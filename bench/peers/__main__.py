@@ -56,6 +56,7 @@ class Contest:
         samples: per label and shape.
         versions: per engine.
         first_tokens: per label, of the one prompt that is the same for all.
+        stolen: per label and round, the share of its time that the machine's host kept.
         left_out: reasons per engine or label.
         notes: what a reader of the result must know.
     """
@@ -67,6 +68,7 @@ class Contest:
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     first_tokens: dict[str, int] = field(default_factory=dict)
+    stolen: dict[str, list[float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -109,6 +111,7 @@ class Contest:
         for place, label in enumerate(list(self.running), 1):
             what = f"Round {number}" if keep else "Warm-up of all caches"
             self.say(f"{what}: {label} ({place} of {len(self.running)})")
+            before = machine.read_stat()
             try:
                 self._process(label, ())
                 start_s, started = self._process(label, ())
@@ -119,10 +122,17 @@ class Contest:
             self.versions[report.engine_of(label)] = measured["version"]
             self.first_tokens[label] = started["first_token"]
             if keep:
+                self._note_stolen(number, label, machine.stolen_share(before, machine.read_stat()))
                 mine = self.samples.setdefault(label, {name: [] for name in NAMES})
                 mine[START].append(start_s)
                 for name, values in measured["samples"].items():
                     mine[name] += values
+
+    def _note_stolen(self, number: int, label: str, share: float) -> None:
+        self.stolen.setdefault(label, []).append(round(share, 3))
+        if share > machine.STOLEN_SHARE:
+            self.notes.append(f"round {number}, {label}: the host kept {share:.0%} of its time")
+            self.say(self.notes[-1])
 
     def _process(self, label: str, shapes: tuple[Shape, ...]) -> tuple[float, dict[str, Any]]:
         """Return the seconds until the result came, and the result.
@@ -201,6 +211,7 @@ def document(contest: Contest, model: str, rounds: int) -> dict[str, Any]:
         "machine": machine.description(),
         "versions": contest.versions,
         "first_tokens": contest.first_tokens,
+        "stolen": contest.stolen,
         "left_out": contest.left_out,
         "notes": contest.notes,
     }

@@ -9,7 +9,9 @@ from pathlib import Path
 
 BUSY_CORES = 0.10  # more than this much of a core used by others, and nothing is measured
 _STAT = Path("/proc/stat")
-_IDLE, _IOWAIT = 3, 4  # of the columns: user nice system idle iowait irq softirq steal
+# Of the columns: user nice system idle iowait irq softirq steal.
+_IDLE, _IOWAIT, _STEAL = 3, 4, 7
+STOLEN_SHARE = 0.05  # of the time that an engine asked for: where more is lost, the result says so
 
 
 def busy_cores(before: str, after: str) -> float:
@@ -20,16 +22,32 @@ def busy_cores(before: str, after: str) -> float:
     return cores * busy / total if total else 0.0
 
 
-def _totals(stat: str) -> tuple[int, int]:
+def stolen_share(before: str, after: str) -> float:
+    """Return which share of the time asked for between two readings a virtual machine's host kept.
+
+    A core that somebody else's guest shares with this one shows as slow, not as stolen.
+    """
+    old, new = _totals(before), _totals(after)
+    asked, stolen = new[1] - old[1], new[2] - old[2]
+    return stolen / asked if asked else 0.0
+
+
+def read_stat() -> str:
+    """Return what the system has counted so far."""
+    return _STAT.read_text()
+
+
+def _totals(stat: str) -> tuple[int, int, int]:
+    """Return all ticks, those in which something ran or wanted to, and the stolen ones of these."""
     ticks = [int(word) for word in stat.splitlines()[0].split()[1:9]]
-    return sum(ticks), sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT]
+    return sum(ticks), sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT], ticks[_STEAL]
 
 
 def sample_busy_cores(seconds: float = 2.0) -> float:
     """Watch the machine for a while and return how many cores were busy."""
-    before = _STAT.read_text()
+    before = read_stat()
     time.sleep(seconds)
-    return busy_cores(before, _STAT.read_text())
+    return busy_cores(before, read_stat())
 
 
 def refusal(busy: float) -> str | None:

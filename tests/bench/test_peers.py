@@ -140,6 +140,11 @@ def test_busy_is_counted_in_cores_and_includes_stolen_time() -> None:
     assert machine.busy_cores(_stat(1, 1), _stat(1, 1)) == 0
 
 
+def test_stolen_time_is_a_share_of_the_time_asked_for() -> None:
+    assert machine.stolen_share(_stat(100, 0, 7), _stat(160, 900, 47)) == pytest.approx(0.4)
+    assert machine.stolen_share(_stat(1, 1, 1), _stat(1, 5, 1)) == 0
+
+
 def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "sample_busy_cores", lambda: 0.8)
     monkeypatch.setattr(peers, "_model", lambda name: (Path("m.gguf"), 300))
@@ -184,6 +189,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(peers, "_model", lambda name: (Path("m.gguf"), 300))
     monkeypatch.setattr(peers.Contest, "_process", process)
     monkeypatch.setattr(machine, "sample_busy_cores", lambda: 0.0)
+    monkeypatch.setattr(machine, "read_stat", lambda: _stat(100 * len(order), 0))
     return order
 
 
@@ -201,6 +207,25 @@ def test_the_last_line_is_the_result(pretend: list[str], capsys: Any) -> None:
     }
     assert any(line.startswith("ridgeline file") and "200 (200-200)" in line for line in output)
     assert "Left out: good broken: it crashed" in output
+
+
+def test_time_that_the_host_kept_is_in_the_result(
+    pretend: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def stat() -> str:
+        return _stat(80 * len(pretend), 0, steal=20 * pretend.count("good fast"))
+
+    monkeypatch.setattr(machine, "read_stat", stat)
+    peers.main(["--repeats", "2"])
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert result["stolen"] == {
+        "ridgeline file": [0, 0],
+        "ridgeline int8-row": [0, 0],
+        "good fast": [0.2, 0.2],
+        "good slow": [0],
+    }
+    said = [note for note in result["notes"] if "host" in note]
+    assert said == [f"round {n}, good fast: the host kept 20% of its time" for n in (1, 2)]
 
 
 def test_engines_alternate(pretend: list[str]) -> None:
