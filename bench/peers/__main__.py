@@ -51,7 +51,7 @@ class Contest:
     Attributes:
         job: what every process shares; model, seed and shapes are replaced.
         say: called with each message.
-        only: the peers' labels that take part; all, if there is none.
+        only: the labels that take part; all, if there is none. Ours all do unless one is named.
         running: engine, model file and dtype per label, in the order of a round.
         samples: per label and shape.
         versions: per engine.
@@ -74,10 +74,11 @@ class Contest:
 
     def enter(self, engine: Engine, source: Path) -> None:
         """Install the engine and convert the weights; what cannot be had is left out."""
-        all_of_it = engine is OURS or not self.only
-        formats = [form for label, form in labels(engine) if all_of_it or label in self.only]
-        if self.only and not formats:
-            return
+        formats = [form for label, form in labels(engine) if label in self.only]
+        if not formats:
+            if self.only and engine is not OURS:
+                return
+            formats = list(engine.formats)
         self.say(f"Preparing {engine.name} (once; compiling a peer takes some minutes)")
         try:
             install(engine)
@@ -223,7 +224,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--without", action="append", default=[], metavar="PEER")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; at least 5 for a result")
     parser.add_argument("--model", default="smollm2", help="a short name or a .gguf file")
-    parser.add_argument("--only", action="append", default=[], metavar='"PEER FORMAT"')
+    parser.add_argument("--only", action="append", default=[], metavar='"ENGINE FORMAT"')
     parser.add_argument("--shape", action="append", default=[], choices=NAMES[:-1])
     parser.add_argument("--threads", type=int, default=machine.threads())
     parser.add_argument("--quick", action="store_true", help="tiny shapes: does everything run?")
@@ -240,7 +241,7 @@ def main(argv: list[str] | None = None) -> None:
     wishes = _arguments(argv)
     try:
         peers = chosen(wishes.without)
-        _check_labels(wishes.only, peers)
+        _check_labels(wishes.only, [OURS, *peers])
         source, vocab_size = _model(wishes.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
@@ -265,9 +266,9 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps(result))
 
 
-def _check_labels(only: list[str], peers: list[Engine]) -> None:
-    """Raise ValueError for a label that no peer has."""
-    known = [label for peer in peers for label, _ in labels(peer)]
+def _check_labels(only: list[str], engines: list[Engine]) -> None:
+    """Raise ValueError for a label that no engine has."""
+    known = [label for engine in engines for label, _ in labels(engine)]
     for label in only:
         if label not in known:
             raise ValueError(f"--only {label!r}: there are {', '.join(known)}")

@@ -236,6 +236,23 @@ def test_engines_alternate(pretend: list[str]) -> None:
     assert processes == [*everyone, *everyone, *leaders]  # the first round only warms caches
 
 
+@pytest.mark.parametrize(
+    ("only", "running"),
+    [
+        (["good fast"], ["ridgeline file", "ridgeline int8-row", "good fast"]),
+        (["good fast", "ridgeline int8-row"], ["ridgeline int8-row", "good fast"]),
+    ],
+)
+def test_only_names_who_takes_part(pretend: list[str], only: list[str], running: list[str]) -> None:
+    peers.main(["--repeats", "1", *(word for label in only for word in ("--only", label))])
+    assert pretend[: len(pretend) // 2 : 3] == running
+
+
+def test_only_an_engine_that_there_is(pretend: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"there are ridgeline file, .*good fast"):
+        peers.main(["--only", "good int8"])
+
+
 def test_our_own_failure_ends_it(pretend: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(contest: Any, label: str, shapes: Any) -> Any:
         raise LeftOut("no such option")
