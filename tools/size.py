@@ -15,7 +15,7 @@ MAX_FILE_LINES = 400
 PACKAGE = "src/ridgeline"
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
 BUDGETS = {
-    PACKAGE: 16_050,
+    PACKAGE: 16_150,
     f"{PACKAGE}/core": 1_350,
     f"{PACKAGE}/backends/cpu": 4_770,
     f"{PACKAGE}/server": 2_700,

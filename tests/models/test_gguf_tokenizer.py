@@ -136,6 +136,27 @@ def test_damaged_metadata_is_named(changes: dict[str, Any], message: str) -> Non
         load_tokenizer(metadata)
 
 
+def test_ids_need_nothing_of_the_library() -> None:
+    """It takes a third of a start to build, and waits for text."""
+    tokens = ["a", "b", "ab", "<end>"]
+    tokenizer = load_tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": np.array([1, 1, 1, 3]),
+            "tokenizer.ggml.merges": ["a b", "a c"],  # there is no c
+        }
+    )
+    assert tokenizer.decode([2, 3, 1]) == "abb"
+    assert tokenizer.is_special(3)
+    for _ in range(2):  # who comes second is told the same
+        with pytest.raises(ModelFileError, match="library refuses"):
+            tokenizer.encode("ab")
+    with pytest.raises(ModelFileError, match="library refuses"):
+        tokenizer.prepare()
+
+
 def test_llama_bpe_takes_whole_words_before_merging() -> None:
     metadata = {
         "tokenizer.ggml.model": "gpt2",

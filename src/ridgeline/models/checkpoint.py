@@ -8,9 +8,10 @@ into a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import model_from_gguf
@@ -92,21 +93,8 @@ def _token_id(facts: Facts, role: str, vocab_size: int) -> list[int]:
 def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
     """Return every token that ends an answer, the file's own eos first."""
     ids = [i for role in ("eos", "eot", "eom") for i in _token_id(facts, role, vocab_size)]
-    tokens, types = _vocabulary(facts.values)
-    ids += [
-        i
-        for i, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if kind == _CONTROL and token in _END_OF_TURN and i < vocab_size
-    ]
+    tokens, types = (facts.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if isinstance(tokens, list) and isinstance(types, np.ndarray):  # the tokenizer checks them
+        control = np.flatnonzero(types[: min(len(tokens), vocab_size)] == _CONTROL).tolist()
+        ids += [i for i in control if tokens[i] in _END_OF_TURN]
     return tuple(dict.fromkeys(ids))
-
-
-def _vocabulary(metadata: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return token texts and types as far as the file has them; the tokenizer checks them."""
-    tokens, types = (
-        metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type")
-    )
-    return (
-        tokens if isinstance(tokens, list) else [],
-        types.tolist() if hasattr(types, "tolist") else [],
-    )

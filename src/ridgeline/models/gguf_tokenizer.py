@@ -7,12 +7,15 @@ result exactly as it loads a tokenizer.json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.models.weights import ModelFileError
+
+Numbers = NDArray[Any]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
@@ -44,9 +47,10 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind = str(metadata.get("tokenizer.ggml.model"))
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
+    if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
         raise ModelFileError("tokenizer.ggml.tokens is missing or is not a list of strings")
-    if len(set(tokens)) != len(tokens):
+    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(vocab) != len(tokens):
         raise ModelFileError("tokenizer.ggml.tokens has the same token twice")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=_NORMAL)
     if kind == "gpt2":
@@ -61,17 +65,16 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     spec["added_tokens"] = [
         {
             "id": i,
-            "content": token,
-            "special": types[i] in (_UNKNOWN, _CONTROL),
+            "content": tokens[i],
+            "special": bool(types[i] != _USER_DEFINED),
             "single_word": False,
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
         }
-        for i, token in enumerate(tokens)
-        if types[i] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        for i in np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
     ]
-    spec["model"] |= {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}}
+    spec["model"] |= {"type": "BPE", "vocab": vocab}
     return spec
 
 
@@ -80,7 +83,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
     if pre not in _SPLITS:
         raise ModelFileError(f"tokenizer.ggml.pre is {pre!r}; supported: {', '.join(_SPLITS)}")
     merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or not all(isinstance(m, str) for m in merges):
+    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
         raise ModelFileError("tokenizer.ggml.merges is missing or is not a list of strings")
     splits: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
@@ -100,7 +103,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
 
 
 def _sentencepiece(
-    metadata: Mapping[str, Any], tokens: list[str], types: Sequence[float]
+    metadata: Mapping[str, Any], tokens: list[str], types: Numbers
 ) -> dict[str, Any]:
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
@@ -128,15 +131,13 @@ def _sentencepiece(
     }
 
 
-def _merges_of_scores(
-    tokens: list[str], types: Sequence[float], scores: Sequence[float]
-) -> list[list[str]]:
+def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> list[list[str]]:
     """Return every pair of pieces whose concatenation is a piece, the best score of it first.
 
     SentencePiece joins the neighbours whose union scores highest; a BPE library joins those whose
     pair stands first in a list. Only normal pieces take part: no text may merge into ``</s>``.
     """
-    normal = {token: scores[i] for i, token in enumerate(tokens) if types[i] == _NORMAL}
+    normal = {tokens[i]: float(scores[i]) for i in np.flatnonzero(types == _NORMAL).tolist()}
     if any(len(piece) > _MAX_PIECE_CHARS for piece in normal):
         raise ModelFileError(f"tokenizer.ggml.tokens has a piece above {_MAX_PIECE_CHARS} letters")
     found = [
@@ -151,14 +152,14 @@ def _merges_of_scores(
 
 def _numbers(
     metadata: Mapping[str, Any], key: str, count: int, default: float | None = None
-) -> Sequence[float]:
+) -> Numbers:
     """Return ``metadata[key]`` as ``count`` numbers, or ``default`` that often if it is missing."""
     values = metadata.get(key)
     if values is None and default is not None:
-        return [default] * count
-    values = values.tolist() if isinstance(values, np.ndarray) else values
-    if not isinstance(values, list) or len(values) != count:
+        return np.full(count, default)
+    if not isinstance(values, list | np.ndarray) or len(values) != count:
         raise ModelFileError(f"{key} must hold one number for each of the {count} tokens")
-    if not all(isinstance(value, int | float) and value == value for value in values):
+    numbers = np.asarray(values)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "buif" or np.isnan(numbers).any():
         raise ModelFileError(f"{key} holds something that is not a number")
-    return values
+    return numbers

@@ -17,6 +17,7 @@ import json
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -24,13 +25,12 @@ from typing import Any
 
 import tokenizers
 
+from ridgeline.models.bpe import new_library
 from ridgeline.models.gguf_tokenizer import tokenizer_json
 from ridgeline.models.weights import ModelFileError
 
 _MAX_FILE_BYTES = 128 << 20  # the largest in use today have 35 MB
 _MAX_IDS = 1 << 21
-_HABITS = ("fuse_unk", "byte_fallback", "ignore_merges")  # of BPE, besides what is ours to decide
-_MARKS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 # Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -56,9 +56,11 @@ def load_tokenizer(
     if isinstance(source, Mapping):
         return Tokenizer(tokenizer_json(source), bos_id, add_bos)
     try:
-        return Tokenizer(_read(source), bos_id, add_bos)
+        tokenizer = Tokenizer(_read(source), bos_id, add_bos)
+        tokenizer.prepare()  # such a file may hold anything: now is the time to say so
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
+    return tokenizer
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -95,9 +97,7 @@ class Tokenizer:
         self._strip_space, self._bytes_of = _reader(spec)
         self._added = {token["id"]: token["content"].encode() for token in added}
         self.vocab_size = max(chain(vocab.values(), self._added)) + 1
-        self._spellings = [""] * self.vocab_size  # turned into bytes one by one, when asked for
-        for piece, i in vocab.items():
-            self._spellings[i] = piece
+        self._spellings = dict(zip(vocab.values(), vocab, strict=True))  # bytes when asked for
         if bos_id is not None and not 0 <= bos_id < self.vocab_size:
             raise ModelFileError(f"the BOS id {bos_id} is not in the vocabulary")
         self.bos_id, self.add_bos = bos_id, add_bos
@@ -111,7 +111,24 @@ class Tokenizer:
         self._unbroken = re.compile(f"(?:{_any_of(self._private)})(?!{_BREAK})")
         self._all_controls = _Spellings(self._private)
         self._specials = _Spellings(token["content"] for token in special)
-        self._library = _library(spec, model, vocab, added, self._private)
+        self._parts: tuple[Any, ...] = (spec, model, vocab, added, self._private)
+        self._built: tokenizers.Tokenizer | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Build what cuts text, which the first text waits for otherwise; ids need none of it.
+
+        Raises:
+            ModelFileError: the tokenizers library refuses this tokenizer; so may ``encode``.
+        """
+        self._library()
+
+    def _library(self) -> tokenizers.Tokenizer:
+        with self._lock:
+            if self._built is None:
+                self._built = new_library(*self._parts)
+                self._parts = ()  # a vocabulary's worth of memory
+            return self._built
 
     def encode(
         self, text: str, *, parse_special: bool = True, add_bos: bool | None = None
@@ -165,7 +182,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text has a lone surrogate at letter {error.start}") from None
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._library().encode(text, add_special_tokens=False).ids
         wanted = self.add_bos if add_bos is None else add_bos
         if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -200,7 +217,7 @@ class Tokenizer:
         if not 0 <= token_id < self.vocab_size:
             return b""
         added = self._added.get(token_id)
-        return self._bytes_of(self._spellings[token_id]) if added is None else added
+        return self._bytes_of(self._spellings.get(token_id, "")) if added is None else added
 
     def _text_bytes(self, token_id: int, skip_special: bool) -> bytes:
         if skip_special and token_id in self._special_ids:
@@ -267,14 +284,14 @@ def _checked(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], list
         isinstance(t, dict) and isinstance(t.get("content"), str) and t["content"] for t in added
     ):
         raise ModelFileError("added_tokens must be a list of tokens with content")
-    # Not put into a list: so many tuples keep the garbage collector as busy as all of this.
-    for piece, number in chain(vocab.items(), ((t["content"], t.get("id")) for t in added)):
-        if type(number) is not int or not 0 <= number < _MAX_IDS:
-            raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
+    _check_ids(vocab)
+    _check_ids({t["content"]: t.get("id") for t in added})
     all_pieces = vocab | {t["content"]: t["id"] for t in added}
-    if _SURROGATE.search("".join(all_pieces)):
+    try:
+        "".join(all_pieces).encode()
+    except UnicodeEncodeError:
         found = next(number for piece, number in all_pieces.items() if _SURROGATE.search(piece))
-        raise ModelFileError(f"token {found} has a lone surrogate")
+        raise ModelFileError(f"token {found} has a lone surrogate") from None
     if len(set(all_pieces.values())) < len(all_pieces) or len(
         {t["content"] for t in added} | {t["id"] for t in added}
     ) < 2 * len(added):
@@ -282,6 +299,22 @@ def _checked(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], list
     if any(vocab.get(t["content"], t["id"]) != t["id"] for t in added):
         raise ModelFileError("an added token has another id than in the vocabulary")
     return model, vocab, added
+
+
+def _check_ids(ids: Mapping[str, Any]) -> None:
+    """Raise ModelFileError for a token whose id is no id."""
+    numbers = ids.values()  # asked all together: a loop over a vocabulary delays a start
+    if (
+        set(map(type, numbers)) <= {int}
+        and 0 <= min(numbers, default=0) <= max(numbers, default=0) < _MAX_IDS
+    ):
+        return
+    piece, number = next(
+        (piece, number)
+        for piece, number in ids.items()
+        if type(number) is not int or not 0 <= number < _MAX_IDS
+    )
+    raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
 
 
 def _steps(part: Any, key: str) -> list[dict[str, Any]]:
@@ -337,62 +370,3 @@ def _byte_level_bytes(piece: str) -> bytes:
 def _any_of(spellings: Iterable[str]) -> str:
     """Return a pattern for any of the spellings, the longest that fits; for none, no text."""
     return "|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "(?!)"
-
-
-def _added_token(token: dict[str, Any], private: dict[str, str]) -> tokenizers.AddedToken:
-    marks = {name: token[name] for name in _MARKS if name in token}
-    return tokenizers.AddedToken(private.get(token["content"], token["content"]), **marks)
-
-
-def _library(
-    spec: dict[str, Any],
-    model: dict[str, Any],
-    vocab: dict[str, int],
-    added: list[dict[str, Any]],
-    private: dict[str, str],
-) -> tokenizers.Tokenizer:
-    """Build the library's tokenizer, control tokens renamed.
-
-    Left out: decoder and post-processor (ours to do), truncation, padding, dropout (they would
-    change the ids), and merges that would make a control token of text.
-    """
-    ids: dict[str, int] = vocab | {t["content"]: t["id"] for t in added}
-    pairs = (m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"])
-    try:
-        merges = [
-            (left, right)
-            for left, right in pairs
-            if left not in private and right not in private and left + right not in private
-        ]
-    except (TypeError, ValueError):
-        raise ModelFileError("the tokenizer model's merges must be pairs of pieces") from None
-    unknown = model.get("unk_token")
-    renamed = {private.get(piece, piece): i for piece, i in ids.items()}
-    habits = {name: model[name] for name in _HABITS if model.get(name) is not None}
-    steps = {
-        "version": "1.0",
-        "normalizer": spec.get("normalizer"),
-        "pre_tokenizer": spec.get("pre_tokenizer"),
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    try:
-        # As objects: to write and read a vocabulary as JSON takes three times as long.
-        unknown = private.get(unknown, unknown) if isinstance(unknown, str) else None
-        bpe = tokenizers.models.BPE(renamed, merges, unk_token=unknown, **habits)
-        library = tokenizers.Tokenizer(bpe)
-        cutting = tokenizers.Tokenizer.from_str(json.dumps(steps))
-        for part in ("normalizer", "pre_tokenizer"):
-            if (step := getattr(cutting, part)) is not None:
-                setattr(library, part, step)
-        # After the normalizer: some of them are looked for in normalized text.
-        library.add_tokens([_added_token(t, private) for t in added])
-        library.encode("a b", add_special_tokens=False)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are no Exceptions
-        line = str(error).partition("\n")[0][:200]
-        raise ModelFileError(f"the tokenizers library refuses this tokenizer: {line}") from error
-    for token in added:
-        if library.token_to_id(private.get(token["content"], token["content"])) != token["id"]:
-            raise ModelFileError(f"the added token {token['content']!r} does not get its id")
-    return library

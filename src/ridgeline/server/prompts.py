@@ -26,6 +26,7 @@ class Prompts:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prompts")
+        llm.tokenizer.prepare()
         self._threads.submit(llm.chat_template.start)
         vocab = range(llm.tokenizer.vocab_size)
         longest = max(len(llm.tokenizer.token_bytes(token)) for token in vocab)
