@@ -1,11 +1,13 @@
 """The tokenizers library's BPE for a tokenizer.json, with control tokens under private names.
 
-It checks nothing that ``tokenizer.py`` has checked, and knows neither files nor what ids mean.
+It takes a third of a start, so it waits for the first text. It knows neither files nor answers.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,6 +15,7 @@ import tokenizers
 
 from ridgeline.models.weights import ModelFileError
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _HABITS = ("fuse_unk", "byte_fallback", "ignore_merges")  # of BPE, besides what is ours to decide
 _MARKS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
@@ -22,10 +25,29 @@ def _added_token(token: dict[str, Any], private: dict[str, str]) -> tokenizers.A
     return tokenizers.AddedToken(private.get(token["content"], token["content"]), **marks)
 
 
+def _renamed(
+    pieces: Sequence[str | None], added: list[dict[str, Any]], private: dict[str, str]
+) -> dict[str, int]:
+    """Return the ids of all tokens by their names in the library, or raise ModelFileError."""
+    ids = {piece: i for i, piece in enumerate(pieces) if piece is not None}
+    if len(ids) < len(pieces) - pieces.count(None):
+        raise ModelFileError("the vocabulary has the same token twice")
+    for token in added:
+        content, number = token["content"], token["id"]
+        if ids.pop(content, number) != number:
+            raise ModelFileError("an added token has another id than in the vocabulary")
+        ids[private.get(content, content)] = number
+    try:
+        "".join(ids).encode()
+    except UnicodeEncodeError:
+        found = next(number for piece, number in ids.items() if _SURROGATE.search(piece))
+        raise ModelFileError(f"token {found} has a lone surrogate") from None
+    return ids
+
+
 def new_library(
     spec: dict[str, Any],
-    model: dict[str, Any],
-    vocab: dict[str, int],
+    pieces: Sequence[str | None],
     added: list[dict[str, Any]],
     private: dict[str, str],
 ) -> tokenizers.Tokenizer:
@@ -36,14 +58,16 @@ def new_library(
 
     Args:
         spec: the contents of a tokenizer.json.
-        model: its model, a BPE.
-        vocab: ids by piece.
+        pieces: its vocabulary by id, None where an id has no piece.
         added: its added tokens.
         private: new names of control tokens, by the old ones.
 
     Raises:
-        ModelFileError: the merges are no pairs, or the library refuses what it is given.
+        ModelFileError: tokens contradict each other, the merges are no pairs, or the library
+            refuses what it is given.
     """
+    renamed = _renamed(pieces, added, private)
+    model = spec["model"]
     try:
         pairs = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in model["merges"]]
         wholes = [left + right for left, right in pairs]
@@ -53,10 +77,6 @@ def new_library(
     if not private.keys().isdisjoint(chain(chain.from_iterable(pairs), wholes)):
         both = zip(pairs, wholes, strict=True)
         pairs = [pair for pair, whole in both if private.keys().isdisjoint((*pair, whole))]
-    renamed = dict(vocab)
-    for token in added:
-        renamed.pop(token["content"], None)
-        renamed[private.get(token["content"], token["content"])] = token["id"]
     unknown = model.get("unk_token")
     habits = {name: model[name] for name in _HABITS if model.get(name) is not None}
     steps = {

@@ -41,6 +41,8 @@ _SPLITS = {
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of a tokenizer.json for the ``tokenizer.ggml.*`` keys of ``metadata``.
 
+    But for the vocabulary: it is the list of tokens as it was, by id.
+
     Raises:
         ModelFileError: the keys are missing, contradict each other, or name a tokenizer that is
             not supported.
@@ -49,9 +51,6 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
         raise ModelFileError("tokenizer.ggml.tokens is missing or is not a list of strings")
-    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(vocab) != len(tokens):
-        raise ModelFileError("tokenizer.ggml.tokens has the same token twice")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=_NORMAL)
     if kind == "gpt2":
         spec = _byte_level(metadata, tokens)
@@ -74,7 +73,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
         }
         for i in np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
     ]
-    spec["model"] |= {"type": "BPE", "vocab": vocab}
+    spec["model"] |= {"type": "BPE", "vocab": tokens}
     return spec
 
 

@@ -19,7 +19,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ _MAX_IDS = 1 << 21
 
 # Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _BREAK = "\ufdd0"  # stands inside a spelling that is text
 # Begins the private name of a control token. Drawn anew in each process, so that no text has it.
 _PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16))
@@ -93,11 +92,10 @@ class Tokenizer:
     """
 
     def __init__(self, spec: dict[str, Any], bos_id: int | None = None, add_bos: bool = False):
-        model, vocab, added = _checked(spec)
+        self._pieces, added = _checked(spec)  # turned into bytes one by one, when asked for
         self._strip_space, self._bytes_of = _reader(spec)
         self._added = {token["id"]: token["content"].encode() for token in added}
-        self.vocab_size = max(chain(vocab.values(), self._added)) + 1
-        self._spellings = dict(zip(vocab.values(), vocab, strict=True))  # bytes when asked for
+        self.vocab_size = max([len(self._pieces) - 1, *self._added]) + 1
         if bos_id is not None and not 0 <= bos_id < self.vocab_size:
             raise ModelFileError(f"the BOS id {bos_id} is not in the vocabulary")
         self.bos_id, self.add_bos = bos_id, add_bos
@@ -111,7 +109,7 @@ class Tokenizer:
         self._unbroken = re.compile(f"(?:{_any_of(self._private)})(?!{_BREAK})")
         self._all_controls = _Spellings(self._private)
         self._specials = _Spellings(token["content"] for token in special)
-        self._parts: tuple[Any, ...] = (spec, model, vocab, added, self._private)
+        self._parts: tuple[Any, ...] = (spec, self._pieces, added, self._private)
         self._built: tokenizers.Tokenizer | None = None
         self._lock = threading.Lock()
 
@@ -214,10 +212,10 @@ class Tokenizer:
 
         A control token stands for its spelling.
         """
-        if not 0 <= token_id < self.vocab_size:
-            return b""
         added = self._added.get(token_id)
-        return self._bytes_of(self._spellings.get(token_id, "")) if added is None else added
+        if added is not None or not 0 <= token_id < len(self._pieces):
+            return added or b""
+        return self._bytes_of(self._pieces[token_id] or "")
 
     def _text_bytes(self, token_id: int, skip_special: bool) -> bytes:
         if skip_special and token_id in self._special_ids:
@@ -269,8 +267,11 @@ class _Spellings:
         return sorted(found)
 
 
-def _checked(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], list[dict[str, Any]]]:
-    """Return the model, its vocabulary and the added tokens, or raise ModelFileError."""
+def _checked(spec: dict[str, Any]) -> tuple[list[str | None], list[dict[str, Any]]]:
+    """Return the pieces by id and the added tokens, or raise ModelFileError.
+
+    What only text asks of a vocabulary is checked where that is built: by ``new_library``.
+    """
     model, added = spec.get("model"), spec.get("added_tokens") or []
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
@@ -278,43 +279,37 @@ def _checked(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], list
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise ModelFileError("BPE with subword prefixes or word suffixes is not supported")
     vocab = model.get("vocab")
-    if not isinstance(vocab, dict) or not vocab or not isinstance(model.get("merges"), list):
+    if not isinstance(vocab, dict | list) or not vocab or not isinstance(model.get("merges"), list):
         raise ModelFileError("the tokenizer model needs vocab (an object) and merges (a list)")
     if not isinstance(added, list) or not all(
         isinstance(t, dict) and isinstance(t.get("content"), str) and t["content"] for t in added
     ):
         raise ModelFileError("added_tokens must be a list of tokens with content")
-    _check_ids(vocab)
+    pieces = vocab if isinstance(vocab, list) else _by_id(vocab)
     _check_ids({t["content"]: t.get("id") for t in added})
-    all_pieces = vocab | {t["content"]: t["id"] for t in added}
-    try:
-        "".join(all_pieces).encode()
-    except UnicodeEncodeError:
-        found = next(number for piece, number in all_pieces.items() if _SURROGATE.search(piece))
-        raise ModelFileError(f"token {found} has a lone surrogate") from None
-    if len(set(all_pieces.values())) < len(all_pieces) or len(
-        {t["content"] for t in added} | {t["id"] for t in added}
-    ) < 2 * len(added):
+    once = len({t["content"] for t in added}) == len({t["id"] for t in added}) == len(added)
+    ids = [(t["id"], t["content"]) for t in added if t["id"] < len(pieces)]
+    if not once or any(pieces[i] not in (None, content) for i, content in ids):
         raise ModelFileError("two tokens have the same id, or an added token stands twice")
-    if any(vocab.get(t["content"], t["id"]) != t["id"] for t in added):
-        raise ModelFileError("an added token has another id than in the vocabulary")
-    return model, vocab, added
+    return pieces, added
+
+
+def _by_id(vocab: Mapping[str, Any]) -> list[str | None]:
+    """Return the pieces of a vocabulary by id, None where an id has none."""
+    _check_ids(vocab)
+    pieces: list[str | None] = [None] * (max(vocab.values()) + 1)
+    for piece, number in vocab.items():
+        pieces[number] = piece
+    if len(pieces) - pieces.count(None) < len(vocab):
+        raise ModelFileError("two tokens have the same id")
+    return pieces
 
 
 def _check_ids(ids: Mapping[str, Any]) -> None:
     """Raise ModelFileError for a token whose id is no id."""
-    numbers = ids.values()  # asked all together: a loop over a vocabulary delays a start
-    if (
-        set(map(type, numbers)) <= {int}
-        and 0 <= min(numbers, default=0) <= max(numbers, default=0) < _MAX_IDS
-    ):
-        return
-    piece, number = next(
-        (piece, number)
-        for piece, number in ids.items()
-        if type(number) is not int or not 0 <= number < _MAX_IDS
-    )
-    raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
+    for piece, number in ids.items():
+        if type(number) is not int or not 0 <= number < _MAX_IDS:
+            raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
 
 
 def _steps(part: Any, key: str) -> list[dict[str, Any]]:
