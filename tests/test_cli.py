@@ -12,8 +12,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
+
+from ridgeline import LLM, SamplingParams, repl
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
 TIMEOUT_S = 300
@@ -137,6 +140,19 @@ def test_chat_keeps_the_conversation_and_ctrl_c_stops_an_answer() -> None:
         terminal.wait_for("complete]|longest]")
         terminal.type("/exit\n")
         assert terminal.status() == 0
+
+
+def test_ctrl_c_while_a_prompt_is_made_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        path, can_chat = Path("slow.gguf"), True
+
+        def stream(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    texts = iter(["Hello", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(texts))
+    repl.chat(cast(LLM, Slow()), SamplingParams())
+    assert not list(texts)
 
 
 class Terminal:

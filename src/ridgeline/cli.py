@@ -296,6 +296,7 @@ def _load(
     with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
         for note in llm.config.notes:
             print(f"note: {note}", file=sys.stderr)
+        llm.tokenizer.prepare()  # before anybody is asked for text, or presses Ctrl-C at an answer
         yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.generation_defaults | sampling))
 
 

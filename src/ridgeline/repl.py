@@ -69,6 +69,9 @@ def chat(llm: LLM, params: SamplingParams) -> None:
             except ValueError as error:
                 messages.pop()
                 _remarks.print(f"{error}; /clear begins anew", style="yellow")
+            except KeyboardInterrupt:  # the prompt was still being made
+                messages.pop()
+                _remarks.print("[stopped by you]", style="dim", markup=False)
             else:
                 messages.append({"role": "assistant", "content": reply})
 
