@@ -217,6 +217,7 @@ def test_a_lone_surrogate_is_refused() -> None:
         (broken(model={"type": "Unigram", "vocab": []}), "'Unigram'; supported: BPE"),
         (broken(model=None), "supported: BPE"),
         (bpe({}), "needs vocab"),
+        (broken(model={"vocab": [["a", -1.5]], "merges": []}), "needs vocab"),  # as Unigram has it
         (bpe({"a": 0}, [1]), "pairs of pieces"),
         (bpe({"a": 0}, ["a b"]), "library refuses .* `b`"),
         (bpe({"a": 0, "b": 0}), "same id"),

@@ -279,7 +279,8 @@ def _checked(spec: dict[str, Any]) -> tuple[list[str | None], list[dict[str, Any
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise ModelFileError("BPE with subword prefixes or word suffixes is not supported")
     vocab = model.get("vocab")
-    if not isinstance(vocab, dict | list) or not vocab or not isinstance(model.get("merges"), list):
+    known = isinstance(vocab, dict) or (isinstance(vocab, list) and set(map(type, vocab)) == {str})
+    if not known or not vocab or not isinstance(model.get("merges"), list):
         raise ModelFileError("the tokenizer model needs vocab (an object) and merges (a list)")
     if not isinstance(added, list) or not all(
         isinstance(t, dict) and isinstance(t.get("content"), str) and t["content"] for t in added
