@@ -57,7 +57,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
-    yield "backend", f"cpu ({host_target().dot.value}), {cores} threads"
+    yield "backend", f"cpu ({host_target().processor.dot.value}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
     yield "models here", ", ".join(pulled_models(home)) or "none yet"

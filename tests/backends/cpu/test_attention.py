@@ -95,7 +95,7 @@ class Attention:
         self.text, self.heads = text(shape, kind), text(shape, kind).heads
 
         def emit(module: ir.Module) -> None:
-            emit_attention(module, TARGETS[name].dot, self.heads)
+            emit_attention(module, TARGETS[name].processor.dot, self.heads)
 
         self.machine = build(emit, name)
         heads, rng = self.heads, np.random.default_rng(3)

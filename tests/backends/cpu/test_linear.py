@@ -29,7 +29,7 @@ CASES = [
     (name, kind)
     for name in TARGETS
     for kind in ("w4", "w5", "s4", "s5", "k4", "k5", "k6", "w8", "r8")
-    if TARGETS[name].dot != Dot.PLAIN
+    if TARGETS[name].processor.dot != Dot.PLAIN
 ]
 CASES += [("baseline", "w8")]
 CASES += [(name, kind) for name in ("host", "baseline", "arm") for kind in ("f32", "bf16")]
@@ -40,7 +40,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Machine, str]:
     name, kind = request.param
 
     def emit(module: ir.Module) -> None:
-        emit_linear(module, TARGETS[name].dot, [kind], has_bf16=TARGETS[name].has_bf16)
+        emit_linear(module, TARGETS[name].processor, [kind])
 
     return build(emit, name), kind
 
@@ -152,7 +152,7 @@ def test_a_share_of_the_outputs(
 @pytest.fixture(scope="module")
 def here() -> Machine:
     host = TARGETS["host"]
-    return build(lambda module: emit_linear(module, host.dot, KINDS, has_bf16=host.has_bf16))
+    return build(lambda module: emit_linear(module, host.processor, KINDS))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8", "int8-row", "int4"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from llvmlite import ir
 
@@ -36,19 +37,30 @@ class Dot(Enum):
     PLAIN = "widen and multiply"
 
 
-def choose_dot(features: Mapping[str, bool]) -> Dot:
-    """Return the best form for a processor with these features, as LLVM spells them."""
-    if features.get("avx512vnni"):
-        return Dot.VNNI512
-    if features.get("avxvnni"):
-        return Dot.VNNI256
-    if features.get("avx2"):
-        return Dot.AVX2
-    if features.get("i8mm"):
-        return Dot.USDOT
-    if features.get("dotprod"):
-        return Dot.SDOT
-    return Dot.PLAIN
+# The best first; features as LLVM spells them.
+_DOTS = {
+    "avx512vnni": Dot.VNNI512,
+    "avxvnni": Dot.VNNI256,
+    "avx2": Dot.AVX2,
+    "i8mm": Dot.USDOT,
+    "dotprod": Dot.SDOT,
+}
+
+
+class Processor(NamedTuple):
+    """What kernels ask of a processor."""
+
+    dot: Dot
+    has_bf16: bool  # a dot product of bf16, in 512 bits
+    nearest: int  # locality of the cache into which a lone row had best ask for its weights
+
+
+def describe(features: Mapping[str, bool]) -> Processor:
+    """Return what suits a processor with these features."""
+    form = next((form for name, form in _DOTS.items() if features.get(name)), Dot.PLAIN)
+    # SSE4a is AMD's: a Zen 4 wants the second cache, an Ice Lake the first (LOG.md).
+    nearest = 2 if features.get("sse4a") else 3
+    return Processor(form, features.get("avx512bf16", False), nearest)
 
 
 def arm_features(cpuinfo: str) -> dict[str, bool]:

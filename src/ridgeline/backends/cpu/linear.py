@@ -58,7 +58,7 @@ from ridgeline.backends.cpu.ir import (
     select,
     vec,
 )
-from ridgeline.backends.cpu.isa import Dot, broadcast4, dot, dot_bf16, dots, prefetch
+from ridgeline.backends.cpu.isa import Dot, Processor, broadcast4, dot, dot_bf16, dots, prefetch
 
 TILE = 32  # outputs of a tile, and inputs of a record
 ENTRY_BYTES = 24
@@ -131,17 +131,17 @@ def _tail_bytes(kind: str) -> int:
     return TILE * 4 if kind == "r8" else 0
 
 
-def emit_linear(module: object, form: Dot, kinds: Sequence[str], *, has_bf16: bool) -> None:
+def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> None:
     """Emit ``linear_KIND(tiles, first, last, num_records, num_rows, operand...)`` for each kind.
 
     Computes outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
     """
     for kind in kinds:
-        for rows, halves in shapes(kind, form):
-            _emit_tile(module, form, has_bf16, kind, rows, halves)
-        if form is Dot.VNNI512:  # which has the registers
-            _emit_tile(module, form, has_bf16, kind, 1, 2 * TOGETHER)
-        _emit_product(module, form, kind)
+        for rows, halves in shapes(kind, processor.dot):
+            _emit_tile(module, processor, kind, rows, halves)
+        if processor.dot is Dot.VNNI512:  # which has the registers
+            _emit_tile(module, processor, kind, 1, 2 * TOGETHER)
+        _emit_product(module, processor.dot, kind)
 
 
 def _emit_product(module: object, form: Dot, kind: str) -> None:
@@ -177,9 +177,7 @@ def _emit_product(module: object, form: Dot, kind: str) -> None:
     fn.finish()
 
 
-def _emit_tile(
-    module: object, form: Dot, has_bf16: bool, kind: str, rows: int, halves: int
-) -> None:
+def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halves: int) -> None:
     """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs, of one tile or several."""
     fn = Function(module, f"tile_{kind}_{rows}x{halves}", 11 if rows > 1 else 9)
     weights, half, num_records, *rest = fn.args
@@ -202,15 +200,15 @@ def _emit_tile(
             ahead = k * RECORD_BYTES[kind] + _AHEAD_BYTES
             ahead = select(ahead < stride, ahead, ahead + stride * ((halves - 1) // 2))
             for tile, _ in whence[::2]:
-                _prefetch(fn, tile + half * part_bytes + ahead, part_bytes, locality=3)
+                _prefetch(fn, tile + half * part_bytes + ahead, part_bytes, processor.nearest)
         places = [(*_place(kind, tile, k), part) for tile, part in whence]
         match ACTIVATIONS[kind]:
             case "groups":
-                _add_groups(fn, form, kind, places, operand, k, sums)
+                _add_groups(fn, processor.dot, kind, places, operand, k, sums)
             case "rows":
-                _add_bytes(fn, form, places, operand, k, sums)
+                _add_bytes(fn, processor.dot, places, operand, k, sums)
             case "bf16":
-                _add_pairs(fn, has_bf16, places, operand, k, sums)
+                _add_pairs(fn, processor.has_bf16, places, operand, k, sums)
             case "floats":
                 _add_floats(fn, places, operand, k, sums)
     for m, row in enumerate(sums):

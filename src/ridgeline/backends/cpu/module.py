@@ -24,7 +24,7 @@ from llvmlite import ir
 from ridgeline.backends.cpu.attention import emit_attention
 from ridgeline.backends.cpu.forward import emit_step
 from ridgeline.backends.cpu.head import emit_head
-from ridgeline.backends.cpu.isa import Dot, arm_features, choose_dot, emit_half_floats
+from ridgeline.backends.cpu.isa import Processor, arm_features, describe, emit_half_floats
 from ridgeline.backends.cpu.linear import emit_linear
 from ridgeline.backends.cpu.plan import Sizes
 from ridgeline.backends.cpu.rows import emit_rows
@@ -43,14 +43,9 @@ class Target:
     features: Mapping[str, bool]
 
     @property
-    def dot(self) -> Dot:
-        """The byte dot product to use."""
-        return choose_dot(self.features)
-
-    @property
-    def has_bf16(self) -> bool:
-        """Whether it has a dot product of bf16, in 512 bits."""
-        return self.features.get("avx512bf16", False)
+    def processor(self) -> Processor:
+        """What kernels ask of it."""
+        return describe(self.features)
 
     @property
     def machine(self) -> llvm.TargetMachine:
@@ -115,9 +110,9 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     futex = _FUTEX_NUMBERS.get(platform.machine()) if platform.system() == "Linux" else None
     if is_x86 and not target.features.get("f16c"):
         emit_half_floats(module)
-    emit_linear(module, target.dot, kinds, has_bf16=target.has_bf16)
+    emit_linear(module, target.processor, kinds)
     emit_rows(module, sizes.num_channels, eps, [sizes.activations])
-    emit_attention(module, target.dot, sizes.heads)
+    emit_attention(module, target.processor.dot, sizes.heads)
     emit_head(module)
     emit_step(module, sizes, kinds)
     emit_threads(module, is_x86, futex)

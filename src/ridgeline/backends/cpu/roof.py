@@ -105,7 +105,7 @@ def measure_roof(
     """
     buffer = _buffer(_READ_BYTES)
     target = host_target()
-    names = ["read", "int8", *(["bf16"] if target.has_bf16 else []), "f32"]
+    names = ["read", "int8", *(["bf16"] if target.processor.has_bf16 else []), "f32"]
     kernels = _compile(names, target)
     probes = {
         (name, count): _read_probe(kernels, buffer, count)
@@ -178,7 +178,7 @@ def _compile(names: Sequence[str], target: Target) -> Kernels:
                     name,
                     I32,
                     target,
-                    lambda s, w, x: dot(target.dot, s, w, x, max_weight=15),
+                    lambda s, w, x: dot(target.processor.dot, s, w, x, max_weight=15),
                 )
             case "bf16":
                 _emit_tile(module, name, F32, target, partial(dot_bf16, True))
