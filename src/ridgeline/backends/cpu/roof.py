@@ -171,7 +171,7 @@ def _compile(names: Sequence[str], target: Target) -> Kernels:
     for name in names:
         match name:
             case "read":
-                _emit_read(module)
+                _emit_read(module, target.processor.nearest)
             case "int8":
                 _emit_tile(
                     module,
@@ -217,7 +217,7 @@ def _emit_tile(module: ir.Module, name: str, lane: ir.Type, target: Target, step
     fn.finish()
 
 
-def _emit_read(module: ir.Module) -> None:
+def _emit_read(module: ir.Module, nearest: int) -> None:
     """``read(memory, size, count)``: read ``size`` bytes, ``count`` times, in parallel streams."""
     fn = Function(module, "read", 3)
     memory, size, count = fn.args
@@ -228,7 +228,7 @@ def _emit_read(module: ir.Module) -> None:
         for stream, total in enumerate(totals):
             here = memory + part * stream + at
             for offset in range(0, _STRIDE, 64):
-                prefetch(fn, here + (_AHEAD + offset))
+                prefetch(fn, here + (_AHEAD + offset), nearest)
                 total.set(total.get() ^ fn.load(here + offset, words, 64))
     for stream, total in enumerate(totals):
         fn.store(total.get(), memory + 64 * stream, 64)
