@@ -176,7 +176,7 @@ def test_templates_that_fail(source: str | None, message: str) -> None:
 
 def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two pieces of its output or inside of one expression; and a new one takes over."""
-    monkeypatch.setattr("ridgeline.models.renderer._MAX_RENDERING_S", 0.1)
+    monkeypatch.setattr("ridgeline.models.renderer._MAX_RENDERING_S", 0.3)
     doubling = "{% set a = namespace(x=[1]) %}" + "{% set a.x = [a.x, a.x] %}" * 40
     for bomb in (
         "{% for a in messages %}{% for b in messages %}{{ 1 }}{% endfor %}{% endfor %}",
@@ -187,7 +187,7 @@ def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
         source = "{% if messages[0].content == 'boom' %}" + bomb + "{% endif %}fine"
         chat = template(source)
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"takes more than 0.1 s"):
+            with pytest.raises(ValueError, match=r"takes more than 0.3 s"):
                 chat.render_ids([{"role": "user", "content": "boom"}] * 3000)
             assert chat.render_text(HELLO) == "fine"
 
