@@ -179,7 +179,7 @@ def test_features_choose_the_form(features: dict[str, bool], form: Dot) -> None:
 
 @pytest.mark.parametrize(("feature", "locality"), [("sse4a", 2), ("avx2", 3)])
 def test_a_lone_row_asks_into_the_cache_that_suits(feature: str, locality: int) -> None:
-    """AMD's processors, told by SSE4a, are a fifth slower with the cache that suits Intel's."""
+    """A Zen 4, told by SSE4a as all of AMD's, was a fifth slower with what suits an Ice Lake."""
     module = ir.Module()
     emit_linear(module, describe({feature: True}), ["w8"])
     lone_row = next(str(f) for f in module.functions if f.name == "tile_w8_1x2")
