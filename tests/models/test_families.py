@@ -223,6 +223,14 @@ def test_only_rotating_rows_of_a_llama_file_move() -> None:
     np.testing.assert_array_equal(tensors["layers.0.k"].to_f32(), rows[order])
 
 
+def test_no_weights_are_read_before_somebody_asks_for_them() -> None:
+    """Rows that move do so then: packed weights know their order, and a start copies none."""
+    raw = gguf_weights(CONFIG, "llama")
+    _, tensors = from_gguf({}, raw)
+    for tensor in tensors.values():
+        assert np.shares_memory(tensor.stored, raw[tensor.name]), tensor.name
+
+
 def test_biases_of_a_llama_file_move_with_their_rows() -> None:
     raw = gguf_weights(CONFIG, "llama")
     halves = {"q": np.arange(32, dtype=np.float32), "k": np.arange(16, dtype=np.float32)}

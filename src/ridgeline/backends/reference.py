@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from ridgeline.arch import ModelArch, Rope
 from ridgeline.backends.sampling import Row, rank_tokens, sample
@@ -89,6 +88,8 @@ class ReferenceRunner:
         self.arch = checkpoint.arch
         self.num_blocks, self.block_size = num_blocks, block_size
         self._num_threads = num_threads
+        from threadpoolctl import ThreadpoolController  # here: other backends start without
+
         self._blas = ThreadpoolController()
         self._load(checkpoint, progress or (lambda done, total: None))
         self._cos, self._sin = rope_tables(self.arch.rope, max_model_len)

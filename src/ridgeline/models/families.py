@@ -347,4 +347,4 @@ def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if name.endswith((".q", ".k", ".q_bias", ".k_bias")):
             heads = np.arange(0, tensor.shape[0], arch.head_dim)
-            tensors[name] = tensor.rows((heads[:, None] + order).reshape(-1))
+            tensors[name] = tensor.reordered((heads[:, None] + order).reshape(-1))

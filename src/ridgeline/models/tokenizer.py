@@ -21,13 +21,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tokenizers
-
-from ridgeline.models.bpe import new_library
 from ridgeline.models.gguf_tokenizer import tokenizer_json
 from ridgeline.models.weights import ModelFileError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _MAX_FILE_BYTES = 128 << 20  # the largest in use today have 35 MB
 _MAX_IDS = 1 << 21
@@ -124,6 +124,8 @@ class Tokenizer:
     def _library(self) -> tokenizers.Tokenizer:
         with self._lock:
             if self._built is None:
+                from ridgeline.models.bpe import new_library  # here: ids need no such library
+
                 self._built = new_library(*self._parts)
                 self._parts = ()  # a vocabulary's worth of memory
             return self._built

@@ -7,7 +7,7 @@ file and knows no format but the names of the block types.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,34 @@ class Tensor:
         name: as the file spells it, for messages.
         dtype: GGML type name: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K..Q6_K, IQ*.
         shape: logical shape, row-major: ``(out, in)`` or ``(n,)``.
-        data: uint8 ``[rows, row_bytes]``; usually a read-only view of the mapped file.
+        stored: uint8 ``[rows, row_bytes]``; usually a read-only view of the mapped file.
+        order: which of the stored rows stands where; None for all as they are.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+    stored: NDArray[np.uint8]
+    order: NDArray[np.intp] | None = None
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The rows in order. Copied each time where they have one: packed weights need none."""
+        return self.stored if self.order is None else self.stored[self.order]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the encoded tensor."""
-        return int(self.data.nbytes)
+        return int(self.stored.nbytes)
 
     def rows(self, index: slice | NDArray[np.intp], name: str = "") -> Tensor:
         """Return the rows that ``index`` selects, still encoded (rows are whole blocks)."""
         data = self.data[index]
         return Tensor(name or self.name, self.dtype, (data.shape[0], *self.shape[1:]), data)
+
+    def reordered(self, order: NDArray[np.intp]) -> Tensor:
+        """Return the same with the stored rows in another order; nothing is read yet."""
+        return replace(self, order=order)
 
     def to_f32(self) -> NDArray[np.float32]:
         """Decode to float32 of ``shape``. Always a fresh array."""
@@ -93,4 +104,4 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors in the file's encoding, the shared embedding counted once."""
-        return sum({id(t.data): t.nbytes for t in self.tensors.values()}.values())
+        return sum({id(t.stored): t.nbytes for t in self.tensors.values()}.values())

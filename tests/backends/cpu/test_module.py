@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,7 +108,7 @@ def test_a_cache_that_is_read_only_or_full(
     tmp_path: Path, compiled: bytes, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     """The kernels work; what is there is used, and nothing half-written is left."""
-    owner = {"mkdir": Path, "mkstemp": module.tempfile}.get(function, os)
+    owner = {"mkdir": Path, "mkstemp": tempfile}.get(function, os)
     refusal = OSError(30, "Read-only file system")
     with monkeypatch.context() as patch:
         patch.setattr(owner, function, Mock(side_effect=refusal))

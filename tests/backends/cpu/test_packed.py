@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -69,6 +70,19 @@ def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> No
     (tmp_path / "file").write_text("in the way")
     packed.write(tmp_path / "file" / "key.weights", ARRAYS)
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupted_file_is_not_there_nor_is_part_of_it(path: Path) -> None:
+    """Packing a large model takes long enough for somebody to press Ctrl-C."""
+    before = path.read_bytes()
+
+    def interrupted(file: IO[bytes]) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        packed.write_whole(path, interrupted)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [before]
 
 
 def test_the_name_follows_the_files_and_the_dtype(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from ridgeline.backends.cpu.forward import emit_step
 from ridgeline.backends.cpu.head import emit_head
 from ridgeline.backends.cpu.isa import Processor, arm_features, describe, emit_half_floats
 from ridgeline.backends.cpu.linear import emit_linear
+from ridgeline.backends.cpu.packed import write_whole
 from ridgeline.backends.cpu.plan import Sizes
 from ridgeline.backends.cpu.rows import emit_rows
 from ridgeline.backends.cpu.threads import emit_threads
@@ -98,7 +98,8 @@ def load_kernels(
     if code is None:
         announce()
         code = compile_object(assembly(sizes, kinds, eps, target), target)
-        _keep(path, code)
+        with suppress(OSError):  # a directory that cannot be written is only slower
+            write_whole(path, lambda file: file.write(hashlib.sha256(code).digest() + code))
     return Kernels(code, target)
 
 
@@ -159,17 +160,3 @@ def _kept(path: Path) -> bytes | None:
         return None
     code = content[_DIGEST_BYTES:]
     return code if hashlib.sha256(code).digest() == content[:_DIGEST_BYTES] else None
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Keep an object file; a directory that cannot be written is only slower."""
-    partial = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(partial, path)
-    except OSError:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)

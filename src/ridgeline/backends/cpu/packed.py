@@ -13,9 +13,10 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,23 +76,31 @@ def write(path: Path, arrays: Mapping[str, Packed]) -> None:
 
     Older files of the same model and dtype, of another version of either, go.
     """
-    partial = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            index = {}
-            for name, (kind, data) in arrays.items():
-                file.write(bytes(-file.tell() % _ALIGNMENT))
-                index[name] = (kind, data.dtype.str, data.shape, file.tell())
-                file.write(np.ascontiguousarray(data).data)
+
+    def content(file: IO[bytes]) -> None:
+        index = {}
+        for name, (kind, data) in arrays.items():
             file.write(bytes(-file.tell() % _ALIGNMENT))
-            text = json.dumps(index).encode()
-            file.write(text + len(text).to_bytes(8, "little"))
-        os.replace(partial, path)
+            index[name] = (kind, data.dtype.str, data.shape, file.tell())
+            file.write(np.ascontiguousarray(data).data)
+        file.write(bytes(-file.tell() % _ALIGNMENT))
+        text = json.dumps(index).encode()
+        file.write(text + len(text).to_bytes(8, "little"))
+
+    with suppress(OSError):
+        write_whole(path, content)
         for old in path.parent.glob(f"{glob.escape(path.name.rsplit('.', 2)[0])}.*.weights"):
             if old != path:
                 old.unlink(missing_ok=True)
-    except OSError:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
+    """Let a file appear at ``path``, whole; raise OSError where none can be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            content(file)
+        os.replace(partial, path)
+    finally:
+        Path(partial).unlink(missing_ok=True)

@@ -168,28 +168,16 @@ def _tile_probe(kernels: Kernels, name: str, num_threads: int, target: Target) -
 def _compile(names: Sequence[str], target: Target) -> Kernels:
     module = ir.Module("roof")
     module.triple = target.triple
+    steps: dict[str, tuple[ir.Type, _Step]] = {
+        "int8": (I32, partial(dot, target.processor.dot, max_weight=15)),
+        "bf16": (F32, partial(dot_bf16, True)),
+        "f32": (F32, lambda s, w, x: fma(w.bits(_FLOATS), x.bits(_FLOATS), s)),
+    }
     for name in names:
-        match name:
-            case "read":
-                _emit_read(module, target.processor.nearest)
-            case "int8":
-                _emit_tile(
-                    module,
-                    name,
-                    I32,
-                    target,
-                    lambda s, w, x: dot(target.processor.dot, s, w, x, max_weight=15),
-                )
-            case "bf16":
-                _emit_tile(module, name, F32, target, partial(dot_bf16, True))
-            case "f32":
-                _emit_tile(
-                    module,
-                    name,
-                    F32,
-                    target,
-                    lambda s, w, x: fma(w.bits(_FLOATS), x.bits(_FLOATS), s),
-                )
+        if name == "read":
+            _emit_read(module, target.processor.nearest)
+        else:
+            _emit_tile(module, name, target, *steps[name])
     return Kernels(compile_object(str(module), target), target)
 
 
@@ -198,7 +186,7 @@ def _tile(target: Target) -> tuple[int, int]:
     return (6 if target.features.get("avx512f") else 3), 2
 
 
-def _emit_tile(module: ir.Module, name: str, lane: ir.Type, target: Target, step: _Step) -> None:
+def _emit_tile(module: ir.Module, name: str, target: Target, lane: ir.Type, step: _Step) -> None:
     """``NAME(memory, _, count)``: a tile of products, ``count`` times, from 1 KiB of operands."""
     fn = Function(module, name, 3)
     memory, _, count = fn.args
