@@ -53,14 +53,15 @@ class Processor(NamedTuple):
     dot: Dot
     has_bf16: bool  # a dot product of bf16, in 512 bits
     nearest: int  # locality of the cache into which a lone row had best ask for its weights
+    streams: int  # tiles of weights that a lone row had best read side by side
 
 
 def describe(features: Mapping[str, bool]) -> Processor:
     """Return what suits a processor with these features."""
     form = next((form for name, form in _DOTS.items() if features.get(name)), Dot.PLAIN)
-    # SSE4a is AMD's: a Zen 4 wants the second cache, an Ice Lake the first (LOG.md).
-    nearest = 2 if features.get("sse4a") else 3
-    return Processor(form, features.get("avx512bf16", False), nearest)
+    # SSE4a is AMD's: a Zen 4 wants the second cache and one stream, an Ice Lake neither (LOG.md).
+    nearest, streams = (2, 1) if features.get("sse4a") else (3, 4)
+    return Processor(form, features.get("avx512bf16", False), nearest, streams)
 
 
 def arm_features(cpuinfo: str) -> dict[str, bool]:

@@ -85,10 +85,10 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "f32": ((6, 2), (2, 2), (1, 2)),
 }
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
-# Where memory sets the pace, weights are asked for in so many pages at once, as processors read
-# ahead within a page (LOG.md). For a lone row they are those of so many tiles.
+# Where memory sets the pace, few rows ask for weights in so many pages at once, as processors read
+# ahead within a page; a lone row in so many tiles, where that helps (``Processor``; LOG.md).
 TOGETHER = 4
-_PAGE_BYTES, _AHEAD_BYTES = 4096, 2048  # the second is what a lone row asks ahead in each tile
+_PAGE_BYTES, _AHEAD_BYTES = 4096, 8192  # the second is what a lone row asks ahead in all
 # Symmetric kinds, and by how many bits their values become bytes around 128, as those of w8 are:
 # then all share the last float of an entry.
 _MIDDLED = {"s4": 4, "s5": 3, "w8": 0}
@@ -139,23 +139,24 @@ def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> N
     for kind in kinds:
         for rows, halves in shapes(kind, processor.dot):
             _emit_tile(module, processor, kind, rows, halves)
-        if processor.dot is Dot.VNNI512:  # which has the registers
-            _emit_tile(module, processor, kind, 1, 2 * TOGETHER)
-        _emit_product(module, processor.dot, kind)
+        together = processor.streams if processor.dot is Dot.VNNI512 else 1  # as registers go
+        if together > 1:
+            _emit_tile(module, processor, kind, 1, 2 * together)
+        _emit_product(module, processor.dot, kind, together)
 
 
-def _emit_product(module: object, form: Dot, kind: str) -> None:
+def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
     fn = Function(module, f"linear_{kind}", 11)
     tiles, first, last, num_records, num_rows, *rest = fn.args
     operand = Operand(*rest)
     stride = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
     begin = fn.var(first)
-    if form is Dot.VNNI512:
-        with fn.loop_while(lambda: num_rows.equals(1) & (begin.get() + TOGETHER <= last)):
+    if together > 1:
+        with fn.loop_while(lambda: num_rows.equals(1) & (begin.get() + together <= last)):
             weights = tiles + begin.get() * stride
             place = operand.moved(fn.i64(0), begin.get() * (TILE * 4))
-            fn.call(f"tile_{kind}_1x{2 * TOGETHER}", weights, fn.i64(0), num_records, *place)
-            begin.set(begin.get() + TOGETHER)
+            fn.call(f"tile_{kind}_1x{2 * together}", weights, fn.i64(0), num_records, *place)
+            begin.set(begin.get() + together)
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
         most_rows = shapes(kind, form)[0][0]
@@ -197,7 +198,7 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
             wanted, step = coming[0] + k * coming[1], coming[1]
             _ask(fn, wanted, part_bytes, (step * 2 >= part_bytes) & int(rows <= 4 or kind == "r8"))
         else:  # behind these tiles the next ones, all together again
-            ahead = k * RECORD_BYTES[kind] + _AHEAD_BYTES
+            ahead = k * RECORD_BYTES[kind] + _AHEAD_BYTES // processor.streams
             ahead = select(ahead < stride, ahead, ahead + stride * ((halves - 1) // 2))
             for tile, _ in whence[::2]:
                 _prefetch(fn, tile + half * part_bytes + ahead, part_bytes, processor.nearest)
