@@ -231,6 +231,14 @@ def test_no_weights_are_read_before_somebody_asks_for_them() -> None:
         assert np.shares_memory(tensor.stored, raw[tensor.name]), tensor.name
 
 
+def test_rows_that_move_twice_end_where_the_second_order_says() -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    first, second = np.array([1, 2, 3, 0]), np.array([2, 0, 1, 3])
+    moved = as_tensors({"w": rows})["w"].reordered(first).reordered(second)
+    np.testing.assert_array_equal(moved.to_f32(), rows[first][second])
+    np.testing.assert_array_equal(moved.rows(slice(1, 3)).to_f32(), rows[first][second][1:3])
+
+
 def test_biases_of_a_llama_file_move_with_their_rows() -> None:
     raw = gguf_weights(CONFIG, "llama")
     halves = {"q": np.arange(32, dtype=np.float32), "k": np.arange(16, dtype=np.float32)}

@@ -55,8 +55,8 @@ class Tensor:
         return Tensor(name or self.name, self.dtype, (data.shape[0], *self.shape[1:]), data)
 
     def reordered(self, order: NDArray[np.intp]) -> Tensor:
-        """Return the same with the stored rows in another order; nothing is read yet."""
-        return replace(self, order=order)
+        """Return the same with its rows in another order; nothing is read yet."""
+        return replace(self, order=order if self.order is None else self.order[order])
 
     def to_f32(self) -> NDArray[np.float32]:
         """Decode to float32 of ``shape``. Always a fresh array."""
