@@ -178,15 +178,10 @@ def test_features_choose_the_form(features: dict[str, bool], form: Dot) -> None:
 
 
 @pytest.mark.parametrize(
-    ("maker", "locality", "lone_rows", "ahead"),
-    [
-        ("sse4a", 2, ["tile_w8_1x2"], 8192),
-        ("another", 3, ["tile_w8_1x2", "tile_w8_1x8"], 2048),
-    ],
+    ("maker", "locality", "lone_rows"),
+    [("sse4a", 2, ["tile_w8_1x2"]), ("another", 3, ["tile_w8_1x2", "tile_w8_1x8"])],
 )
-def test_a_lone_row_reads_as_suits(
-    maker: str, locality: int, lone_rows: list[str], ahead: int
-) -> None:
+def test_a_lone_row_reads_as_suits(maker: str, locality: int, lone_rows: list[str]) -> None:
     """A Zen 4, told by SSE4a as all of AMD's, lost a third with what suits an Ice Lake."""
     module = ir.Module()
     emit_linear(module, describe({maker: True, "avx512vnni": True}), ["w8"])
@@ -195,7 +190,6 @@ def test_a_lone_row_reads_as_suits(
     for text in found.values():
         hints = re.findall(r"llvm.prefetch.p0.*, i32 0, i32 (\d), i32 1\)", text)
         assert set(hints) == {str(locality)}
-        assert f", {ahead}\n" in text
 
 
 @pytest.mark.skipif("x86" not in HOST.triple, reason="the forms of x86")

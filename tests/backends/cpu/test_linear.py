@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from functools import cache
 
@@ -11,17 +12,27 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.isa import Dot
-from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES, emit_linear, shapes, tile_bytes
+from ridgeline.backends.cpu.linear import (
+    ENTRY_BYTES,
+    KINDS,
+    RECORD_BYTES,
+    emit_linear,
+    shapes,
+    tile_bytes,
+)
+from ridgeline.backends.cpu.memory import address, aligned
+from ridgeline.backends.cpu.module import Kernels, compile_object
 from ridgeline.backends.cpu.pack import pack, turned
 from ridgeline.models.weights import Tensor
 from tests.backends.cpu import twins
-from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
+from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits, source
 
 MOST_ROWS, TILES = 300, 6
 RECORDS = {"k4": 16, "k5": 8, "k6": 16}  # whole blocks; of other kinds 3
 FEW = [1, 2, 3, 5, 8, 15]
 GARBAGE = 77.5
 MARGIN = 64  # bytes between rows that belong to nobody
+NOWHERE = 0  # to be read next: asking for what is not there does no harm
 
 
 # Plain dot products take long to compile, and floats have none.
@@ -121,9 +132,8 @@ def product(
     y = at(np.full((num_rows, TILES * 32 + 16), GARBAGE, np.float32))
     name, (x_stride, entry_stride) = f"linear_{kind}", (x.strides[0], entries.strides[0])
     shape = (*tiles, records, num_rows)
-    machine.run(
-        name, packed(kind), *shape, x[rows], x_stride, entries[rows], entry_stride, y, y.strides[0]
-    )
+    operand = x[rows], x_stride, entries[rows], entry_stride, y, y.strides[0]
+    machine.run(name, packed(kind), *shape, *operand, NOWHERE)
     return y
 
 
@@ -170,13 +180,13 @@ def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int)
     matrix = rng.normal(0, 1, (num_outputs, num_inputs)).astype(np.float32)
     packed = pack(Tensor("w", "F32", matrix.shape, matrix.view(np.uint8)), dtype)
     kind, data = packed.kind, at(packed.data)
-    _, num_tiles, num_records = packed.words
+    _, num_tiles, num_records, _ = packed.words
     x, entries = activations(kind, num_records)
     for num_rows in (1, 2, 13):
         y = at(np.zeros((num_rows, num_tiles * 32), np.float32))
         shape = (0, num_tiles, num_records, num_rows)
-        strides = x.strides[0], entries.strides[0], y.strides[0]
-        here.run(f"linear_{kind}", data, *shape, x, strides[0], entries, strides[1], y, strides[2])
+        operand = x, x.strides[0], entries, entries.strides[0], y, y.strides[0]
+        here.run(f"linear_{kind}", data, *shape, *operand, NOWHERE)
         rows = x[:num_rows, : num_records * 32]
         assert same_bits(y, twins.linear(kind, data, rows, entries[:num_rows]))
         exact = values(kind, rows, entries[:num_rows])[:, :num_inputs] @ matrix.T
@@ -184,6 +194,54 @@ def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int)
         bounds = {"f32": 1e-6, "bf16": 0.004, "int8": 0.02, "int8-row": 0.03, "int4": 0.2}
         assert error.max() < bounds[dtype]
         assert not y[:, num_outputs:].any()
+
+
+RECORD = """
+define void @"record"(ptr %line) {{
+  %log = inttoptr i64 {log} to ptr
+  %count = load i64, ptr %log
+  %next = add i64 %count, 1
+  store i64 %next, ptr %log
+  %slot = getelementptr i64, ptr %log, i64 %next
+  store ptr %line, ptr %slot
+  ret void
+}}
+"""
+
+
+@pytest.mark.parametrize(("num_rows", "streams"), [(1, 1), (1, 4), (2, 1)])
+def test_what_is_read_next_is_asked_for(num_rows: int, streams: int) -> None:
+    """All but the beginning of some tiles, and the beginning of what the thread reads then.
+
+    Whatever follows in memory instead is others' work: asking for it cost one stream a twentieth.
+    """
+    records, first, last = 256, 1, 5  # a tile is 17 times what several rows ask for together
+    processor = TARGETS["host"].processor._replace(streams=streams)
+    text = source(lambda module: emit_linear(module, processor, ["w8"]))
+    log = at(np.zeros(1 << 16, np.int64))
+    text = re.sub(r'declare void @"llvm.prefetch.*', RECORD.format(log=address(log)), text)
+    text = re.sub(r'@"llvm.prefetch.p0"\((.*), i32 0, i32 ., i32 1\)', r'@"record"(\1)', text)
+    kernels = Kernels(compile_object(text, TARGETS["host"]), TARGETS["host"])
+    stride = tile_bytes("w8", records)
+    tiles, then = aligned((2, 8 * stride), np.uint8)
+    x, entries = (aligned((num_rows, records * size), np.uint8) for size in (32, ENTRY_BYTES))
+    y = aligned((num_rows, 8 * 32), np.float32)
+    operand = [word for array in (x, entries, y) for word in (address(array), array.strides[0])]
+    words = address(tiles), first, last, records, num_rows, *operand, address(then)
+    kernels.function("linear_w8", len(words))(*words)
+
+    together = streams if processor.dot is Dot.VNNI512 else 1
+    ahead = -(-8192 // streams // 1088) * 1088 if num_rows == 1 else stride
+    wanted = set[int]()
+    for number in range(together):
+        for tile in range(first, last, together):
+            coming = (tiles, tile + together) if tile + together < last else (then, 0)
+            for (memory, which), low, high in (((tiles, tile), ahead, stride), (coming, 0, ahead)):
+                begin = address(memory) + (which + number) * stride
+                wanted |= set(range((begin + low) // 64, (begin + high) // 64))
+    asked = (log[1 : 1 + log[0]] // 64).tolist()
+    assert set(asked) == wanted
+    assert num_rows > 1 or len(asked) == len(wanted)  # no line twice
 
 
 def values(kind: str, rows: Array, entries: Array) -> NDArray[np.float64]:

@@ -105,7 +105,7 @@ def test_blocks_of_256_are_the_files_own(dtype: str, kind: str) -> None:
     tensor = encoded(dtype, (40, 768))
     packed = pack(tensor, "auto")
     assert packed.kind == kind
-    assert packed.words[1:] == (2, 24)
+    assert packed.words[1:] == (2, 24, packed.data[0].nbytes)
     file = tensor.to_f32()
     _, scale, offset = twins.unpack(kind, packed.data)
     largest = 32 * np.repeat(np.abs(scale), 768 // scale.shape[1], axis=1)
@@ -291,7 +291,7 @@ def test_both_at_once() -> None:
 @pytest.mark.parametrize(("kind", "wish"), list(zip(MADE, DTYPES, strict=True)))
 def test_words_for_the_plan(kind: str, wish: str) -> None:
     packed = pack(floats(matrix((70, 33))), wish)
-    assert packed.words == (KINDS.index(kind), 3, 2)
+    assert packed.words == (KINDS.index(kind), 3, 2, packed.data[0].nbytes)
 
 
 def test_a_sketch_is_as_far_off_as_it_says() -> None:

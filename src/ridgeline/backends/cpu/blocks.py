@@ -6,6 +6,8 @@ known here: that is ``pack``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,18 +20,19 @@ _HALF = np.float16
 _TURNED_AT_ONCE = 512  # blocks: they stay in the second-level cache
 
 
-def four_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
-    """Return q ``[out, in]`` u8 below 16, scale and offset ``[out, in / 32]``: w = d q + m.
+def simple_blocks(tensor: Tensor) -> tuple[NDArray[Any], ...]:
+    """Return q ``[out, in]``, scale and, of Q4_1 and Q5_1, offset ``[out, in / 32]``: w = d q + m.
 
-    Q4_0 has no offset: w = d (q - 8).
+    Without an offset q is u8, w = d (q - 8) (Q4_0) or d (q - 16) (Q5_0), or s8, w = d q (Q8_0).
     """
     num_rows, size = tensor.shape
-    affine = tensor.dtype == "Q4_1"
-    blocks = tensor.data.reshape(num_rows, size // TILE, 20 if affine else 18)
-    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    nibbles = blocks[:, :, 4 if affine else 2 :]
-    q = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(num_rows, size)
-    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
+    blocks = tensor.data.reshape(num_rows, size // TILE, -1)
+    scale_bytes = 4 if tensor.dtype.endswith("_1") else 2
+    scales = blocks[:, :, :scale_bytes].copy().view(_HALF)
+    packed = blocks[:, :, scale_bytes:].copy()
+    unpack = _fives if tensor.dtype.startswith("Q5") else _nibbles
+    q = packed.view(np.int8) if tensor.dtype == "Q8_0" else unpack(packed)
+    return q.reshape(num_rows, size), *scales.transpose(2, 0, 1)
 
 
 def k_blocks(tensor: Tensor) -> tuple[Bytes, Bytes, NDArray[np.float16]]:
@@ -72,36 +75,15 @@ def _sixes_k(packed: Bytes) -> Bytes:
     return out
 
 
-def five_bits(tensor: Tensor) -> tuple[Bytes, *tuple[NDArray[np.float16], ...]]:
-    """Return q ``[out, in]`` u8 below 32, scale and offset ``[out, in / 32]``: w = d q + m.
-
-    Q5_0 has no offset: w = d (q - 16).
-    """
-    num_rows, size = tensor.shape
-    affine = tensor.dtype == "Q5_1"
-    blocks = tensor.data.reshape(num_rows, size // TILE, 24 if affine else 22)
-    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    q = _fives(blocks[:, :, 4 if affine else 2 :]).reshape(num_rows, size)
-    return (q, scale, blocks[:, :, 2:4].copy().view(_HALF)[:, :, 0]) if affine else (q, scale)
+def _nibbles(packed: Bytes) -> Bytes:
+    """Return 32 nibbles of each ``[rows, blocks, 16]``: low ones, then high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=2)
 
 
 def _fives(packed: Bytes) -> Bytes:
     """Return 32 values of 5 bits of each ``[rows, blocks, 20]``: a plane of fifth bits, nibbles."""
     fifth = np.unpackbits(packed[:, :, :4], axis=2, bitorder="little")
-    nibbles = packed[:, :, 4:]
-    out: Bytes = np.concatenate([nibbles & 15, nibbles >> 4], axis=2) | (fifth << np.uint8(4))
-    return out
-
-
-def eight_bits(tensor: Tensor) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Return q ``[out, in]`` s8 and scale ``[out, in / 32]`` of Q8_0 or Q5_0: w = d q."""
-    num_rows, size = tensor.shape
-    blocks = tensor.data.reshape(num_rows, size // TILE, -1)
-    scale = blocks[:, :, :2].copy().view(_HALF)[:, :, 0]
-    if tensor.dtype == "Q8_0":
-        return blocks[:, :, 2:].copy().view(np.int8).reshape(num_rows, size), scale
-    q = _fives(blocks[:, :, 2:]).astype(np.int8) - np.int8(16)
-    return q.reshape(num_rows, size), scale
+    return _nibbles(packed[:, :, 4:]) | (fifth << np.uint8(4))
 
 
 def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:

@@ -23,15 +23,7 @@ from ridgeline.backends.cpu.head import head
 from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.linear import KINDS, TILE
-from ridgeline.backends.cpu.plan import (
-    COLUMN_ROWS,
-    MATRIX,
-    MIXED_ROWS,
-    PLAN,
-    Sizes,
-    Thread,
-    Words,
-)
+from ridgeline.backends.cpu.plan import COLUMN_ROWS, MATRIX, MIXED_ROWS, PLAN, Sizes, Thread, Words
 from ridgeline.backends.cpu.timing import TimedFunction, emit_clock
 
 
@@ -70,8 +62,8 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
 
 
 def _emit_product(module: object, kinds: Sequence[str]) -> None:
-    """``product(matrix, first, last, num_rows, operand...)``: tiles ``first`` up to ``last``."""
-    fn = Function(module, "product", 10)
+    """``product(matrix, first, last, num_rows, operand..., then)``: see ``linear_KIND``."""
+    fn = Function(module, "product", 11)
     matrix, first, last, num_rows, *operand = fn.args
     words = Words(fn, matrix, MATRIX)
     for kind in kinds:
@@ -247,9 +239,10 @@ def _shared_product(
     thread: Thread, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
 ) -> None:
     """Compute this thread's pieces of a product for all rows."""
-    num_rows = thread.plan["num_rows"]
+    num_rows, after = thread.plan["num_rows"], thread.after(i, layer, matrix)
     with thread.pieces(i, matrix, layer[f"{matrix}_num_tiles"]) as tiles:
-        thread.product(layer, matrix, tiles, num_rows, y, y_stride, *operand)
+        then = thread.then(layer, matrix, tiles[1], after)
+        thread.product(layer, matrix, tiles, num_rows, y, y_stride, then, *operand)
 
 
 def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
@@ -259,10 +252,12 @@ def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
     """
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.plan["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
-    up = gate + sizes.intermediate * 4
+    up, after = gate + sizes.intermediate * 4, thread.after(i, layer, "up")
     with thread.pieces(i, "gate", layer["gate_num_tiles"]) as tiles:
-        thread.product(layer, "gate", tiles, num_rows, gate, stride, "in", owner)
-        thread.product(layer, "up", tiles, num_rows, up, stride, "in", owner)
+        then = thread.tile(layer, "up", tiles[0])
+        thread.product(layer, "gate", tiles, num_rows, gate, stride, then, "in", owner)
+        then = thread.then(layer, "gate", tiles[1], after)
+        thread.product(layer, "up", tiles, num_rows, up, stride, then, "in", owner)
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
             at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
@@ -316,8 +311,9 @@ def _whole_product(
     thread: Thread, layer: Words, matrix: str, num_rows: Value, y: Value, y_stride: int, *group: str
 ) -> None:
     """Compute all of a product, for this thread's rows."""
-    tiles = (0, layer[f"{matrix}_num_tiles"])
-    thread.product(layer, matrix, tiles, num_rows, y, y_stride, *group)
+    end = layer[f"{matrix}_num_tiles"]
+    then = thread.tile(layer, matrix, end)
+    thread.product(layer, matrix, (0, end), num_rows, y, y_stride, then, *group)
 
 
 def _attend_block(

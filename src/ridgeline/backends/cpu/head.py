@@ -44,6 +44,8 @@ _REST = 64  # steps until screening is tried again
 # short that squares of it vanish, and with them the bound.
 _SHORTEST, _LONGEST = 1e-12, 1e18
 
+_Tiles = tuple[Value, Value, Value]  # of a product: the first, the end, and which is read next
+
 
 class Screening:
     """Whether screening is worth its while: not where much stays in doubt. No answer changes."""
@@ -152,7 +154,7 @@ def _whole(thread: Thread) -> None:
     num_rows, stride, logits = plan["num_head_rows"], HEAD_TILES * TILE * 4, thread.mine("logits")
     with _pieces(thread, "head_num_tiles") as (t, until), fn.loop(num_rows, step=BLOCK * 4) as low:
         count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
-        _product(thread, "head_tiles", (t, until), low, count, logits - t * (TILE * 4), stride)
+        _product(thread, "head", (t, until, until), (low, count), logits - t * (TILE * 4), stride)
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(count) as j:
             row, source = low + j, logits + j * stride
@@ -168,7 +170,7 @@ def _screened(thread: Thread) -> None:
     num_rows, num_tiles = plan["num_head_rows"], plan["head_num_tiles"]
     rough, stride = plan["rough"], sizes.rough_stride
     with _pieces(thread, "sketch_num_tiles") as (t, until):
-        _product(thread, "sketch_tiles", (t, until), fn.i64(0), num_rows, rough, stride)
+        _product(thread, "sketch", (t, until, until), (fn.i64(0), num_rows), rough, stride)
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(num_rows) as j:
             logits = rough + j * stride + t * (TILE * 4)
@@ -176,7 +178,7 @@ def _screened(thread: Thread) -> None:
     with fn.loop(num_rows) as j:
         guess = -1 - fn.load(_entry(thread, "guesses", j) + 8, I64, 8)
         with fn.when(guess >= 0):  # others may have left nothing to this thread
-            _exact(thread, guess // TILE)
+            _exact(thread, guess // TILE, guess // TILE)
     thread.barrier()
     # Others add to their bests meanwhile. Any logit of the row will do: the likeliest passes.
     with fn.loop(num_rows) as j:
@@ -186,8 +188,9 @@ def _screened(thread: Thread) -> None:
             highest.set(maximum(highest.get(), so_far))
         common = fn.load(rough + j * stride + num_tiles * (TILE * 4), F32, 4)
         fn.store(highest.get() - common, thread.mine("floors") + j * 4, 4)
-    first, last = (num_tiles * (thread.number + i) // plan["num_threads"] for i in (0, 1))
-    with fn.loop(last, start=first) as t:
+    # Each tile in doubt asks for the next, or memory would rest between them.
+    doubtful = fn.var(fn.i64(-1))
+    with fn.loop(num_tiles, start=thread.number, step=plan["num_threads"]) as t:
         found = fn.var(fn.i64(0))
         with fn.loop(num_rows) as j:
             length, floor = (
@@ -199,18 +202,21 @@ def _screened(thread: Thread) -> None:
                 most = fma(distance, length, fn.load(rough + j * stride + place, FLOATS, 64))
                 found.set(found.get() | (most >= floor).bits(I16).unsigned(I64))
         with fn.when(found.get() > 0):
-            _exact(thread, t)
+            with fn.when(doubtful.get() >= 0):
+                _exact(thread, doubtful.get(), t)
+            doubtful.set(t)
+    with fn.when(doubtful.get() >= 0):
+        _exact(thread, doubtful.get(), doubtful.get())
 
 
-def _exact(thread: Thread, tile: Value) -> None:
-    """Compute a tile's logits of all rows, and fold them into the bests."""
+def _exact(thread: Thread, tile: Value, then: Value) -> None:
+    """Compute a tile's logits of all rows, and fold them into the bests; tile ``then`` is next."""
     fn, plan, logits = thread.fn, thread.plan, thread.mine("logits")
     num_rows, first = plan["num_head_rows"], tile * TILE
     counters = plan["shares"] + thread.sizes.num_layers * plan["num_threads"] * SHARE_BYTES
     fetch_add(fn, counters + thread.number * SHARE_BYTES + EXACT_AT, 1)
-    _product(
-        thread, "head_tiles", (tile, tile + 1), fn.i64(0), num_rows, logits - first * 4, TILE * 4
-    )
+    tiles, rows = (tile, tile + 1, then), (fn.i64(0), num_rows)
+    _product(thread, "head", tiles, rows, logits - first * 4, TILE * 4)
     size = fn.lower(fn.i64(TILE), thread.sizes.vocab_size - first)
     with fn.loop(num_rows) as j:
         fn.call("best", logits + j * (TILE * 4), size, first, _entry(thread, "best", j))
@@ -224,21 +230,16 @@ def _pieces(thread: Thread, num_tiles: str) -> AbstractContextManager[tuple[Valu
 
 
 def _product(
-    thread: Thread,
-    matrix: str,
-    tiles: tuple[Value, Value],
-    first_row: Value,
-    num_rows: Value,
-    y: Value,
-    y_stride: int,
+    thread: Thread, matrix: str, tiles: _Tiles, rows: tuple[Value, Value], y: Value, y_stride: int
 ) -> None:
-    """Multiply rows by tiles of the head or its sketch, first and end."""
+    """Multiply rows, first and number, by tiles of the head or its sketch."""
     plan, sizes = thread.plan, thread.sizes
     x_stride, entry_stride = sizes.head_x_stride, sizes.head_entry_stride
+    then = plan[f"{matrix}_tiles"] + tiles[2] * plan[f"{matrix}_tile_bytes"]
     thread.fn.call(
-        "product", plan.address(matrix), *tiles, num_rows,
-        plan["head_x"] + first_row * x_stride, x_stride,
-        plan["head_entries"] + first_row * entry_stride, entry_stride, y, y_stride,
+        "product", plan.address(f"{matrix}_tiles"), *tiles[:2], rows[1],
+        plan["head_x"] + rows[0] * x_stride, x_stride,
+        plan["head_entries"] + rows[0] * entry_stride, entry_stride, y, y_stride, then,
     )  # fmt: skip
 
 

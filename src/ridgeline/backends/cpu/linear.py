@@ -68,6 +68,7 @@ RECORD_BYTES = {
 }  # fmt: skip
 BLOCK_RECORDS = 8  # of the kinds that have blocks, with these bytes before a block's records
 HEAD_BYTES = {"k4": 128, "k5": 128, "k6": 64}
+TAIL_BYTES = {"r8": TILE * 4}  # behind a tile's records
 KINDS = tuple(RECORD_BYTES)
 NIBBLES = ("w4", "w5", "s4", "s5", "k4", "k5", "k6")
 FIFTHS = ("w5", "s5", "k5")  # nibbles with a plane of fifth bits behind them
@@ -88,7 +89,7 @@ _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and
 # Where memory sets the pace, few rows ask for weights in so many pages at once, as processors read
 # ahead within a page; a lone row in so many tiles, where that helps (``Processor``; LOG.md).
 TOGETHER = 4
-_PAGE_BYTES, _AHEAD_BYTES = 4096, 8192  # the second is what a lone row asks ahead in all
+_PAGE_BYTES, _AHEAD_BYTES = 4096, 8192  # the second, a lone row asks ahead in all, at least
 # Symmetric kinds, and by how many bits their values become bytes around 128, as those of w8 are:
 # then all share the last float of an entry.
 _MIDDLED = {"s4": 4, "s5": 3, "w8": 0}
@@ -124,17 +125,14 @@ def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
 
 def tile_bytes(kind: str, num_records: int) -> int:
     """Return the bytes of a tile with so many records."""
-    return num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
-
-
-def _tail_bytes(kind: str) -> int:
-    return TILE * 4 if kind == "r8" else 0
+    return num_records * RECORD_BYTES[kind] + TAIL_BYTES.get(kind, 0)
 
 
 def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> None:
-    """Emit ``linear_KIND(tiles, first, last, num_records, num_rows, operand...)`` for each kind.
+    """Emit ``linear_KIND(tiles, first, last, num_records, num_rows, operand..., then)``.
 
     Computes outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
+    ``then`` is where the thread will read next: each tile asks for the one after it.
     """
     for kind in kinds:
         for rows, halves in shapes(kind, processor.dot):
@@ -146,17 +144,19 @@ def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> N
 
 
 def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
-    fn = Function(module, f"linear_{kind}", 11)
-    tiles, first, last, num_records, num_rows, *rest = fn.args
+    fn = Function(module, f"linear_{kind}", 12)
+    tiles, first, last, num_records, num_rows, *rest, then = fn.args
     operand = Operand(*rest)
-    stride = num_records * RECORD_BYTES[kind] + _tail_bytes(kind)
+    stride = num_records * RECORD_BYTES[kind] + TAIL_BYTES.get(kind, 0)
     begin = fn.var(first)
     if together > 1:
         with fn.loop_while(lambda: num_rows.equals(1) & (begin.get() + together <= last)):
             weights = tiles + begin.get() * stride
             place = operand.moved(fn.i64(0), begin.get() * (TILE * 4))
-            fn.call(f"tile_{kind}_1x{2 * together}", weights, fn.i64(0), num_records, *place)
             begin.set(begin.get() + together)
+            coming = select(begin.get() < last, weights + stride * together, then)
+            name = f"tile_{kind}_1x{2 * together}"
+            fn.call(name, weights, fn.i64(0), num_records, *place, coming, fn.i64(0))
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
         most_rows = shapes(kind, form)[0][0]
@@ -164,15 +164,16 @@ def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
         share = fn.i64(RECORD_BYTES[kind]) // maximum((high - low) // most_rows, 1)
         with fn.loop(last, start=begin.get()) as tile:
             weights, column = tiles + tile * stride, tile * (TILE * 4)
-            row, wanted = fn.var(low), fn.var(weights + stride)
+            coming = select(tile + 1 < last, weights + stride, then)
+            row, wanted = fn.var(low), fn.var(coming)
             for rows, halves in shapes(kind, form):
                 step = share * halves >> 1
                 with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
                     for half in range(0, 2, halves):
                         place = operand.moved(row.get(), column + half * 64)
                         name = f"tile_{kind}_{rows}x{halves}"
-                        coming = (wanted.get(), step) if rows > 1 else ()
-                        fn.call(name, weights, fn.i64(half), num_records, *place, *coming)
+                        asked = wanted.get() if rows > 1 else coming
+                        fn.call(name, weights, fn.i64(half), num_records, *place, asked, step)
                         wanted.set(wanted.get() + num_records * step)
                     row.set(row.get() + rows)
     fn.finish()
@@ -180,9 +181,9 @@ def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
 
 def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halves: int) -> None:
     """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs, of one tile or several."""
-    fn = Function(module, f"tile_{kind}_{rows}x{halves}", 11 if rows > 1 else 9)
-    weights, half, num_records, *rest = fn.args
-    operand, coming = Operand(*rest[:6]), rest[6:]
+    fn = Function(module, f"tile_{kind}_{rows}x{halves}", 11)
+    weights, half, num_records, *rest, coming, step = fn.args
+    operand = Operand(*rest)
     entries = [operand.entries + operand.entry_stride * m for m in range(rows)]
     if kind == "r8":
         first = [fn.load(entry + 4, I32, 4).splat(16) for entry in entries]
@@ -191,17 +192,18 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
     part_bytes = RECORD_BYTES[kind] * min(halves, 2) // 2
     records_bytes = num_records * RECORD_BYTES[kind]
-    stride = records_bytes + _tail_bytes(kind)
+    records_ahead = -(-_AHEAD_BYTES // processor.streams // RECORD_BYTES[kind])
+    stride = records_bytes + TAIL_BYTES.get(kind, 0)
     whence = [(weights + stride * (h // 2), half + h % 2) for h in range(halves)]
     with fn.loop(num_records) as k:
-        if coming:
-            wanted, step = coming[0] + k * coming[1], coming[1]
-            _ask(fn, wanted, part_bytes, (step * 2 >= part_bytes) & int(rows <= 4 or kind == "r8"))
-        else:  # behind these tiles the next ones, all together again
-            ahead = k * RECORD_BYTES[kind] + _AHEAD_BYTES // processor.streams
-            ahead = select(ahead < stride, ahead, ahead + stride * ((halves - 1) // 2))
-            for tile, _ in whence[::2]:
-                _prefetch(fn, tile + half * part_bytes + ahead, part_bytes, processor.nearest)
+        if rows > 1:
+            is_paced_by_memory = (step * 2 >= part_bytes) & int(rows <= 4 or kind == "r8")
+            _ask(fn, coming + k * step, part_bytes, is_paced_by_memory)
+        else:
+            ahead = (k + records_ahead) * RECORD_BYTES[kind]
+            wanted = select(ahead < stride, weights, coming - stride) + ahead + half * part_bytes
+            for number in range((halves + 1) // 2):
+                _prefetch(fn, wanted + stride * number, part_bytes, processor.nearest)
         places = [(*_place(kind, tile, k), part) for tile, part in whence]
         match ACTIVATIONS[kind]:
             case "groups":

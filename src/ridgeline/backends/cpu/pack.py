@@ -10,18 +10,16 @@ It knows no kernels and no steps; it makes one buffer of bytes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.blocks import (
     Bytes,
-    eight_bits,
-    five_bits,
-    four_bits,
     k_blocks,
     of_five_bits,
+    simple_blocks,
     to_bf16,
     to_eight_bits,
     to_five_bits,
@@ -58,10 +56,11 @@ class Matrix(NamedTuple):
     data: Bytes
 
     @property
-    def words(self) -> tuple[int, int, int]:
-        """What the plan says of it, besides its address: kind, tiles, records."""
-        num_records = self.data[0].nbytes // RECORD_BYTES[self.kind]
-        return KINDS.index(self.kind), len(self.data), num_records
+    def words(self) -> tuple[int, int, int, int]:
+        """What the plan says of it, besides its address: kind, tiles, records, a tile's bytes."""
+        tile_bytes = self.data[0].nbytes
+        num_records = tile_bytes // RECORD_BYTES[self.kind]
+        return KINDS.index(self.kind), len(self.data), num_records, tile_bytes
 
 
 def padded(size: int) -> int:
@@ -86,26 +85,20 @@ def pack(
         return {"f32": _pack_f32, "bf16": _pack_bf16, "int8-row": _pack_r8}[dtype](weights)
     kind = _KINDS.get(tensor.dtype, "") if whole_blocks else ""
     if kind in _KEPT[dtype]:
-        values, *scales = (_taken(part, rows) for part in _parts(kind, tensor))
+        parts = k_blocks(tensor) if kind in HEAD_BYTES else simple_blocks(tensor)
+        values, *scales = (_taken(part, rows) for part in parts)
         if kind in HEAD_BYTES:
             return _pack_k(kind, values, *scales)
         return _pack_nibbles(kind, values, *scales) if kind != "w8" else _pack_w8(values, *scales)
     if dtype == "int8" and kind == "s5":
-        q8, scale = eight_bits(tensor)
-        return _pack_w8(_taken(q8, rows), _taken(scale, rows))
+        q, scale = (_taken(part, rows) for part in simple_blocks(tensor))
+        return _pack_w8(q.astype(np.int8) - np.int8(16), scale)
     weights = _placed(tensor.to_f32(), rows, columns)
     return (
         _pack_nibbles("w4", *to_four_bits(weights))
         if dtype == "int4"
         else _pack_w8(*to_eight_bits(weights))
     )
-
-
-def _parts(kind: str, tensor: Tensor) -> tuple[NDArray[Any], ...]:
-    """Return the values of a file's blocks, then what scales them."""
-    if kind in HEAD_BYTES:
-        return k_blocks(tensor)
-    return {"4": four_bits, "5": five_bits, "8": eight_bits}[kind[1]](tensor)
 
 
 def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:

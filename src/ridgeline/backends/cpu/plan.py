@@ -24,13 +24,14 @@ PLAN = (
     "tables", "table_stride", "positions", "sequences",
     "poison", "items", "blocks", "block_bounds", "asked", "cos", "sin",
     "private", "private_stride", "scores_stride",
-    "final_norm", "head_tiles", "head_kind", "head_num_tiles", "head_num_records",
+    "final_norm",
+    "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",
     "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
-    "screens", "sketch_tiles", "sketch_kind", "sketch_num_tiles", "sketch_num_records",
-    "distances", "lengths", "rough", "guesses",
+    "sketch_tiles", "sketch_kind", "sketch_num_tiles", "sketch_num_records", "sketch_tile_bytes",
+    "screens", "distances", "lengths", "rough", "guesses",
     "counters", "shares",
 )  # fmt: skip
-MATRIX = ("tiles", "kind", "num_tiles", "num_records")
+MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER = (
     "window", "attn_norm", "mlp_norm", "qkv_bias", "qk_norms", "o_bias",
@@ -193,8 +194,28 @@ class Thread:
         least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
         size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
         return self._taken(
-            layer, name, size, lambda i: tuple(num_tiles * (i + j) // num_threads for j in (0, 1))
+            layer, name, size, lambda i: (self._first(num_tiles, i), self._first(num_tiles, i + 1))
         )
+
+    def _first(self, num_tiles: Value, number: Value) -> Value:
+        """Return the first tile of a thread's share."""
+        return num_tiles * number // self.plan["num_threads"]
+
+    def tile(self, layer: Words, matrix: str, tile: Value) -> Value:
+        """Return the address of a tile."""
+        return layer[f"{matrix}_tiles"] + tile * layer[f"{matrix}_tile_bytes"]
+
+    def then(self, layer: Words, matrix: str, end: Value, after: Value) -> Value:
+        """Return what this thread reads behind tiles up to ``end``; ``after`` is for its last."""
+        is_last = end.equals(self._first(layer[f"{matrix}_num_tiles"], self.number + 1))
+        return select(is_last, after, self.tile(layer, matrix, end))
+
+    def after(self, i: Value, layer: Words, matrix: str) -> Value:
+        """Return where this thread's share of the matrix behind layer ``i``'s ``matrix`` begins."""
+        if matrix == MATRICES[-1]:
+            layer, _ = self.layer(self.fn.lower(i + 1, self.fn.i64(self.sizes.num_layers - 1)))
+        behind = MATRICES[(MATRICES.index(matrix) + 1) % len(MATRICES)]
+        return self.tile(layer, behind, self._first(layer[f"{behind}_num_tiles"], self.number))
 
     def blocks(self, layer: Value, begins: Value) -> AbstractContextManager[tuple[Value, Value]]:
         """Loop over blocks of rows, each and the next: this thread's, then others' rests.
@@ -292,10 +313,11 @@ class Thread:
         num_rows: Value,
         y: Value,
         y_stride: Any,
+        then: Value,
         group: str = "in",
         owner: str = "mine",
     ) -> None:
-        """Multiply activations by tiles of a matrix, first and end."""
+        """Multiply activations by tiles of a matrix, first and end, then to read at ``then``."""
         sizes, memory = self.sizes, getattr(self, owner)
         if sizes.activations == "floats":
             x, x_stride = memory(f"{group}_floats"), sizes.float_stride
@@ -303,7 +325,7 @@ class Thread:
             x, x_stride = memory(f"{group}_values"), sizes.value_stride
         self.fn.call(
             "product", layer.address(f"{matrix}_tiles"), *tiles, num_rows,
-            x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride,
+            x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride, then,
         )  # fmt: skip
 
     def qkv(self) -> Iterator[tuple[str, int]]:
