@@ -46,10 +46,11 @@ def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
 
 def facts(home: Path) -> Iterator[tuple[str, str]]:
     """Yield what there is and what will be used: name and text."""
-    flags = _cpu_flags()
+    flags = _cpu_fact("flags", "Features").split()
     sets = [name for name in _INSTRUCTION_SETS if name in flags]
     cores = len(os.sched_getaffinity(0))
-    yield "processor", f"{_cpu_name()}, {cores} of {os.cpu_count()} cores usable"
+    name = _cpu_fact("model name", "Model") or platform.processor() or platform.machine()
+    yield "processor", f"{name}, {cores} of {os.cpu_count()} cores usable"
     yield "instruction sets", " ".join(sets) or "unknown"
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield "memory", f"{_gib(available_bytes())} usable of {_gib(total)}"
@@ -98,23 +99,11 @@ def problems(home: Path) -> Iterator[str]:
         yield f"{home} cannot be written: set RIDGELINE_HOME to a directory of yours"
 
 
-def _cpu_name() -> str:
-    for line in _cpu_lines():
-        if line.startswith(("model name", "Model")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _cpu_flags() -> list[str]:
-    for line in _cpu_lines():
-        if line.startswith(("flags", "Features")):
-            return line.partition(":")[2].split()
-    return []
-
-
-def _cpu_lines() -> list[str]:
+def _cpu_fact(*names: str) -> str:
     path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = next((line for line in lines if line.startswith(names)), "")
+    return found.partition(":")[2].strip()
 
 
 def _existing(path: Path) -> Path:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -228,7 +228,7 @@ class LLM:
         news: list[list[list[Chunk]]] = [[[] for _ in range(r.params.n)] for r in requests]
         ended, total = 0, sum(request.params.n for request in requests)
         show = len(prompts) > 1 if progress is None else progress
-        bar = count_bar("Answering") if show else _no_bar()
+        bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
         self.engine.scheduler.backlog = NOBODY_READS
         try:
             with closing(self._chunks(requests)) as chunks, bar as report:
@@ -356,8 +356,3 @@ def _writer(trace: IO[str] | None) -> Callable[[Record], None] | None:
     if trace is None:
         return None
     return lambda record: print(json.dumps(to_json(record), separators=(",", ":")), file=trace)
-
-
-@contextmanager
-def _no_bar() -> Iterator[Callable[[int, int], None]]:
-    yield lambda done, total: None

@@ -48,7 +48,7 @@ def k_blocks(tensor: Tensor) -> tuple[Bytes, Bytes, NDArray[np.float16]]:
         q = _sixes_k(blocks[:, :, :192]).reshape(shape)
         factors = blocks[:, :, 192:208].reshape(num_rows, size // TILE, 2)
         return q, factors, blocks[:, :, 208:].copy().view(_HALF)
-    q = _nibbles_k(blocks[:, :, -128:]).reshape(shape)
+    q = _nibbles(blocks[:, :, -128:].reshape(num_rows, -1, 32)).reshape(shape)
     if tensor.dtype == "Q5_K":  # bit j of byte l: input 32 j + l
         planes = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")
         q |= planes.transpose(0, 1, 3, 2).reshape(shape) << np.uint8(4)
@@ -59,24 +59,18 @@ def k_blocks(tensor: Tensor) -> tuple[Bytes, Bytes, NDArray[np.float16]]:
     return q, factors, blocks[:, :, :4].copy().view(_HALF)
 
 
-def _nibbles_k(packed: Bytes) -> Bytes:
-    """Return 256 nibbles of each block ``[rows, blocks, 128]``: 32 low ones, 32 high ones, ..."""
-    parts = packed.reshape(*packed.shape[:2], 4, 32)
-    return np.stack([parts & 15, parts >> 4], axis=3)
-
-
 def _sixes_k(packed: Bytes) -> Bytes:
     """Return 256 values of 6 bits of each block ``[rows, blocks, 192]``: nibbles, upper bits."""
-    nibbles = packed[:, :, :128].reshape(*packed.shape[:2], 2, 1, 64)
-    low = np.concatenate([nibbles & 15, nibbles >> 4], axis=3).reshape(*packed.shape[:2], 2, 4, 32)
+    nibbles = _nibbles(packed[:, :, :128].reshape(len(packed), -1, 64))
+    low = nibbles.reshape(*packed.shape[:2], 2, 4, 32)
     high = packed[:, :, 128:].reshape(*packed.shape[:2], 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    out: Bytes = low | (high >> shifts & 3) << np.uint8(4)
+    out: Bytes = np.bitwise_or(low, (high >> shifts & 3) << np.uint8(4))
     return out
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Return 32 nibbles of each ``[rows, blocks, 16]``: low ones, then high ones."""
+    """Return the nibbles of each ``[rows, parts, bytes]``: all low ones, then all high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=2)
 
 
