@@ -18,7 +18,7 @@ SIZES = model_sizes(PLAIN, "int8", "int8")
 
 
 def emit(module: ir.Module) -> None:
-    """``after(plan, thread)``, and ``then(plan, thread, end)`` of gates; results go to x."""
+    """``after(plan, thread)`` and ``then(plan, thread, end)``, of each matrix; results go to x."""
     for name, num_args in (("after", 2), ("then", 3)):
         fn = Function(module, name, num_args)
         thread = Thread(fn, SIZES)

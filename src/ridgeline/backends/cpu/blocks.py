@@ -29,7 +29,7 @@ def simple_blocks(tensor: Tensor) -> tuple[NDArray[Any], ...]:
     blocks = tensor.data.reshape(num_rows, size // TILE, -1)
     scale_bytes = 4 if tensor.dtype.endswith("_1") else 2
     scales = blocks[:, :, :scale_bytes].copy().view(_HALF)
-    packed = blocks[:, :, scale_bytes:].copy()
+    packed = blocks[:, :, scale_bytes:]
     unpack = _fives if tensor.dtype.startswith("Q5") else _nibbles
     q = packed.view(np.int8) if tensor.dtype == "Q8_0" else unpack(packed)
     return q.reshape(num_rows, size), *scales.transpose(2, 0, 1)
