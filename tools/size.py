@@ -11,15 +11,10 @@ import sys
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 PACKAGE = "src/ridgeline"
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
-BUDGETS = {
-    PACKAGE: 16_150,
-    f"{PACKAGE}/core": 1_350,
-    f"{PACKAGE}/backends/cpu": 4_770,
-    f"{PACKAGE}/server": 2_700,
-}
+BUDGETS = {f"{PACKAGE}/core": 2_200}
 
 
 def lines_now(root: Path) -> dict[str, int]:

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from ridgeline import costs
 from ridgeline.arch import ModelArch
 from ridgeline.backends.reference import ReferenceRunner, footprint
-from ridgeline.bench import quality
+from ridgeline.bench import quality, texts
 from ridgeline.bench.quality import FORMATS, REFERENCE, Format, Quality, chosen, compare, measure
-from ridgeline.config import Options, default_home
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.pull import pull
+from ridgeline.config import Options
 from ridgeline.models.weights import Checkpoint
 from tests.models.vocabularies import byte_level
 from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, plain_logits, random_arrays
@@ -150,8 +148,10 @@ def test_prompt_logits_continue_a_text_and_forget_the_last_one(name: str) -> Non
 
 
 def test_the_reference_is_no_distance_from_itself() -> None:
-    found = measure(checkpoint(PLAIN), [REFERENCE], PARTS, Options(block_size=5, threads=1))
-    result = found[REFERENCE]
+    kinds = {"long": PARTS, "short": PARTS[1:]}
+    found = measure(checkpoint(PLAIN), [REFERENCE], kinds, Options(block_size=5, threads=1))
+    result = found[REFERENCE]["long"]
+    assert found[REFERENCE]["short"].num_predictions == 48
     assert result.max_kl < 1e-9
     assert (result.top1_agreement, result.num_predictions) == (1, 147)
     assert result.perplexity_ratio == pytest.approx(1, rel=1e-6)
@@ -161,7 +161,7 @@ def test_a_damaged_model_is_an_error() -> None:
     arrays = random_arrays(PLAIN)
     arrays["norm"][3] = np.inf
     with pytest.raises(ValueError, match="reference/f32/f32: logits are not finite"):
-        measure(checkpoint(PLAIN, arrays), [REFERENCE], PARTS, Options())
+        measure(checkpoint(PLAIN, arrays), [REFERENCE], {"text": PARTS}, Options())
 
 
 def test_no_memory_for_a_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_no_memory_for_a_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     room = costs.weight_bytes(PLAIN, 4) + footprint(PLAIN, 64, 100)[1] + kv_bytes
     monkeypatch.setattr("ridgeline.config.available_bytes", lambda: room * 20 // 19 + 20)
     with pytest.raises(ValueError, match=r"not 100: .*--max-model-len"):
-        measure(checkpoint(PLAIN), [REFERENCE], PARTS, Options())
+        measure(checkpoint(PLAIN), [REFERENCE], {"text": PARTS}, Options())
 
 
 def test_options_narrow_the_formats(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +206,12 @@ def test_the_spelling_of_a_control_token_is_text(tmp_path: Path) -> None:
     assert len(quality.windows(reader(tmp_path), "<|end|>", 2, 512)[0]) == 2
 
 
+def test_a_short_text_of_our_own_is_taken_as_it_is(tmp_path: Path) -> None:
+    whole = quality.windows(reader(tmp_path), TEXT, 100_000, 100_000, whole=False)
+    assert len(whole) == 1
+    assert len(whole[0]) > 200
+
+
 def test_too_short_a_text_names_its_length(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has \d+ tokens, fewer than --tokens 2048"):
         quality.windows(reader(tmp_path), TEXT, 2048, 512)
@@ -214,26 +220,17 @@ def test_too_short_a_text_names_its_length(tmp_path: Path) -> None:
 def test_the_manual_is_long_enough_and_python_without_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert len(quality.manual()) > 150_000  # even at 8 letters a token, more than 2,048
-    assert quality.manual().startswith("Objects, values and types\n")
+    assert len(texts.manual()) > 150_000  # even at 8 letters a token, more than 2,048
+    assert texts.manual().startswith("Objects, values and types\n")
+    kinds = texts.texts()
+    assert list(kinds) == ["prose", "code", "scripts", "repeats"]
+    assert all(len(text) > 1000 for text in kinds.values())
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ValueError, match="--text FILE"):
-        quality.manual()
+        texts.manual()
 
 
-# --- a real model ------------------------------------------------------------------------------
-
-
-@pytest.mark.engine
-def test_the_default_format_keeps_its_bounds() -> None:
-    model = load_checkpoint(pull("smollm2", default_home(), lambda done, total: None))
-    default = Format("auto", "auto", "auto")
-    parts = quality.windows(model, quality.manual(), 2048, 512)
-    found = measure(model, [default], parts, Options())[default]
-    assert found.num_predictions >= 2000
-    assert found.mean_kl <= quality.MAX_MEAN_KL
-    assert found.top1_agreement >= quality.MIN_TOP1_AGREEMENT
-    assert 5 < found.perplexity < 30  # English, understood
+# --- a real model: its bounds are in tests/engine/test_quality.py ------------------------------
 
 
 @pytest.mark.engine
@@ -245,11 +242,13 @@ def test_the_command_prints_a_table_and_one_json_document(tmp_path: Path) -> Non
     assert done.returncode == 0
     assert done.stderr == ""
     *table, last = done.stdout.splitlines()
+    assert table[0].startswith("own.txt: ")
     assert "mean KL" in table[0]
     assert "reference/f32/f32" in table[1]
     result = json.loads(last)
-    assert (result["text"], result["tokens"], result["window"]) == ("own.txt", 40, 16)
-    assert result["formats"]["reference/f32/f32"]["num_predictions"] == 15 + 15 + 7
+    assert (result["tokens"], result["window"]) == (40, 16)
+    found = result["formats"]["reference/f32/f32"]["own.txt"]
+    assert found["num_predictions"] == 15 + 15 + 7
 
 
 @pytest.mark.parametrize(

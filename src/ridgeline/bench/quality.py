@@ -14,7 +14,7 @@ import json
 import math
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from itertools import starmap
 from pathlib import Path
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.bench.texts import texts
 from ridgeline.build import new_runner
 from ridgeline.config import Options, default_home, resolve
 from ridgeline.models.checkpoint import load_checkpoint
@@ -63,13 +64,9 @@ FORMATS = (
     REFERENCE,
 )
 
-# What the default format must keep, on at least 2,000 tokens.
+# What the default and ``int8-row`` must keep, on each kind of text.
 MAX_MEAN_KL = 0.006
 MIN_TOP1_AGREEMENT = 0.97
-
-# Pages of the manual that every CPython has within it, about 190,000 characters that do not
-# repeat each other. Their wording differs a little from one Python version to the next.
-TOPICS = ("objects", "types", "execmodel", "import", "compound", "specialnames", "debugger")
 
 _WINDOW = 512  # tokens of a window, where --max-model-len does not say
 _ROWS = 64  # rows of logits held at once: a row may have 150,000
@@ -104,25 +101,34 @@ class Quality:
 
 
 def quality(model: str, *, text_file: Path | None, num_tokens: int, options: Options) -> None:
-    """Measure every format that ``options`` leave open; print a table, then one line of JSON.
+    """Measure every format that ``options`` leave open; print tables, then one line of JSON.
 
+    ``num_tokens`` are taken of the text, or of each kind of text where none is given.
     Raises ValueError if no format is left, the text is too short, or memory does not suffice.
     """
     formats = chosen(options)
-    text = manual() if text_file is None else _read(text_file)
+    kinds = texts() if text_file is None else {text_file.name: _read(text_file)}
     with bytes_bar(f"Pulling {model}") as report:
         path = pull(model, default_home(), report)
     checkpoint = load_checkpoint(path)
     length = options.max_model_len or min(_WINDOW, checkpoint.arch.max_position)
-    results = measure(checkpoint, formats, windows(checkpoint, text, num_tokens, length), options)
-    _print(results)
+    parts = {
+        kind: windows(checkpoint, text, num_tokens, length, whole=text_file is not None)
+        for kind, text in kinds.items()
+    }
+    results = measure(checkpoint, formats, parts, options)
+    for kind in parts:
+        _print(kind, {format: found[kind] for format, found in results.items()})
     facts = {
         "model": path.name,
-        "text": text_file.name if text_file else f"manual of Python {platform.python_version()}",
+        "python": platform.python_version(),  # prose and code come with it
         "tokens": num_tokens,
         "window": length,
     }
-    numbers = {str(format): asdict(found) for format, found in results.items()}
+    numbers = {
+        str(format): {kind: asdict(row) for kind, row in found.items()}
+        for format, found in results.items()
+    }
     print(json.dumps(facts | {"formats": numbers}))
 
 
@@ -143,25 +149,17 @@ def chosen(options: Options) -> list[Format]:
     return formats
 
 
-def manual() -> str:
-    """Return the default text, nothing stripped; ValueError where Python comes without it."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise ValueError("this Python comes without its manual: give --text FILE") from error
-    return "".join(topics[name] for name in TOPICS)
-
-
 def windows(
-    checkpoint: Checkpoint, text: str, num_tokens: int, length: int
+    checkpoint: Checkpoint, text: str, num_tokens: int, length: int, *, whole: bool = True
 ) -> list[tuple[int, ...]]:
     """Cut the first ``num_tokens`` tokens of ``text`` into windows of at most ``length`` tokens.
 
     Each begins with BOS if that is how the model's texts begin. Raises ValueError if the text is
-    too short.
+    too short and has to be ``whole``.
     """
     tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
     bos, ids = tokenizer.encode(""), tokenizer.encode(text, parse_special=False, add_bos=False)
+    num_tokens = num_tokens if whole else min(num_tokens, len(ids))
     if len(ids) < num_tokens:
         raise ValueError(
             f"the text has {len(ids)} tokens, fewer than --tokens {num_tokens}: "
@@ -172,25 +170,33 @@ def windows(
 
 
 def measure(
-    checkpoint: Checkpoint, formats: Sequence[Format], parts: Sequence[Tokens], options: Options
-) -> dict[Format, Quality]:
-    """Compare each format with f32 on windows of token ids.
+    checkpoint: Checkpoint,
+    formats: Sequence[Format],
+    parts: Mapping[str, Sequence[Tokens]],
+    options: Options,
+) -> dict[Format, dict[str, Quality]]:
+    """Compare each format with f32 on windows of token ids, by the name of their text.
 
     The reference and one candidate are in memory at a time. Raises ValueError if that does not
     fit, an option contradicts a format, or the model's logits are not finite.
     """
     options = replace(
-        options, max_model_len=max(map(len, parts)), max_num_seqs=1, max_num_batched_tokens=_ROWS
+        options,
+        max_model_len=max(len(ids) for windows in parts.values() for ids in windows),
+        max_num_seqs=1,
+        max_num_batched_tokens=_ROWS,
     )
     reference = _load(checkpoint, REFERENCE, options)
-    results = {}
+    results: dict[Format, dict[str, Quality]] = {}
     for format in formats:
         candidate = reference if format == REFERENCE else _load(checkpoint, format, options)
-        with count_bar(f"Measuring {format}", note="predictions") as report:
-            found = compare(reference, candidate, parts, report)
-        if not all(map(math.isfinite, astuple(found))):
-            raise ValueError(f"{format}: logits are not finite; is the model file damaged?")
-        results[format] = found
+        results[format] = {}
+        for kind, of_kind in parts.items():
+            with count_bar(f"Measuring {format} on {kind}", note="predictions") as report:
+                found = compare(reference, candidate, of_kind, report)
+            if not all(map(math.isfinite, astuple(found))):
+                raise ValueError(f"{format}: logits are not finite; is the model file damaged?")
+            results[format][kind] = found
     return results
 
 
@@ -251,8 +257,8 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path}: not UTF-8 text: {error.reason} at {error.start}") from error
 
 
-def _print(results: dict[Format, Quality]) -> None:
-    table = Table("backend/dtype/KV cache", box=None, pad_edge=False)
+def _print(kind: str, results: Mapping[Format, Quality]) -> None:
+    table = Table(f"{kind}: backend/dtype/KV cache", box=None, pad_edge=False)
     for name in ("mean KL", "max KL", "top-1", "perplexity", "ratio"):
         table.add_column(name, justify="right")
     for format, found in results.items():

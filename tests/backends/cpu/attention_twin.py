@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -89,7 +90,18 @@ def layout(heads: Heads, records: Array, table: list[int], length: int) -> Cache
     return Cached(*joined, by_token[:, :, 1:], by_token[:, :, 0])
 
 
-def attend(heads: Heads, q: Array, cache: Cached, position: int, window: int | None) -> Array:
+class Biases(Protocol):
+    """What was kept out of keys, and the rope tables ``[positions, half]`` that turn it."""
+
+    key_bias: Array
+    pairs: Array
+    cos: Array
+    sin: Array
+
+
+def attend(
+    heads: Heads, q: Array, cache: Cached, position: int, window: int | None, biases: Biases
+) -> Array:
     """What the query ``[heads, channels]`` at a position sees, ``[heads, channels]``."""
     low = 0 if window is None else max(0, position - window + 1)
     begin, end = low // 16 * 16, position // 16 * 16 + 16
@@ -97,12 +109,21 @@ def attend(heads: Heads, q: Array, cache: Cached, position: int, window: int | N
     visible[low - begin : position + 1 - begin] = True
     seen = slice(begin, position + 1)
     return np.stack(
-        [_attend_head(heads, q[h], cache, h // heads.group, seen, visible) for h in range(len(q))]
+        [
+            _attend_head(heads, q[h], cache, h // heads.group, seen, visible, biases)
+            for h in range(len(q))
+        ]
     )
 
 
 def _attend_head(
-    heads: Heads, q: Array, cache: Cached, kv_head: int, seen: slice, visible: Array
+    heads: Heads,
+    q: Array,
+    cache: Cached,
+    kv_head: int,
+    seen: slice,
+    visible: Array,
+    biases: Biases,
 ) -> Array:
     softmax_scale = F32(heads.num_channels**-0.5)
     k, v = (part[seen, kv_head] for part in (cache.k, cache.v))
@@ -116,6 +137,14 @@ def _attend_head(
             integers = k[:, part].astype(np.int32) @ bytes_q[part].astype(np.int32)
             product = integers.astype(np.float32) * scale
             total = fma(product, q_scale[span] * softmax_scale, total)
+        if heads.splits_key_bias:
+            count, *pairs = biases.pairs[kv_head]
+            first, second = np.split(q[: 2 * heads.half] * softmax_scale, 2)
+            a, b = np.split(biases.key_bias[kv_head], 2)
+            cosines, sines = fma(second, b, first * a), second * a - first * b
+            for pair in pairs[:count]:
+                total = fma(biases.cos[seen, pair], cosines[pair], total)
+                total = fma(biases.sin[seen, pair], sines[pair], total)
         scores[: len(k)] = total
     else:
         scaled, total = q * softmax_scale, np.zeros(len(k), np.float32)

@@ -11,6 +11,7 @@ from llvmlite import ir
 
 from ridgeline.backends.cpu.attention import emit_attention
 from ridgeline.backends.cpu.heads import TOKENS, Heads
+from ridgeline.backends.cpu.key_bias import split, turns
 from tests.backends.cpu import attention_twin as twin
 from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bits
 
@@ -67,6 +68,8 @@ class Text:
     cos: Array
     sin: Array
     q: Array
+    key_bias: Array  # [kv heads, first and second channels of pairs]: what is kept out of keys
+    pairs: Array  # [kv heads, how many and which]
     cached: twin.Cached
     known: dict[tuple[int, int | None], Array] = field(default_factory=dict)
 
@@ -81,11 +84,22 @@ def text(shape: str, kind: str) -> Text:
     norms = 1 + channels(heads, rng, 2) / 4
     angles = np.arange(LENGTH)[:, None] / 10.0 ** np.linspace(0, 3, heads.half)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    key_bias, pairs = np.zeros((2, 2)), np.zeros((2, 1), np.int32)
+    if heads.splits_key_bias:
+        bias[heads.num_heads + 1, heads.half - 3] = 150  # what breaks int8 keys
+        bias[heads.num_heads :, 5] = 40
+        spread = np.ones(heads.num_kv_heads * heads.size, np.float32)
+        flat, key_bias, pairs = split(heads, bias.ravel(), spread)
+        assert pairs[:, 0].tolist() == [1, 4]
+        bias = flat.reshape(bias.shape)
     x = rows + bias if heads.qkv_bias else rows
     q, k, v = np.split(x, [heads.num_heads, heads.num_heads + heads.num_kv_heads], axis=1)
     q = twin.rotated(heads, q, norms[0], cos, sin)
     k = twin.rotated(heads, k, norms[1], cos, sin)
-    return Text(heads, at(rows), at(bias), at(norms), cos, sin, q, twin.cached(heads, k, v))
+    return Text(
+        heads, at(rows), at(bias), at(norms), cos, sin, q, at(key_bias), at(pairs),
+        twin.cached(heads, k, v),
+    )  # fmt: skip
 
 
 class Attention:
@@ -109,6 +123,7 @@ class Attention:
             values[:] = rng.choice([-1, 1], values.shape) * twin.MOST[kind]
         else:
             self.records[:, :, heads.scales_at :].view(np.float32)[:] = np.nan
+        self.turns = turns(heads, self.text.cos, self.text.sin)
         self.table = at(np.int32([4, 7, 0, 2, 8, 1, 3])[: -(-LENGTH // TOKENS)])
         self.queries = at(np.full((LENGTH, heads.query_bytes), 200, np.uint8))
         self.poison = np.zeros(1, np.float32)
@@ -121,7 +136,8 @@ class Attention:
         row = at((known.rows if rows is None else rows)[position])
         for kv_head in range(heads.num_kv_heads):
             self.machine.run(
-                "rope", row, known.bias, at(known.cos[position]), at(known.sin[position]),
+                "rope", row, known.bias, known.key_bias[kv_head],
+                at(known.cos[position]), at(known.sin[position]),
                 known.norms, self.queries[position], self.records[block, kv_head], token, kv_head,
                 self.poison,
             )  # fmt: skip
@@ -150,6 +166,11 @@ class Attention:
             run = self.machine.run
             name, source = f"scores_{count}", self.queries[position : position + count]
             run(name, source, *walk, kv_head, scores, scores.strides[0])
+            if heads.splits_key_bias:
+                run(
+                    "add_key_bias", source, self.text.pairs[kv_head], self.turns[0, 0, begin:],
+                    self.turns.strides[1], blocks, kv_head, count, scores, scores.strides[0],
+                )  # fmt: skip
             for n in range(count):
                 high, row = position + n + 1 - begin, n * heads.group
                 low = max(0, high + begin - reach) - begin
@@ -169,8 +190,9 @@ class Attention:
         """Return the same from the twin, which is asked once for each."""
         for i in range(position, position + count):
             if (i, window) not in self.text.known:
-                q, cached = self.text.q[i], self.text.cached
-                self.text.known[i, window] = twin.attend(self.heads, q, cached, i, window)
+                self.text.known[i, window] = twin.attend(
+                    self.heads, self.text.q[i], self.text.cached, i, window, self.text
+                )
         return np.stack([self.text.known[i, window] for i in range(position, position + count)])
 
 
@@ -301,9 +323,13 @@ def test_the_twin_is_attention(attention: Attention) -> None:
     v = x[:, heads.num_heads + heads.num_kv_heads :]
     position, window = 60, 33
     seen = slice(position - window + 1, position + 1)
+    keys = known.cached.keys
+    if heads.splits_key_bias:
+        apart = np.broadcast_to(known.key_bias, (LENGTH, *known.key_bias.shape))
+        keys = keys + twin.rotated(heads, apart, known.norms[1], known.cos, known.sin)
     for head in range(heads.num_heads):
         kv_head = head // heads.group
-        scores = known.cached.keys[seen, kv_head] @ known.q[position, head]
+        scores = keys[seen, kv_head] @ known.q[position, head]
         p = np.exp(scores * heads.num_channels**-0.5)
         exact = p @ v[seen, kv_head] / p.sum()
         got = attention.wanted(position, window=window)[0, head]

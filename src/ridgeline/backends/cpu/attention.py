@@ -10,6 +10,17 @@ D is the padded head: the first channels of the rotating pairs, the second chann
 padded to 16 with zeros. A row's query is D signed bytes per head, then (scale, -128 * sum) of each
 span of each head; or floats. A span has 32 channels if D is a multiple of that, else 16.
 
+Some models add a bias to keys that is a hundred times as large as what it is added to (Qwen2). The
+scale of a span would follow the bias and leave a few steps for the rest, so int8 keys are stored
+without it, and each score gets what it would have contributed. For a pair of channels with bias
+(a, b), turned by the angle t of the key's position, that is
+
+    (q0 a + q1 b) cos t + (q1 a - q0 b) sin t
+
+for the turned query's (q0, q1): two factors per query and pair, and the rope table. Only pairs
+whose bias is large are treated so. Channels that do not turn add the same to all scores of a query,
+so softmax never sees their bias and it is dropped.
+
 A row's softmax has a fixed order: all scores, their maximum, then exponentials added up lane by
 lane from its first visible block. Nothing is rescaled on the way, and what is masked is exactly
 zero, so neither the tile a row is in nor the blocks around it change a bit of it.
@@ -27,6 +38,7 @@ from ridgeline.backends.cpu.ir import (
     F32,
     I8,
     I32,
+    I64,
     Function,
     Value,
     exp,
@@ -50,8 +62,13 @@ _Rows = list[tuple[Value, Value]]  # where their queries are, and the entries of
 
 
 def emit_attention(module: object, form: Dot, heads: Heads) -> None:
-    """Emit ``rope``, ``softmax``, ``expect``, and ``scores_N``, ``weigh_N`` for 1 and a tile."""
+    """Emit ``rope``, ``softmax``, ``expect``, and ``scores_N``, ``weigh_N`` for 1 and a tile.
+
+    And ``add_key_bias``, for a model that needs it.
+    """
     _emit_rope(module, heads)
+    if heads.splits_key_bias:
+        _emit_add_key_bias(module, heads)
     _emit_softmax(module, heads)
     _emit_expect(module, heads)
     for queries in dict.fromkeys((1, heads.tile)):
@@ -67,15 +84,16 @@ def emit_attention(module: object, form: Dot, heads: Heads) -> None:
 
 
 def _emit_rope(module: object, heads: Heads) -> None:
-    """``rope(row, bias, cos, sin, norms, query, record, token, kv_head, poison)``: one K/V head.
+    """``rope(row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison)``.
 
-    ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them;
-    ``record`` is where this head's keys and values of these 16 tokens are, ``token`` the place
-    among them. ``norms`` are the weights of the norms of q and k. A model without them ignores
-    ``bias`` and ``norms``. If any result is not finite, the f32 at ``poison`` becomes 1.
+    One K/V head: ``row`` has the floats of all query heads, keys and values, ``bias`` what is added
+    to them, ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its
+    keys and values of these 16 tokens are, ``token`` the place among them. ``norms`` are the
+    weights of the norms of q and k. A model without them ignores ``bias``, ``key_bias`` and
+    ``norms``. If any result is not finite, the f32 at ``poison`` becomes 1.
     """
-    fn = Function(module, "rope", 10)
-    row, bias, cos, sin, norms, query, record, token, kv_head, poison = fn.args
+    fn = Function(module, "rope", 11)
+    row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison = fn.args
 
     def load(offset: Value) -> list[Value]:
         at = [offset + 64 * i for i in range(heads.size // 16)]
@@ -90,7 +108,10 @@ def _emit_rope(module: object, heads: Heads) -> None:
     size = fn.value(0.0, F32)
     for g in range(heads.group):
         rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, norms)
-        _store_query(fn, heads, rotated, query, kv_head * heads.group + g)
+        head = kv_head * heads.group + g
+        _store_query(fn, heads, rotated, query, head)
+        if heads.splits_key_bias:
+            _store_bias_factors(fn, heads, rotated, key_bias, query, head)
         size = size + largest_of(rotated)
     rotated = _rotated(fn, heads, load(keys), cos, sin, norms + head_bytes)
     plain = load(keys + heads.num_kv_heads * head_bytes)
@@ -142,6 +163,19 @@ def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head:
             total = total + integers.reduce(lambda a, b: a + b)
         fn.store(scale * softmax_scale, entries + 8 * span, 4)
         fn.store(total * -128, entries + 8 * span + 4, 4)
+
+
+def _store_bias_factors(
+    fn: Function, heads: Heads, x: list[Value], key_bias: Value, query: Value, head: Value
+) -> None:
+    """Store what cosines, then what sines are multiplied by: see the top of the file."""
+    pairs, softmax_scale = heads.half // 16, heads.num_channels**-0.5
+    target = query + heads.bias_factors_at + head * (8 * heads.half)
+    for i in range(pairs):
+        a, b = (fn.load(key_bias + 64 * j, FLOATS, 4) for j in (i, pairs + i))
+        q0, q1 = x[i] * softmax_scale, x[pairs + i] * softmax_scale
+        fn.store(fma(q1, b, q0 * a), target + 64 * i, 4)
+        fn.store(q1 * a - q0 * b, target + 64 * (pairs + i), 4)
 
 
 def _spans(heads: Heads, x: list[Value]) -> Iterator[tuple[int, list[Value]]]:
@@ -273,6 +307,43 @@ def _scores(
             for b, total in enumerate(totals):
                 totals[b] = fma(of_row[b].signed(F32) * scales[b], scale, total)
     return scores
+
+
+def _emit_add_key_bias(module: object, heads: Heads) -> None:
+    """``add_key_bias(query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride)``.
+
+    Add to scores what keys' bias contributes. ``pairs`` are i32: how many, then which. ``turns``
+    is the cosine of pair 0 for the first visible position; a pair's are ``stride`` bytes behind the
+    pair's before, and sines behind all cosines.
+    """
+    fn = Function(module, "add_key_bias", 9)
+    query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride = fn.args
+    num_pairs = fn.load(pairs, I32, 4).signed(I64)
+    first = query + heads.bias_factors_at + kv_head * (heads.group * 8 * heads.half)
+
+    def add(factors: Value, scores: Value, block: Value, num_blocks: int) -> None:
+        at = [scores + (block + b) * 64 for b in range(num_blocks)]
+        totals = [fn.var(fn.load(place, FLOATS, 4)) for place in at]
+        with fn.loop(num_pairs) as i:
+            pair = fn.load(pairs + 4 + i * 4, I32, 4).signed(I64)
+            turn = turns + pair * stride + block * 64
+            for part in range(2):
+                factor = fn.load(factors + (pair + part * heads.half) * 4, F32, 4).splat(16)
+                for b, total in enumerate(totals):
+                    place = turn + stride * (part * heads.half) + 64 * b
+                    total.set(fma(fn.load(place, FLOATS, 4), factor, total.get()))
+        for place, total in zip(at, totals, strict=True):
+            fn.store(total.get(), place, 4)
+
+    with fn.when(num_pairs > 0), fn.loop(num_queries) as n, fn.loop(heads.group) as g:
+        factors = first + n * heads.query_bytes + g * (8 * heads.half)
+        scores = out + (n * heads.group + g) * out_stride
+        together = count // 4 * 4
+        with fn.loop(together, step=4) as block:
+            add(factors, scores, block, 4)
+        with fn.loop(count, start=together) as block:
+            add(factors, scores, block, 1)
+    fn.finish()
 
 
 def _emit_softmax(module: object, heads: Heads) -> None:

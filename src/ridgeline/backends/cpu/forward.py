@@ -76,9 +76,12 @@ def _emit_product(module: object, kinds: Sequence[str]) -> None:
 
 
 def _emit_attend(module: object, sizes: Sizes) -> None:
-    """``attend(plan, thread, window, records, first, count, kv_head, out)``: see ``Thread``."""
-    fn = Function(module, "attend", 8)
-    _, _, window, records, first, count, kv_head, out = fn.args
+    """``attend(plan, thread, window, pairs, records, first, count, kv_head, out)``.
+
+    See ``Thread``.
+    """
+    fn = Function(module, "attend", 9)
+    _, _, window, pairs, records, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
     plan, heads = thread.plan, sizes.heads
     position = thread.index(plan["positions"] + first * 4)
@@ -102,6 +105,12 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
     for queries in dict.fromkeys((1, heads.tile)):
         with fn.when(count.equals(queries)):
             fn.call(f"scores_{queries}", query, *walk, kv_head, scores, score_stride)
+            if heads.splits_key_bias:
+                turns, turns_stride = plan["turns"] + start * 4, plan["turns_stride"]
+                fn.call(
+                    "add_key_bias", query, pairs, turns, turns_stride, num_blocks, kv_head,
+                    fn.i64(queries), scores, score_stride,
+                )  # fmt: skip
             if queries == 1:
                 fn.call("expect", *_next_walk(thread, walk, first, kv_head, start))
             with fn.loop(queries) as n:

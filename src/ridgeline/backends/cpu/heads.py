@@ -60,9 +60,24 @@ class Heads:
         return 2 * TOKENS * self.size
 
     @property
+    def splits_key_bias(self) -> bool:
+        """Whether the large part of the keys' bias is kept out of the cache: see ``attention``.
+
+        A norm of keys comes after their bias, which cannot be told from them then.
+        """
+        return self.qkv_bias and not self.qk_norm and self.cache == "int8"
+
+    @property
+    def bias_factors_at(self) -> int:
+        """Offset in a row's query of each head's factors of the keys' bias."""
+        return self.num_heads * (self.size + 8 * self.spans)
+
+    @property
     def query_bytes(self) -> int:
         """Bytes of a row's query."""
         per_head = self.size + 8 * self.spans if self.cache == "int8" else self.size * 4
+        if self.splits_key_bias:
+            per_head += 8 * self.half
         return -(-self.num_heads * per_head // 64) * 64
 
     @property

@@ -37,7 +37,7 @@ def file_name(path: Path, dtype: str) -> str:
     What stands before the last two parts is the same for all that was ever packed from ``path``.
     """
     digest = hashlib.sha256()
-    for source in ("blocks", "pack", "linear", "weights", "packed", "heads", "rows"):
+    for source in ("blocks", "pack", "linear", "weights", "packed", "heads", "key_bias", "rows"):
         digest.update((Path(__file__).parent / f"{source}.py").read_bytes())
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         found = file.stat()

@@ -23,6 +23,7 @@ PLAN = (
     "layers", "x", "queries", "cache", "layer_stride", "records_stride",
     "tables", "table_stride", "positions", "sequences",
     "poison", "items", "blocks", "block_bounds", "asked", "cos", "sin",
+    "turns", "turns_stride",
     "private", "private_stride", "scores_stride",
     "final_norm",
     "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",
@@ -35,6 +36,7 @@ MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER = (
     "window", "attn_norm", "mlp_norm", "qkv_bias", "qk_norms", "o_bias",
+    "key_bias", "key_bias_pairs",
     *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
 )  # fmt: skip
 
@@ -344,8 +346,9 @@ class Thread:
         block = self.index(self.table(row) + (position >> 4) * 4)
         record = cache + block * plan["records_stride"] + kv_head * heads.record_bytes
         turn = position * (heads.half * 4)
+        key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
         fn.call(
-            "rope", qkv, layer["qkv_bias"], plan["cos"] + turn, plan["sin"] + turn,
+            "rope", qkv, layer["qkv_bias"], key_bias, plan["cos"] + turn, plan["sin"] + turn,
             layer["qk_norms"], plan["queries"] + row * heads.query_bytes, record,
             position & (TOKENS - 1), kv_head, plan["poison"] + row * 4,
         )  # fmt: skip
@@ -363,6 +366,7 @@ class Thread:
         fn = self.fn
         fn.call(
             "attend", self.plan_address, self.number, layer["window"],
+            layer["key_bias_pairs"] + kv_head * (4 + self.sizes.heads.half * 4),
             cache + kv_head * self.sizes.heads.record_bytes, first, count, kv_head,
             out + kv_head * (self.sizes.heads.group * self.sizes.heads.size * 4),
         )  # fmt: skip

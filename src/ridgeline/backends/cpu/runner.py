@@ -132,6 +132,8 @@ class CpuRunner:
             poison=address(self._poison),
             cos=address(weights.cos),
             sin=address(weights.sin),
+            turns=address(weights.turns),
+            turns_stride=weights.turns.strides[1],
             scores_stride=stride,
             private_stride=scratch["private"][0].nbytes,
             final_norm=address(weights.final_norm),

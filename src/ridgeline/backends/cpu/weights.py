@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ridgeline.arch import ModelArch
 from ridgeline.backends.cpu import packed
 from ridgeline.backends.cpu.heads import TOKENS, Heads
+from ridgeline.backends.cpu.key_bias import split, spreads, turns
 from ridgeline.backends.cpu.linear import RECORD_BYTES, TILE
 from ridgeline.backends.cpu.memory import address, aligned, settled
 from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded, sketch
@@ -43,6 +45,8 @@ class Weights:
     distances: Floats
     cos: Floats  # [positions, half]
     sin: Floats
+    turns: Floats  # [cosines and sines, half, positions]; nothing where no key bias is split off
+    biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
     arrays: Mapping[str, Packed]  # all of it, by canonical name
 
@@ -178,6 +182,10 @@ def _pack_all(
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
             arrays[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
+            norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
+            sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
+            by_row = np.append(sizes_of_keys, np.float32(0))[k_rows]  # 0 where there is no channel
+            arrays[prefix + "key_spreads"] = Packed("", by_row)
         if arch.qk_norm:
             norms = [vector(prefix + name, heads.size, turned) for name in ("q_norm", "k_norm")]
             arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
@@ -203,7 +211,7 @@ def _assemble(
     words = {name: i for i, name in enumerate(LAYER)}
     layers[:, words["window"]] = [window or 0 for window in arch.windows]
     for name, (kind, data) in arrays.items():
-        if not name.startswith("layers."):
+        if not name.startswith("layers.") or name.endswith(".key_spreads"):
             continue
         _, index, part = name.split(".")
         layer = layers[int(index)]
@@ -213,6 +221,13 @@ def _assemble(
                 layer[words[f"{part}_{word}"]] = value
         else:
             layer[words[part]] = address(data)
+    heads, biases = sizes.heads, list[NDArray[Any]]()
+    for i in range(arch.num_layers if heads.splits_key_bias else 0):
+        both = (arrays[f"layers.{i}.{name}"].data for name in ("qkv_bias", "key_spreads"))
+        parts = split(heads, *both)
+        for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
+            layers[i, words[word]] = address(data)
+            biases.append(data)
     cos, sin = rope_tables(arch.rope, max_model_len)
     padding = ((0, 0), (0, sizes.heads.half - cos.shape[1]))
     return Weights(
@@ -224,6 +239,8 @@ def _assemble(
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         cos=np.pad(cos, padding),
         sin=np.pad(sin, padding),
+        turns=turns(heads, cos, sin),
+        biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
         arrays=arrays,
     )
