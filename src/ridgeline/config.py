@@ -128,7 +128,9 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
     )
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     if backend == "cpu":
-        footprint = cpu.footprint(arch, dtype, kv_cache_dtype, batched, model_len, threads)
+        footprint = cpu.footprint(
+            arch, dtype, kv_cache_dtype, batched, model_len, threads, max_num_seqs
+        )
     else:
         footprint = reference.footprint(arch, batched, model_len)
     weights_bytes, step_bytes, kv_bytes_per_token = footprint

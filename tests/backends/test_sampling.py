@@ -1,5 +1,6 @@
 """Sampling against a plain statement of every filter, and the generator against its published
-test vectors. ``Plain`` below is that statement: dictionaries, sorting and sums, one rule a line."""
+test vectors. ``Plain`` below is that statement: dictionaries, sorting and sums, one rule a line.
+Its probabilities are floats: where rounding may decide, nothing is compared."""
 
 from __future__ import annotations
 
@@ -12,11 +13,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.backends.sampling import Row, adjust, keep, rank_tokens, sample, uniform
+from ridgeline.backends.sampling import (
+    LOG2_E,
+    POLYNOMIAL,
+    Row,
+    adjust,
+    keep,
+    log_sum_exp,
+    rank_tokens,
+    rule,
+    sample,
+    uniform_bits,
+    weigh,
+)
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling
 
-BORDER = 1e-9  # closer to a threshold than this, rounding may decide
+BORDER = 1e-8  # closer to a threshold than this, rounding may decide
 
 
 class Plain:
@@ -28,12 +41,12 @@ class Plain:
         self.logits = {token: float(logit) for token, logit in enumerate(logits)}
         for token in set(row.history):
             logit, penalty = self.logits[token], params.repetition_penalty
-            self.logits[token] = logit / penalty if logit > 0 else logit * penalty
+            self._set(token, logit / penalty if logit > 0 else logit * penalty)
         for token in set(answer):
-            self.logits[token] -= params.presence_penalty
-            self.logits[token] -= params.frequency_penalty * answer.count(token)
+            penalty = params.frequency_penalty * answer.count(token) + params.presence_penalty
+            self._set(token, self.logits[token] - penalty)
         for token, bias in (params.logit_bias or {}).items():
-            self.logits[token] += bias
+            self._set(token, self.logits[token] + bias)
         if row.position - prompt_len < params.min_tokens:
             for token in row.sampling.suppressed:
                 self.logits[token] = -math.inf
@@ -41,8 +54,11 @@ class Plain:
         self.order = sorted(self.logits, key=lambda token: (-self.logits[token], token))
         self.chosen = self._filter(params)
 
+    def _set(self, token: int, logit: float) -> None:
+        self.logits[token] = float(np.float32(logit))
+
     def _filter(self, params: SamplingParams) -> dict[int, float]:
-        """Probabilities of the tokens that survive, likeliest first."""
+        """Probabilities of the tokens that survive, by id."""
         best = self.order[0]
         if params.temperature == 0:
             return {best: 1.0}
@@ -52,12 +68,15 @@ class Plain:
             left = left[: self._nucleus([weight[t] for t in left], params.top_p)]
         shares = [weight[token] / weight[best] - params.min_p for token in left]
         self.is_at_border |= any(0 < abs(share) < BORDER for share in shares)
-        left = [t for t in left if weight[t] > 0 and weight[t] >= params.min_p * weight[best]]
+        least = max(params.min_p, 2.0**-40)  # less than that is nothing
+        left = sorted(t for t in left if weight[t] >= least * weight[best])
         total = math.fsum(weight[token] for token in left)
         return {token: weight[token] / total for token in left}
 
     def _weight(self, token: int, best: int, temperature: float) -> float:
-        return math.exp((self.logits[token] - self.logits[best]) / temperature)
+        weight = math.exp((self.logits[token] - self.logits[best]) / temperature)
+        self.is_at_border |= abs(weight * 2.0**40 - 1) < 1e-6
+        return weight
 
     def _nucleus(self, weights: list[float], top_p: float) -> int:
         """How many from the front it takes to reach ``top_p`` of the whole; at least one."""
@@ -70,7 +89,7 @@ class Plain:
         return len(weights)
 
     def draw(self, u: float) -> int:
-        """Inverse of the cumulative distribution at ``u``."""
+        """Inverse of the cumulative distribution at ``u``, in the order of ids."""
         reached = 0.0
         for token, probability in self.chosen.items():
             reached += probability
@@ -100,8 +119,11 @@ def draw(logits: Any, row: Row) -> int | None:
 
 
 def survivors(logits: Any, **filters: Any) -> list[int]:
-    chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
-    return list(keep(np.asarray(logits, np.float64), **chosen)[0])
+    return list(keep(np.asarray(logits, np.float32), rule(SamplingParams(**filters)))[0])
+
+
+def uniform(seed: int, position: int) -> float:
+    return uniform_bits(seed, position) / 2.0**53
 
 
 # --- every filter ------------------------------------------------------------------------------
@@ -143,14 +165,10 @@ def test_all_filters_together(case: tuple[np.ndarray, Row]) -> None:
     plain = Plain(logits, row)
     wanted = plain.draw(uniform(row.seed, row.position))
     assume(not plain.is_at_border)
-    np.testing.assert_allclose(adjust(logits, row), list(plain.logits.values()), rtol=1e-12)
-    params = row.sampling.params
-    if params.temperature > 0:
-        ids, weights = keep(
-            adjust(logits, row), params.temperature, params.top_k, params.top_p, params.min_p
-        )
-        assert list(ids) == list(plain.chosen)
-        np.testing.assert_allclose(weights / weights.sum(), list(plain.chosen.values()), rtol=1e-9)
+    assert list(adjust(logits, row)) == list(plain.logits.values())
+    ids, weights = keep(adjust(logits, row), rule(row.sampling.params))
+    assert list(ids) == list(plain.chosen)
+    np.testing.assert_allclose(weights / weights.sum(), list(plain.chosen.values()), atol=1e-9)
     assert draw(logits, row) == wanted
 
 
@@ -178,9 +196,7 @@ def test_a_large_vocabulary(filters: dict[str, Any], ties: bool) -> None:
     for i in range(25):
         row = make_row(params, seed=i, prompt=(1, 2, 3), answer=(3, 4, 5 + i))
         plain = Plain(logits, row)
-        ids, _ = keep(
-            adjust(logits, row), params.temperature, params.top_k, params.top_p, params.min_p
-        )
+        ids, _ = keep(adjust(logits, row), rule(params))
         assert list(ids) == list(plain.chosen)
         assert draw(logits, row) == plain.draw(uniform(row.seed, row.position))
 
@@ -194,11 +210,14 @@ def test_equal_logits_are_ordered_by_id_at_any_size(size: int) -> None:
 
 
 def test_top_p_reaches_exactly_and_counts_what_top_k_left() -> None:
+    even = [0.0, 0.0, 0.0, 0.0]  # weights are exactly equal
+    assert survivors(even, top_p=0.5) == [0, 1]
+    assert survivors(even, top_p=0.500001) == [0, 1, 2]
+    assert survivors(even, top_p=0.5, top_k=2) == [0]  # of half; of the whole it took two
     halves = np.log([0.5, 0.25, 0.125, 0.125])
-    assert survivors(halves, top_p=0.5) == [0]
-    assert survivors(halves, top_p=0.501) == [0, 1]
+    assert survivors(halves, top_p=0.49) == [0]
+    assert survivors(halves, top_p=0.51) == [0, 1]
     assert survivors(halves, top_p=0.8) == [0, 1, 2]
-    assert survivors(halves, top_p=0.65, top_k=2) == [0]  # of 0.75; of the whole it took two
     assert survivors([1.0, 1.0, 0.0], top_p=0.0) == [0]
 
 
@@ -313,7 +332,7 @@ def test_the_second_statement_has_the_published_values(
 
 
 def test_uniform_zero_is_the_published_value() -> None:
-    assert uniform(0, 0) == (0x6627E8D5 << 21 | 0xE169C58D >> 11) / 2**53
+    assert uniform_bits(0, 0) == 0x6627E8D5 << 21 | 0xE169C58D >> 11
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
@@ -321,8 +340,7 @@ def test_uniform_zero_is_the_published_value() -> None:
 def test_uniform_is_the_generator_at_a_position(seed: int, position: int) -> None:
     counter = (position % 2**32, position // 2**32, 0, 0)
     x0, x1, _, _ = philox(counter, (seed % 2**32, seed // 2**32))
-    assert uniform(seed, position) == (x0 * 2**21 + x1 // 2**11) / 2**53
-    assert 0 <= uniform(seed, position) < 1
+    assert uniform_bits(seed, position) == x0 * 2**21 + x1 // 2**11 < 2**53
 
 
 @pytest.mark.parametrize("vary", ["seed", "position"])
@@ -334,15 +352,41 @@ def test_neighbouring_draws_are_unrelated(vary: str) -> None:
     assert chi_square(cells, {(a, b): 1 / 36 for a in range(6) for b in range(6)}) < limit(35)
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}], ids=str)
+WIDE = np.round(np.random.default_rng(7).normal(0, 2, 200), 2).astype(np.float32)
+MANY: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"top_k": 12},
+    {"top_p": 0.8},
+    {"min_p": 0.05},
+    {"top_k": 40, "top_p": 0.95, "temperature": 0.8},
+    {"top_k": 30, "min_p": 0.02},
+    {"top_p": 0.9, "min_p": 0.03, "temperature": 1.5},
+    {"top_k": 60, "top_p": 0.97, "min_p": 0.004, "temperature": 1.3},
+    {"logit_bias": {3: 2.0, 5: -100.0}, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("filters", MANY, ids=str)
 def test_draws_follow_the_probabilities(filters: dict[str, Any]) -> None:
-    logits = np.array([[1.0, 0.0, 2.0, 1.0, -1.0, 0.5]], np.float32)
-    params = SamplingParams(temperature=0.9, **filters)
-    rows = [Row(Sampling(params, 0, ()), 123, position, ()) for position in range(6000)]
-    found = Counter(sample(logits, np.zeros(6000, np.intp), rows))
-    wanted = Plain(logits[0], rows[0]).chosen
-    assert set(found) == set(wanted)
-    assert chi_square(found, wanted) < limit(len(wanted) - 1)
+    """Chi-square over tokens, rare ones together, and Kolmogorov-Smirnov over ids."""
+    count, params = 5000, SamplingParams(**filters)
+    history = (1, 2, 3) if params.penalises else ()
+    sampling = Sampling(params, 1, ())
+    rows = [Row(sampling, 123, position, history) for position in range(count)]
+    wanted = Plain(WIDE, rows[0]).chosen
+    found = Counter(sample(WIDE[None], np.zeros(count, np.intp), rows))
+    assert set(found) <= set(wanted)
+    cells = {token: p for token, p in wanted.items() if p * count >= 5}
+    rare = 1 - math.fsum(cells.values())
+    counts = Counter({token: found[token] for token in cells})
+    if rare > 1e-3:
+        cells[-1], counts[-1] = rare, count - counts.total()
+    assert chi_square(counts, cells) < limit(len(cells) - 1)
+    shares = np.cumsum([wanted.get(token, 0) for token in range(len(WIDE))])
+    seen = np.cumsum([found[token] for token in range(len(WIDE))]) / count
+    assert np.abs(seen - shares).max() < 1.95 / math.sqrt(count)  # one in a thousand
 
 
 def chi_square(found: Counter[Any], wanted: dict[Any, float]) -> float:
@@ -365,6 +409,47 @@ def test_a_row_does_not_see_its_neighbours() -> None:
     assert sample(logits, order, [rows[i] for i in order]) == [together[i] for i in order]
 
 
+# --- weights -----------------------------------------------------------------------------------
+
+
+def test_weights_are_whole_numbers_that_follow_a_softmax() -> None:
+    logits = np.random.default_rng(8).normal(0, 3, 40_000).astype(np.float32)
+    weights = weigh(logits, LOG2_E / 0.7)
+    exact = np.exp((logits.astype(np.float64) - logits.max()) / 0.7)
+    assert weights.dtype == np.int64
+    assert weights.max() == weights[logits.argmax()] == 2**40
+    np.testing.assert_allclose(weights, exact * 2.0**40, rtol=1.1e-10, atol=1)
+
+
+def test_the_polynomial_never_falls_and_stays_below_2() -> None:
+    """So a kernel may take its mantissa for it, and a likelier token never has less weight."""
+    fractions = np.linspace(0, 1, 1_000_001)
+    power = np.full_like(fractions, POLYNOMIAL[-1])
+    for coefficient in POLYNOMIAL[-2::-1]:
+        power = power * fractions + coefficient
+    assert all(coefficient > 0 for coefficient in POLYNOMIAL)
+    assert (np.diff(power) >= 0).all()
+    assert power[0] == 1
+    assert power[-1] < 2
+    assert np.abs(power / 2**fractions - 1).max() < 1e-10
+
+
+@given(st.lists(st.floats(-(2.0**120), 2.0**120, width=32), min_size=2, max_size=20))
+@settings(deadline=None)
+def test_weights_follow_the_order_of_logits(logits: list[float]) -> None:
+    for factor in (0.01, 1.0, 1e6, 1e300):
+        weights = weigh(np.sort(np.array(logits, np.float32)), factor)
+        assert (np.diff(weights) >= 0).all()
+        assert weights[-1] == 2**40
+
+
+def test_the_log_of_the_sum_is_that_of_the_exponentials() -> None:
+    row = np.random.default_rng(9).normal(0, 4, 3000).astype(np.float32)
+    found = log_sum_exp(float(row.max()), int(weigh(row, LOG2_E).sum()))
+    exact = float(row.max()) + math.log(np.exp(row.astype(np.float64) - row.max()).sum())
+    assert found == pytest.approx(exact, abs=1e-8)
+
+
 # --- logprobs ----------------------------------------------------------------------------------
 
 
@@ -373,10 +458,12 @@ def test_logprobs_are_of_the_raw_logits_and_ties_rank_by_id() -> None:
     first, second = rank_tokens(logits, [3, 2], top=3)
     norm = math.log(1 + 2 * math.exp(2) + math.exp(1))
     assert (first.token, first.rank) == (3, 2)
-    assert first.logprob == pytest.approx(2 - norm)
+    assert first.logprob == pytest.approx(2 - norm, abs=1e-9)
     assert [token for token, _ in first.top] == [1, 3, 2]
-    assert [logprob for _, logprob in first.top] == pytest.approx([2 - norm, 2 - norm, 1 - norm])
-    assert (second.rank, second.top) == (3, tuple((t, math.log(0.25)) for t in (0, 1, 2)))
+    top = [2 - norm, 2 - norm, 1 - norm]
+    assert [logprob for _, logprob in first.top] == pytest.approx(top, abs=1e-9)
+    assert (second.rank, [token for token, _ in second.top]) == (3, [0, 1, 2])
+    assert [logprob for _, logprob in second.top] == pytest.approx([math.log(0.25)] * 3, abs=1e-9)
 
 
 @given(st.lists(QUARTERS, min_size=1, max_size=9), st.data())
@@ -387,4 +474,4 @@ def test_the_rank_of_a_token_is_its_place_among_the_top(logits: list[float], dat
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     assert entry.rank == order.index(token) + 1
     assert [t for t, _ in entry.top] == order[:top]
-    assert all(math.exp(logprob) <= 1 + 1e-12 for _, logprob in entry.top)
+    assert all(math.exp(logprob) <= 1 + 1e-9 for _, logprob in entry.top)

@@ -1,26 +1,54 @@
-"""From logits to tokens: penalties, filters and the draw, in numpy.
+"""From logits to tokens: penalties, filters and the draw, stated plainly in numpy.
 
-Each row is sampled by itself, from its own logits, parameters, seed and position; nothing is
-shared between rows, so a row's token cannot depend on its neighbours. It knows no sequences.
+This is the rule that every backend follows to the bit, whatever computes it and in what order:
 
-The order of tokens, wherever one is needed, is by falling logit, and by id where logits are equal.
+* Logits are float32. Penalties, bias and suppressed ids change them one after the other, each
+  computed in float64 and rounded to float32.
+* A token's weight is a whole number, ``floor(2**40 * 2**z)``, where z = (logit - greatest) *
+  log2(e) / temperature. It is made of float64 operations that IEEE 754 defines, none of them fused.
+  Whole numbers add up to the same sum in any order.
+* Filters take tokens by falling logit, and by id where logits are equal: top-k by number, top-p by
+  sums of weights. min-p compares weights.
+* The draw takes the number that belongs to (seed, position), scales it to the sum of the weights
+  that are left, and finds the first token, by id, whose running sum passes it.
+
+So a row's token depends on its logits, parameters, history, seed and position alone. A row is
+sampled by itself; this module knows no sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenLogprobs
 
 Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Weights = NDArray[np.int64]
 
-_FIRST_LOOK = 1024  # most draws are settled among so many tokens; sorting them all is slow
+LOG2_E = 1.4426950408889634
+WEIGHT_BITS = 40  # the likeliest token's weight is 2 ** 40; sums of 2 ** 19 tokens fit 64 bits
+LEAST_EXPONENT = -41.0  # there and below weights are 0
+MAX_LOGIT = float(np.finfo(np.float32).max)
+# 2 ** f for f from 0 to 1, least power first: the greatest relative error is 1e-10. All
+# coefficients are positive, so it never falls, rounded or not; it is 1 at 0 and below 2 at 1.
+POLYNOMIAL = (
+    1.0,
+    0.6931471843442172,
+    0.240226405116416,
+    0.05550502301900871,
+    0.009614283176155432,
+    0.0013419015661020896,
+    0.00014377207654887598,
+    2.143051516720808e-05,
+)
+_MOST_FACTOR = 1e300  # temperatures next to 0 would make it infinite
 
 
 class Row(NamedTuple):
@@ -45,6 +73,26 @@ class Row(NamedTuple):
         return self.position < least
 
 
+class Rule(NamedTuple):
+    """What parameters say of temperature and filters, in the numbers that a draw takes."""
+
+    factor: float  # log2(e) / temperature
+    top_k: int  # 0 keeps all
+    share: int  # top_p in units of 2 ** -64; 0 keeps all
+    least: int  # weight; what has less is dropped
+
+
+def rule(params: SamplingParams) -> Rule:
+    """Return the rule of some parameters; greedy is to keep one token."""
+    if params.temperature == 0:
+        return Rule(1.0, 1, 0, 1)
+    factor = min(LOG2_E / params.temperature, _MOST_FACTOR)
+    share = int(params.top_p * 2.0**64) if params.top_p < 1 else 0
+    keeps_one = params.top_p < 1 and share == 0
+    least = max(1, math.ceil(params.min_p * 2.0**WEIGHT_BITS))
+    return Rule(factor, 1 if keeps_one else max(params.top_k, 0), share, least)
+
+
 def sample(logits: Floats, row_of: Ints, rows: Sequence[Row]) -> list[int | None]:
     """Draw one token for each of ``rows``, whose logits are ``logits[row_of[i]]``.
 
@@ -63,94 +111,101 @@ def sample(logits: Floats, row_of: Ints, rows: Sequence[Row]) -> list[int | None
     return picks
 
 
-def adjust(logits: Floats, row: Row) -> Doubles:
+def adjust(logits: Floats, row: Row) -> Floats:
     """Return logits after penalties and bias, with suppressed stop ids at minus infinity."""
     params, prompt_len = row.sampling.params, row.sampling.prompt_len
-    out = logits.astype(np.float64)
+    out = logits.copy()
     if row.history:
         seen = np.unique(np.array(row.history))
-        scale = params.repetition_penalty
-        out[seen] = np.where(out[seen] > 0, out[seen] / scale, out[seen] * scale)
+        old, scale = out[seen].astype(np.float64), params.repetition_penalty
+        out[seen] = _rounded(np.where(old > 0, old / scale, old * scale))
         answer, count = np.unique(np.array(row.history[prompt_len:], int), return_counts=True)
-        out[answer] -= params.frequency_penalty * count + params.presence_penalty
+        penalty = params.frequency_penalty * count + params.presence_penalty
+        out[answer] = _rounded(out[answer].astype(np.float64) - penalty)
     if params.logit_bias:
-        out[list(params.logit_bias)] += list(params.logit_bias.values())
+        ids, biases = list(params.logit_bias), list(params.logit_bias.values())
+        out[ids] = _rounded(out[ids].astype(np.float64) + biases)
     if row.suppresses:
         out[list(row.sampling.suppressed)] = -np.inf
     return out
 
 
-def _draw(logits: Doubles, row: Row) -> int | None:
-    if not np.isfinite(logits.max()):
+def _rounded(values: NDArray[np.float64]) -> Floats:
+    return np.clip(values, -MAX_LOGIT, MAX_LOGIT).astype(np.float32)
+
+
+def _draw(logits: Floats, row: Row) -> int | None:
+    ids, weights = keep(logits, rule(row.sampling.params))
+    if not len(ids):
         return None
-    params = row.sampling.params
-    if params.temperature == 0:
-        return int(logits.argmax())
-    kept, weights = keep(logits, params.temperature, params.top_k, params.top_p, params.min_p)
-    total = np.cumsum(weights)
-    index = np.searchsorted(total, uniform(row.seed, row.position) * total[-1], side="right")
-    return int(kept[min(int(index), len(kept) - 1)])
+    reached = np.cumsum(weights)
+    mark = uniform_bits(row.seed, row.position) * int(reached[-1]) >> 53
+    return int(ids[np.searchsorted(reached, mark, side="right")])
 
 
-def keep(
-    logits: Doubles, temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[Ints, Doubles]:
-    """Return the ids that survive temperature, top-k, top-p and min-p, in order, and weights.
-
-    Weights are probabilities up to a common factor.
-    """
-    with np.errstate(over="ignore"):  # near temperature 0 the others fall to -inf: weight 0
-        weights = np.exp((logits - logits.max()) / temperature)
-    if 0 < top_k < len(logits):
-        ids = _first(logits, top_k)
-        ids = _reach(ids, weights, top_p * weights[ids].sum()) if top_p < 1 else ids
-    elif top_p < 1:
-        # The likeliest few usually hold all of top-p; only if not, sort the whole vocabulary.
-        share = top_p * weights.sum()
-        ids = _reach(_first(logits, _FIRST_LOOK), weights, share)
-        if weights[ids].sum() < share:
-            ids = _reach(_first(logits, len(logits)), weights, share)
-    else:
-        ids = _first(logits, len(logits))
-    candidates = weights[ids]
-    alive = (candidates > 0) & (candidates >= min_p * candidates[0])
-    return ids[alive], candidates[alive]
+def keep(logits: Floats, rule: Rule) -> tuple[Ints, Weights]:
+    """Return the ids that survive the filters, ascending, and their weights, all above 0."""
+    weights = weigh(logits, rule.factor)
+    ids = np.arange(len(logits))
+    if rule.top_k or rule.share:
+        ids = np.argsort(-logits, kind="stable")
+    if rule.top_k:
+        ids = ids[: rule.top_k]
+    if rule.share:
+        reached = np.cumsum(weights[ids])
+        wanted = int(reached[-1]) * rule.share >> 64
+        ids = ids[: int(np.searchsorted(reached, wanted)) + 1]
+    ids = np.sort(ids[weights[ids] >= rule.least])
+    return ids, weights[ids]
 
 
-def _reach(ids: Ints, weights: Doubles, share: float) -> Ints:
-    """Return the fewest of ``ids``, from the front, whose weights reach ``share``; at least one."""
-    below = np.cumsum(weights[ids]) < share
-    return ids[: np.count_nonzero(below) + 1]
-
-
-def _first(logits: Doubles, size: int) -> Ints:
-    """Return the ids of the ``size`` largest logits, in order."""
-    if size < len(logits):
-        threshold = np.partition(logits, len(logits) - size)[len(logits) - size]
-        ids = np.flatnonzero(logits >= threshold)
-    else:
-        ids = np.arange(len(logits))
-    order: Ints = ids[np.argsort(-logits[ids], kind="stable")]
-    return order[:size]
+@np.errstate(invalid="ignore", over="ignore")
+def weigh(logits: Floats, factor: float) -> Weights:
+    """Return the tokens' weights; all 0 if no logit is above minus infinity."""
+    z = (logits.astype(np.float64) - np.float64(logits.max())) * factor
+    z = np.where(z > LEAST_EXPONENT, z, LEAST_EXPONENT)  # not a number: nothing is left
+    whole = np.floor(z)
+    fraction = z - whole
+    power = np.full_like(z, POLYNOMIAL[-1])
+    for coefficient in POLYNOMIAL[-2::-1]:
+        power = power * fraction + coefficient
+    weights: Weights = (power * 2.0**WEIGHT_BITS).astype(np.int64) >> (-whole).astype(np.int64)
+    return weights
 
 
 def rank_tokens(logits: Floats, tokens: Sequence[int], top: int) -> Iterator[TokenLogprobs]:
     """Yield each row's log-probability of its token and of its ``top`` likeliest tokens.
 
-    Log-probabilities are the model's own: of the raw logits, at temperature 1.
+    Log-probabilities are the model's own: of the raw logits, at temperature 1. Those of logits that
+    are not finite are not a number.
     """
-    for row, token in zip(logits.astype(np.float64), tokens, strict=True):
-        logprobs = row - row.max()
-        logprobs -= np.log(np.exp(logprobs).sum())
+    for row, token in zip(logits, tokens, strict=True):
+        if not np.isfinite(row).all():
+            yield TokenLogprobs(token, math.nan, 1, ())
+            continue
         ahead = int(np.count_nonzero(row > row[token]))
         ahead += int(np.count_nonzero(row[:token] == row[token]))
-        likeliest = _first(row, min(top, len(row))) if top else np.arange(0)
-        pairs = tuple(zip(likeliest.tolist(), logprobs[likeliest].tolist(), strict=True))
-        yield TokenLogprobs(token, float(logprobs[token]), ahead + 1, pairs)
+        likeliest = np.argsort(-row, kind="stable")[:top]
+        norm = log_sum_exp(float(row.max()), int(weigh(row, LOG2_E).sum()))
+        pairs = zip(likeliest.tolist(), row[likeliest].tolist(), strict=True)
+        yield ranked(token, float(row[token]), ahead, norm, pairs)
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) that belongs to (seed, position): Philox4x32-10.
+def log_sum_exp(greatest: float, total: int) -> float:
+    """Return the logarithm of a row's sum of exponentials, of its greatest logit and its weight."""
+    return greatest + math.log(total / 2.0**WEIGHT_BITS)
+
+
+def ranked(
+    token: int, logit: float, ahead: int, norm: float, likeliest: Iterable[tuple[int, float]]
+) -> TokenLogprobs:
+    """Return log-probabilities of a token with so many ahead of it, and of (token, logit) pairs."""
+    top = tuple((other, value - norm) for other, value in likeliest)
+    return TokenLogprobs(token, logit - norm, ahead + 1, top)
+
+
+def uniform_bits(seed: int, position: int) -> int:
+    """Return the number of 53 bits that belongs to (seed, position): Philox4x32-10.
 
     A counter-based generator has no state to share or to lose: the draw for a position is the
     same in any batch, after any preemption (Salmon et al., SC 2011).
@@ -161,4 +216,4 @@ def uniform(seed: int, position: int) -> float:
         a, b = x0 * 0xD2511F53, x2 * 0xCD9E8D57
         x0, x1, x2, x3 = (b >> 32) ^ x1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ x3 ^ k1, a & 0xFFFFFFFF
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return ((x0 << 21) ^ (x1 >> 11)) / (1 << 53)
+    return (x0 << 21) ^ (x1 >> 11)

@@ -1,5 +1,7 @@
 """After the last layer: the likeliest token of each row, without keeping all its logits.
 
+Rows that are sampled, or ranked, keep them, and are drawn from at the end (``draw``).
+
 With few rows, where reading weights is all there is to it, most of the head is not read. A sketch
 of it in 5 bits (``pack.sketch``) gives rough logits, and with each of them a bound: the output's
 distance from its sketch, times the length of the activations (Cauchy-Schwarz). Exact ones are
@@ -13,6 +15,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 
+from ridgeline.backends.cpu.draws import DRAW, scratch_bytes
 from ridgeline.backends.cpu.ir import (
     F32,
     I16,
@@ -146,6 +149,21 @@ def head(thread: Thread) -> None:
         _screened(thread)
     with fn.when(screens.get().equals(0)):
         _whole(thread)
+    with fn.when(plan["num_drawn_rows"] > 0):
+        thread.barrier()
+        _draws(thread)
+
+
+def _draws(thread: Thread) -> None:
+    """Draw from rows of logits, and rank; who is done early takes what others have not begun."""
+    fn, plan = thread.fn, thread.plan
+    layer, one = fn.i64(thread.sizes.num_layers), fn.i64(1)
+    buffers = [thread.mine(name) for name in scratch_bytes(thread.sizes.vocab_size)]
+    with thread.pieces(layer, "draws", plan["num_drawn_rows"], one) as (row, _):
+        at = plan["draw_bounds"] + row * 4
+        with fn.loop(thread.index(at + 4), start=thread.index(at)) as i:
+            entry = plan["draws"] + i * (8 * len(DRAW))
+            fn.call("draw", entry, plan["logits"], plan["logits_stride"], *buffers)
 
 
 def _whole(thread: Thread) -> None:
@@ -159,8 +177,9 @@ def _whole(thread: Thread) -> None:
         with fn.loop(count) as j:
             row, source = low + j, logits + j * stride
             fn.call("best", source, size, t * TILE, _entry(thread, "best", row))
-            with fn.when(fn.load(plan["wants_logits"] + row * 4, I32, 4) > 0):
-                target = plan["logits"] + row * plan["logits_stride"] + t * (TILE * 4)
+            place = fn.load(plan["logits_rows"] + row * 4, I32, 4).signed(I64)
+            with fn.when(place >= 0):
+                target = plan["logits"] + place * plan["logits_stride"] + t * (TILE * 4)
                 fn.call("copy", target, source, (until - t) * TILE)
 
 

@@ -19,8 +19,9 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+I1, I8, I16, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128))
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+_FLOAT_BITS = {F16: 16, F32: 32, F64: 64}
 VOID = ir.VoidType()
 _POINTER = ir.PointerType()
 _WHOLE, _WHOLE_BITS = 12582912.0, 0x4B400000  # 1.5 * 2 ** 23; see ``to_whole``
@@ -160,7 +161,7 @@ class Value:
     def _to(self, lane: ir.Type, widen: str, to_float: str, to_int: str) -> Value:
         kind, is_float = self.like(lane), not isinstance(lane, ir.IntType)
         if self.is_float and is_float:
-            wider = lane is F32
+            wider = _FLOAT_BITS[lane] > _FLOAT_BITS[_lane(self.type)]
             return self._convert("fpext" if wider else "fptrunc", kind)
         if self.is_float or is_float:
             return self._convert(to_float if is_float else to_int, kind)
@@ -332,7 +333,8 @@ class Function:
 def _named(operation: str, *args: Value) -> Value:
     kind = args[0].type
     vector = isinstance(kind, ir.VectorType)
-    suffix = f"v{kind.count}f32" if vector else "f32"
+    suffix = "f64" if _lane(kind) == F64 else "f32"
+    suffix = f"v{kind.count}{suffix}" if vector else suffix
     return args[0].fn.intrinsic(f"llvm.{operation}.{suffix}", kind, *args)
 
 
@@ -344,6 +346,11 @@ def fma(a: Value, b: Operand, c: Operand) -> Value:
 def sqrt(x: Value) -> Value:
     """Square root, correctly rounded."""
     return _named("sqrt", x)
+
+
+def floor(x: Value) -> Value:
+    """The greatest whole number that is not above x."""
+    return _named("floor", x)
 
 
 def absolute(x: Value) -> Value:
@@ -358,6 +365,17 @@ def to_whole(x: Value, factor: Operand) -> Value:
     """
     words = fma(x, factor, _WHOLE).bits(x.like(I32))
     return words - _WHOLE_BITS
+
+
+def high_product(a: Value, b: Value) -> Value:
+    """Return the upper 64 bits of the product of two unsigned i64."""
+    return ((a.unsigned(I128) * b.unsigned(I128)) >> 64).signed(I64)
+
+
+def trailing_zeros(x: Value) -> Value:
+    """Return how many zero bits an i64 ends with; 64 for 0."""
+    is_never_zero = Value(x.fn, ir.Constant(I1, 0))
+    return x.fn.intrinsic("llvm.cttz.i64", I64, x, is_never_zero)
 
 
 def select(condition: Value, yes: Value, no: Operand) -> Value:

@@ -21,6 +21,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ridgeline.backends.cpu.attention import emit_attention
+from ridgeline.backends.cpu.draw import emit_draw
 from ridgeline.backends.cpu.forward import emit_step
 from ridgeline.backends.cpu.head import emit_head
 from ridgeline.backends.cpu.isa import Processor, arm_features, describe, emit_half_floats
@@ -115,6 +116,7 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     emit_rows(module, sizes.num_channels, eps, [sizes.activations])
     emit_attention(module, target.processor.dot, sizes.heads)
     emit_head(module)
+    emit_draw(module, sizes.vocab_size)
     emit_step(module, sizes, kinds)
     emit_threads(module, is_x86, futex)
     return str(module)

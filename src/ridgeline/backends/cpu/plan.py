@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.backends.cpu.draws import scratch_bytes
 from ridgeline.backends.cpu.heads import TOKENS, Heads
 from ridgeline.backends.cpu.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.linear import ENTRY_BYTES, TILE, TOGETHER, VALUE_BYTES
@@ -27,9 +28,10 @@ PLAN = (
     "private", "private_stride", "scores_stride",
     "final_norm",
     "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",
-    "head_rows", "wants_logits", "logits", "logits_stride", "best", "head_x", "head_entries",
+    "head_rows", "logits_rows", "logits", "logits_stride", "best", "head_x", "head_entries",
     "sketch_tiles", "sketch_kind", "sketch_num_tiles", "sketch_num_records", "sketch_tile_bytes",
     "screens", "distances", "lengths", "rough", "guesses",
+    "draws", "draw_bounds", "num_drawn_rows",
     "counters", "shares",
 )  # fmt: skip
 MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
@@ -46,7 +48,7 @@ SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are a
 BLOCK = 64  # most rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
 # Work that threads take from each other.
-SHARED = ("q", "k", "v", "o", "gate", "down", "head", "blocks")
+SHARED = ("q", "k", "v", "o", "gate", "down", "head", "blocks", "draws")
 SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
 EXACT_AT = 4 * len(SHARED)  # behind them: tiles that screening left in doubt, beside the head's
 _PIECES = 8  # that a thread's share of a product is taken in
@@ -139,6 +141,7 @@ class Sizes:
             "scales": self.score_rows * 4,
             "floors": SCREENED_ROWS * 4,
             "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
+            **scratch_bytes(self.vocab_size),
         }
         offsets, at = {}, 0
         for name, length in lengths.items():

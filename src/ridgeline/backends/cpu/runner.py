@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
+from ridgeline.backends.cpu.draws import LOGIT_ROWS, Draws
 from ridgeline.backends.cpu.head import Screening
 from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.linear import TILE
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, load_kernels
 from ridgeline.backends.cpu.plan import EXACT_AT, MATRIX, PLAN, SCREENED_ROWS, SHARE_BYTES
 from ridgeline.backends.cpu.threads import LONE_ROWS, SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
-from ridgeline.backends.cpu.weights import load_weights, model_sizes, scores_stride
-from ridgeline.backends.sampling import Row, rank_tokens, sample
+from ridgeline.backends.cpu.weights import load_weights, logits_stride, model_sizes, scores_stride
+from ridgeline.backends.sampling import Row
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.models.weights import Checkpoint
 
-_LOGIT_ROWS = 64  # rows of logits at once, where whole rows of them are wanted
 _BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "asked")
 _WORD = {name: i for i, name in enumerate(PLAN)}
 _BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``head``
@@ -91,7 +90,6 @@ class CpuRunner:
         self._x = aligned((rows, sizes.hidden), np.float32)
         self._logits = np.zeros((0, 1), np.float32)
         self._tables = np.zeros(0, np.int32)
-        self._logits_stride = (sizes.vocab_size + TILE - 1) // TILE * TILE + 2 * TILE
         stride = scores_stride(max_model_len)
         self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
         # What changes with each step stays in place: looking up an address is slow in Python.
@@ -103,7 +101,7 @@ class CpuRunner:
             "block_bounds": np.zeros(num_threads + 1, np.int32),
             "asked": np.zeros(num_threads, np.int32),
             "head_rows": np.zeros(rows, np.int32),
-            "wants_logits": np.zeros(rows, np.int32),
+            "logits_rows": np.zeros(rows, np.int32),
             "best": np.zeros(rows * num_threads, _BEST),
             "guesses": np.zeros(SCREENED_ROWS * num_threads, _BEST),
             "lengths": np.zeros(SCREENED_ROWS, np.float32),
@@ -138,7 +136,7 @@ class CpuRunner:
             private_stride=scratch["private"][0].nbytes,
             final_norm=address(weights.final_norm),
             distances=address(weights.distances),
-            logits_stride=self._logits_stride * 4,
+            logits_stride=logits_stride(sizes.vocab_size),
             **{name: address(array) for name, array in (scratch | self._by_row).items()},
         )
         for name, matrix in (("head", weights.head), ("sketch", weights.sketch)):
@@ -211,83 +209,99 @@ class CpuRunner:
         targets = tuple(tokens)  # whichever: it asks for every row
         work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets),)
         batch = self._prepare(work)
-        _, logits = self._head(batch.places, [True] * len(tokens))
-        return logits.copy()
+        self._head(batch.places, list(range(len(tokens))), Draws(self.arch.vocab_size))
+        return self._logits[: len(tokens), : self.arch.vocab_size].copy()
 
     # --- results -------------------------------------------------------------------------------
 
     def _sample(self, items: tuple[Work, ...], batch: Batch) -> StepOutput:
         wanted = [i for i, work in enumerate(items) if work.seeds]
-        draws = [
-            [
-                Row(work.sampling, seed, work.start + len(work.tokens), work.history)
-                for seed in work.seeds
-            ]
-            for work in (items[i] for i in wanted)
-        ]
-        exact = [
-            items[i].sampling.params.logprobs is not None or not rows[0].is_plain_greedy
-            for i, rows in zip(wanted, draws, strict=True)
-        ]
-        best, logits = self._head([batch.places[batch.ends[i] - 1] for i in wanted], exact)
+        draws = Draws(self.arch.vocab_size)
+        logits_rows = [self._ask(items[i], draws) for i in wanted]
+        best = self._head([batch.places[batch.ends[i] - 1] for i in wanted], logits_rows, draws)
+        found = iter(draws.results())
         tokens: list[tuple[int, ...]] = [()] * len(items)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        errors = self._poisoned(items, batch)
+        for i, place, (likeliest, finite) in zip(wanted, logits_rows, best, strict=True):
+            num_seeds = len(items[i].seeds)
+            picked = [next(found) if place >= 0 else (likeliest, None) for _ in range(num_seeds)]
+            tokens[i] = tuple(token for token, _ in picked if token is not None)
+            if not finite or len(tokens[i]) < num_seeds:
+                errors.setdefault(i, "logits are not finite, or every token is ruled out")
+                tokens[i] = ()
+                continue
+            ranks = tuple(ranks for _, ranks in picked if ranks is not None)
+            if ranks:
+                logprobs[i] = ranks
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for i, work in enumerate(items):
+            if work.targets:
+                rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
+                prompt_logprobs[i], finite = self._prompt_logprobs(work, rows_of)
+                if not finite:
+                    errors.setdefault(i, "logits of the prompt are not finite")
+        return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
+
+    def _ask(self, work: Work, draws: Draws) -> int:
+        """Enter what the likeliest token does not answer; return its row of logits, or -1."""
+        position, params = work.start + len(work.tokens), work.sampling.params
+        rows = [Row(work.sampling, seed, position, work.history) for seed in work.seeds]
+        if params.logprobs is None and rows[0].is_plain_greedy:
+            return -1
+        return draws.add(rows, params.logprobs)
+
+    def _poisoned(self, items: tuple[Work, ...], batch: Batch) -> dict[int, str]:
+        """Return errors of items whose keys or values are not finite."""
         errors: dict[int, str] = {}
         if any(self._poison[: len(batch.tokens)].tolist()):
             for i, work in enumerate(items):
                 rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
                 if self._poison[rows_of].any():
                     errors[i] = "K/V of this sequence is not finite"
-        for j, (i, rows) in enumerate(zip(wanted, draws, strict=True)):
-            likeliest, finite = best[j]
-            picked: list[int | None] = [likeliest] * len(rows)
-            if exact[j]:
-                picked = sample(logits[j : j + 1], np.zeros(len(rows), np.intp), rows)
-            if not finite or None in picked:
-                errors.setdefault(i, "logits are not finite, or every token is ruled out")
-                continue
-            tokens[i] = tuple(token for token in picked if token is not None)
-            top = items[i].sampling.params.logprobs
-            if top is not None:
-                logprobs[i] = tuple(rank_tokens(logits[[j] * len(rows)], tokens[i], top))
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for i, work in enumerate(items):
-            if work.targets:
-                rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
-                ranked = tuple(self._prompt_logprobs(work, rows_of))
-                prompt_logprobs[i] = ranked
-                if not all(np.isfinite(entry.logprob) for entry in ranked):
-                    errors.setdefault(i, "logits of the prompt are not finite")
-        return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
+        return errors
 
-    def _prompt_logprobs(self, work: Work, rows: list[int]) -> Iterator[TokenLogprobs]:
-        top = work.sampling.params.prompt_logprobs or 0
-        for low in range(0, len(work.targets), _LOGIT_ROWS):
-            part = work.targets[low : low + _LOGIT_ROWS]
-            _, logits = self._head(rows[low : low + len(part)], [True] * len(part))
-            yield from rank_tokens(logits, part, top)
+    def _prompt_logprobs(
+        self, work: Work, rows: list[int]
+    ) -> tuple[tuple[TokenLogprobs, ...], bool]:
+        """Rank the tokens of a prompt; also return whether all logits are finite."""
+        ranked: list[TokenLogprobs] = []
+        are_finite = True
+        for low in range(0, len(work.targets), LOGIT_ROWS):
+            part = work.targets[low : low + LOGIT_ROWS]
+            draws = Draws(self.arch.vocab_size)
+            places = [
+                draws.rank(token, work.sampling.params.prompt_logprobs or 0) for token in part
+            ]
+            best = self._head(rows[low : low + len(part)], places, draws)
+            are_finite &= all(finite for _, finite in best)
+            ranked += [ranks for _, ranks in draws.results() if ranks is not None]
+        return tuple(ranked), are_finite
 
     def _head(
-        self, rows: list[int], wants_logits: list[bool]
-    ) -> tuple[list[tuple[int, bool]], NDArray[np.float32]]:
-        """Run what the plan says, then the head on these rows of it.
+        self, rows: list[int], logits_rows: list[int], draws: Draws
+    ) -> list[tuple[int, bool]]:
+        """Run what the plan says, then the head on these rows of it, then the draws.
 
-        Returns each row's likeliest token and whether its logits are finite; and these logits
-        ``[rows, vocabulary]``, valid where wanted and until the next call.
+        ``logits_rows`` say where the logits of each go, -1 for nowhere. Returns each row's
+        likeliest token and whether its logits are finite.
         """
         count = len(rows)
-        needed = count if any(wants_logits) else 0
+        needed = max(logits_rows, default=-1) + 1
         if len(self._logits) < needed:
-            self._logits = aligned((needed, self._logits_stride), np.float32)
+            width = logits_stride(self.sizes.vocab_size) // 4
+            self._logits = aligned((needed, width), np.float32)
             self._put(logits=address(self._logits))
         num_threads = int(self._plan[_WORD["num_threads"]])
         best = self._by_row["best"][: count * num_threads]
         best[:] = _NOTHING_YET
         self._by_row["head_rows"][:count] = rows
-        self._by_row["wants_logits"][:count] = wants_logits
+        self._by_row["logits_rows"][:count] = logits_rows
         screens = not needed and self.weights.screens(count) and self._screening.is_due()
         self._by_row["guesses"][:] = _NOTHING_YET
-        self._put(num_head_rows=count, screens=screens)
+        self._put(num_head_rows=count, screens=screens, num_drawn_rows=draws.num_rows)
+        if draws.num_rows:
+            self._put(draws=address(draws.table()), draw_bounds=address(draws.bounds()))
         self._scratch["shares"][:] = 0
         begin_s = time.perf_counter()
         self._run(self._plan_address)
@@ -300,8 +314,7 @@ class CpuRunner:
             self._screening.note(exact / len(self.weights.head.data))
         # Lists, as in ``batch``; of what threads found the greatest is the answer.
         shares = [iter(best.tolist())] * num_threads
-        found = [(~place, not poison) for _, poison, place in map(max, zip(*shares, strict=True))]
-        return found, self._logits[:needed, : self.sizes.vocab_size]
+        return [(~place, not poison) for _, poison, place in map(max, zip(*shares, strict=True))]
 
     def _put(self, **words: int) -> None:
         for name, value in words.items():

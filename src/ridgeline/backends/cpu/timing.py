@@ -23,6 +23,7 @@ ROW_WORDS = 8  # of a thread's counters: one cache line
 _KIND_OF = {
     "product": "linears",
     "best": "head",
+    "draw": "head",
     "attend": "attention",
     "barrier": "barrier",
     **dict.fromkeys(("rope", "norm", "add", "copy", "gate", "length"), "row operations"),

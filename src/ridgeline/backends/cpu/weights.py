@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch import ModelArch
 from ridgeline.backends.cpu import packed
+from ridgeline.backends.cpu.draws import LOGIT_ROWS, padded_vocab
 from ridgeline.backends.cpu.heads import TOKENS, Heads
 from ridgeline.backends.cpu.key_bias import split, spreads, turns
 from ridgeline.backends.cpu.linear import RECORD_BYTES, TILE
@@ -90,6 +91,11 @@ def scores_stride(max_model_len: int) -> int:
     return (-(-max_model_len // _LANES) * _LANES + 2 * _LANES) * 4
 
 
+def logits_stride(vocab_size: int) -> int:
+    """Return the bytes from one row of logits to the next: whole blocks, off the page grid."""
+    return (padded_vocab(vocab_size) + 2 * TILE) * 4
+
+
 def footprint(
     arch: ModelArch,
     dtype: str,
@@ -97,6 +103,7 @@ def footprint(
     num_tokens: int,
     max_model_len: int,
     num_threads: int,
+    max_num_seqs: int,
 ) -> tuple[int, int, int]:
     """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
     sizes = model_sizes(arch, dtype, cache_dtype)
@@ -107,7 +114,7 @@ def footprint(
     step_bytes = num_tokens * per_row + num_threads * sizes.private_bytes(
         scores_stride(max_model_len)
     )
-    step_bytes += 4 * 256 * arch.vocab_size  # logits, where somebody wants them
+    step_bytes += max(max_num_seqs, LOGIT_ROWS) * logits_stride(arch.vocab_size)
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
     sketch_bytes = 0
     if kind == "w8":
