@@ -1,6 +1,6 @@
 """What HTTP costs: the same batch offline and over a server, in turn, in one run.
 
-    python -m bench.overhead [MODEL] [--rounds 5]
+    python -m bench.overhead [MODEL] [--rounds 5] [--sampling '{"temperature": 1}']
 
 Four questions. How many output tokens per second 64 requests get over HTTP, against the engine
 alone: as streams, whose prompts come in little by little so that no answer stops for long, and as
@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ridgeline import LLM, SamplingParams
 
@@ -33,6 +34,7 @@ _NUM_STREAMS, _PROMPT_TOKENS, _NEW_TOKENS = 64, 128, 128
 _NUM_SEATS, _LONG_TOKENS = 16, 800  # of the server where others wait
 _NUM_IDLE, _NUM_QUEUED = 1000, 500
 _SETTLE_S = 0.5
+_sampling: dict[str, Any] = {"temperature": 0}  # what all requests ask for
 
 
 def random_prompt() -> list[int]:
@@ -60,7 +62,7 @@ def server(model: str, *flags: str) -> Iterator[int]:
 def post(port: int, max_tokens: int, *, stream: bool = True) -> socket.socket:
     """Send a request."""
     wish = {"prompt": random_prompt(), "max_tokens": max_tokens, "ignore_eos": True}
-    body = json.dumps(wish | {"temperature": 0, "stream": stream}).encode()
+    body = json.dumps(wish | _sampling | {"stream": stream}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", port))
@@ -105,7 +107,7 @@ def over_http(port: int, *, stream: bool) -> float:
 
 def offline(llm: LLM, *, stream: bool) -> float:
     """Return the same of the engine alone."""
-    params = SamplingParams(temperature=0, max_tokens=_NEW_TOKENS, ignore_eos=True)
+    params = SamplingParams(**_sampling, max_tokens=_NEW_TOKENS, ignore_eos=True)
     prompts = [random_prompt() for _ in range(_NUM_STREAMS)]
     start_s = time.perf_counter()
     if stream:
@@ -162,7 +164,11 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sampling", type=json.loads, help="JSON fields; default: greedy")
     options = parser.parse_args()
+    if options.sampling is not None:
+        _sampling.clear()
+        _sampling.update(options.sampling)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, most_files), most_files))
     result = {}

@@ -26,6 +26,9 @@ class Shape:
         prompt_tokens: of each.
         new_tokens: of each that are counted; in ``prefill`` the prompt's tokens are.
         samples: measurements in each process.
+        temperature: 0 is greedy.
+        top_k: 0 keeps all.
+        top_p: 1 keeps all.
     """
 
     name: str
@@ -34,6 +37,9 @@ class Shape:
     prompt_tokens: int
     new_tokens: int
     samples: int = 1
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
 
     @property
     def max_tokens(self) -> int:
@@ -47,13 +53,22 @@ class Shape:
         return self.num_streams * each
 
 
-SHAPES = (
+_DECODE = (
     Shape("single_decode", "decode", 1, 128, 128, samples=3),
     Shape("batch16_decode", "decode", 16, 128, 128),
     Shape("batch64_decode", "decode", 64, 128, 128),
+)
+SHAPES = (
+    *_DECODE,
     Shape("batch64_e2e", "end_to_end", 64, 128, 128),
     Shape("prefill_512", "prefill", 1, 512, 1, samples=3),
     Shape("prefill_16x128", "prefill", 16, 128, 1, samples=2),
+    # OpenAI's default, and what llama.cpp's users run.
+    *(replace(shape, name=f"{shape.name}_t1", temperature=1.0) for shape in _DECODE),
+    *(
+        replace(shape, name=f"{shape.name}_k40", temperature=0.8, top_k=40, top_p=0.95)
+        for shape in _DECODE
+    ),
 )
 NAMES = (*(shape.name for shape in SHAPES), START)
 

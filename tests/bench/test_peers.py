@@ -86,7 +86,7 @@ def _engine(now: list[float], calls: list[Any], answer: int = 0) -> Callable[...
         now[0] += _PREFILL_S + _STEP_S * (new_tokens - 1)
         return [[7] * (new_tokens - answer) for _ in ids]
 
-    return lambda num_streams, max_tokens: generate
+    return lambda shape: generate
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 One context per shape, a cache per stream (``kv_unified`` off), flash attention where llama.cpp
 chooses it. The greedy choice is numpy's argmax over all streams' logits, which costs less than
-llama.cpp's own sampler.
+llama.cpp's own sampler; anything else is drawn by that, one for each stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import llama_cpp as lib  # type: ignore[import-not-found]
 import numpy as np
 
 from bench.peers.drivers.measure import Engine, Generate, main
-from bench.peers.shapes import Job
+from bench.peers.shapes import Job, Shape
 
 _BATCH_TOKENS = 2048
 _silence = lib.llama_log_callback(lambda level, text, data: None)
@@ -29,7 +29,8 @@ def open_engine(job: Job) -> Engine:
         raise ValueError(f"llama.cpp cannot load {Path(job.model).name}")
     contexts: list[lib.llama_context_p] = []
 
-    def ready(num_streams: int, max_tokens: int) -> Generate:
+    def ready(shape: Shape) -> Generate:
+        num_streams, max_tokens = shape.num_streams, shape.max_tokens
         for old in contexts:
             lib.llama_free(old)
         params = lib.llama_context_default_params()
@@ -41,17 +42,32 @@ def open_engine(job: Job) -> Engine:
         contexts[:] = [lib.llama_init_from_model(model, params)]
         if not contexts[0]:
             raise ValueError(f"llama.cpp refuses {num_streams} streams of {max_tokens} tokens")
-        return _generator(contexts[0], job.vocab_size)
+        return _generator(contexts[0], job.vocab_size, shape)
 
     return ready
 
 
-def _generator(context: lib.llama_context_p, vocab_size: int) -> Generate:
+def _sampler(shape: Shape, seed: int) -> lib.llama_sampler_p:
+    """Return a chain of samplers in llama.cpp's own order."""
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    parts = [lib.llama_sampler_init_temp(shape.temperature), lib.llama_sampler_init_dist(seed)]
+    if shape.top_p < 1:
+        parts.insert(0, lib.llama_sampler_init_top_p(shape.top_p, 1))
+    if shape.top_k:
+        parts.insert(0, lib.llama_sampler_init_top_k(shape.top_k))
+    for part in parts:
+        lib.llama_sampler_chain_add(chain, part)
+    return chain
+
+
+def _generator(context: lib.llama_context_p, vocab_size: int, shape: Shape) -> Generate:
     batch = lib.llama_batch_init(_BATCH_TOKENS, 0, 1)
+    samplers = [_sampler(shape, stream) for stream in range(shape.num_streams)]
 
     def step(work: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
         """Run (stream, position, tokens) each and return the next token of each."""
         batch.n_tokens = 0
+        ends = []
         for stream, position, tokens in work:
             for i, token in enumerate(tokens):
                 row = batch.n_tokens
@@ -61,8 +77,11 @@ def _generator(context: lib.llama_context_p, vocab_size: int) -> Generate:
                 batch.seq_id[row][0] = stream
                 batch.logits[row] = i == len(tokens) - 1
                 batch.n_tokens += 1
+            ends.append((stream, batch.n_tokens - 1))
         if status := lib.llama_decode(context, batch):
             raise RuntimeError(f"llama_decode returned {status}")
+        if shape.temperature:
+            return [lib.llama_sampler_sample(samplers[s], context, row) for s, row in ends]
         logits = np.ctypeslib.as_array(lib.llama_get_logits(context), (len(work), vocab_size))
         best: list[int] = logits.argmax(axis=1).tolist()
         return best

@@ -17,10 +17,11 @@ from typing import Any
 
 from bench.peers.shapes import START_TOKENS, Job, Shape, prompts
 
-# Complete all prompts at once, greedily, past any end of text, with so many new tokens each.
+# Complete all prompts at once, sampled as the shape says, past any end of text, with so many new
+# tokens each.
 Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-# Make ready, untimed, for so many streams of so many tokens.
-Engine = Callable[[int, int], Generate]
+# Make ready, untimed, for a shape.
+Engine = Callable[[Shape], Generate]
 
 _WARM_UP_TOKENS = 4
 
@@ -39,7 +40,7 @@ def main(open_engine: Callable[[Job], Engine], version: Callable[[], str]) -> No
         # The same prompt for every engine and in every run: their first tokens can be compared.
         shape = Shape("start", "prefill", 1, START_TOKENS, 1)
         prompt = prompts(shape, job.vocab_size, random.Random(START_TOKENS))
-        result["first_token"] = engine(1, shape.max_tokens)(prompt, 1)[0][0]
+        result["first_token"] = engine(shape)(prompt, 1)[0][0]
     print(json.dumps(result), file=result_line, flush=True)
     # Some engines hang or complain while their parts are taken down; nothing is left to be lost.
     os._exit(0)
@@ -47,7 +48,7 @@ def main(open_engine: Callable[[Job], Engine], version: Callable[[], str]) -> No
 
 def measure(engine: Engine, shape: Shape, vocab_size: int, rng: random.Random) -> list[float]:
     """Return ``shape.samples`` rates, tokens per second, after a warm-up at the same shape."""
-    generate = engine(shape.num_streams, shape.max_tokens)
+    generate = engine(shape)
 
     def seconds(new_tokens: int) -> float:
         fresh = prompts(shape, vocab_size, rng)

@@ -8,8 +8,8 @@ import numpy as np
 import openvino  # type: ignore[import-not-found]
 import openvino_genai as genai  # type: ignore[import-not-found]
 
-from bench.peers.drivers.measure import Engine, main
-from bench.peers.shapes import Job
+from bench.peers.drivers.measure import Engine, Generate, main
+from bench.peers.shapes import Job, Shape
 
 _BLOCK_TOKENS = 32
 
@@ -25,16 +25,24 @@ def open_engine(job: Job) -> Engine:
     properties = {"INFERENCE_NUM_THREADS": job.threads}
     pipeline = genai.ContinuousBatchingPipeline(job.model, scheduler, "CPU", properties)
 
-    def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        config = genai.GenerationConfig()
-        config.max_new_tokens = new_tokens
-        config.ignore_eos = True
-        config.do_sample = False
-        ids = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
-        results = pipeline.generate(ids, [config] * len(ids))
-        return [list(result.m_generation_ids[0]) for result in results]
+    def ready(shape: Shape) -> Generate:
+        def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+            config = genai.GenerationConfig()
+            config.max_new_tokens = new_tokens
+            config.ignore_eos = True
+            config.do_sample = shape.temperature > 0
+            if config.do_sample:
+                config.temperature = shape.temperature
+                config.top_p = shape.top_p
+            if shape.top_k:
+                config.top_k = shape.top_k
+            ids = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
+            results = pipeline.generate(ids, [config] * len(ids))
+            return [list(result.m_generation_ids[0]) for result in results]
 
-    return lambda num_streams, max_tokens: generate
+        return generate
+
+    return ready
 
 
 if __name__ == "__main__":

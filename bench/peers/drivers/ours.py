@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.peers.drivers.measure import Engine, main
-from bench.peers.shapes import Job
+from bench.peers.drivers.measure import Engine, Generate, main
+from bench.peers.shapes import Job, Shape
 from ridgeline import LLM, SamplingParams, __version__
 
 
@@ -20,12 +20,21 @@ def open_engine(job: Job) -> Engine:
         dtype=job.dtype,
     )
 
-    def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-        outputs = llm.generate(list(prompts), params, progress=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+    def ready(shape: Shape) -> Generate:
+        def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+            params = SamplingParams(
+                temperature=shape.temperature,
+                top_k=shape.top_k,
+                top_p=shape.top_p,
+                max_tokens=new_tokens,
+                ignore_eos=True,
+            )
+            outputs = llm.generate(list(prompts), params, progress=False)
+            return [list(output.outputs[0].token_ids) for output in outputs]
 
-    return lambda num_streams, max_tokens: generate
+        return generate
+
+    return ready
 
 
 if __name__ == "__main__":

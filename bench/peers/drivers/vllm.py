@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from bench.peers.drivers.measure import Engine, main
-from bench.peers.shapes import Job
+from bench.peers.drivers.measure import Engine, Generate, main
+from bench.peers.shapes import Job, Shape
 
 
 def open_engine(job: Job) -> Engine:
@@ -40,15 +40,23 @@ def open_engine(job: Job) -> Engine:
         disable_log_stats=True,
     )
 
-    def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        params = SamplingParams(
-            temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False
-        )
-        ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = llm.generate(ids, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+    def ready(shape: Shape) -> Generate:
+        def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+            params = SamplingParams(
+                temperature=shape.temperature,
+                top_k=shape.top_k,
+                top_p=shape.top_p,
+                max_tokens=new_tokens,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            outputs = llm.generate(ids, params, use_tqdm=False)
+            return [list(output.outputs[0].token_ids) for output in outputs]
 
-    return lambda num_streams, max_tokens: generate
+        return generate
+
+    return ready
 
 
 def version() -> str:

@@ -11,7 +11,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -23,20 +23,30 @@ from ridgeline.progress import count_bar
 from ridgeline.records import Record, StepRecord
 
 _REPEATS = 3
+# OpenAI's default, and what llama.cpp's users run.
+_SAMPLED: dict[str, dict[str, Any]] = {
+    "t1": {"temperature": 1.0},
+    "k40": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """So many streams, each with so many prompt and answer tokens."""
+    """So many streams, each with so many prompt and answer tokens; greedy without ``sampling``."""
 
     name: str
     num_streams: int
     prompt_tokens: int
     new_tokens: int
+    sampling: str = ""  # a key of ``_SAMPLED``
 
 
 def bench(llm: LLM, *, prompt_tokens: int, new_tokens: int) -> None:
-    """Measure every shape that fits the model; print a table, then one line of JSON."""
+    """Measure every shape that fits the model; print a table, then one line of JSON.
+
+    One, 16 and 64 streams are sampled too: at temperature 1 alone (``t1``), and at temperature 0.8
+    with top-k 40 and top-p 0.95 (``k40``).
+    """
     room = llm.config.max_model_len
     shapes = [
         Shape("prefill_512", 1, 512, 2),
@@ -44,6 +54,11 @@ def bench(llm: LLM, *, prompt_tokens: int, new_tokens: int) -> None:
             Shape(f"batch{n}" if n > 1 else "single", n, prompt_tokens, new_tokens)
             for n in (1, 4, 16, 64)
         ),
+    ]
+    shapes += [
+        replace(shape, name=f"{shape.name}_{sampling}", sampling=sampling)
+        for shape in (shapes[1], *shapes[3:])
+        for sampling in _SAMPLED
     ]
     fitting = [s for s in shapes if s.prompt_tokens + s.new_tokens <= room]
     if not fitting:
@@ -64,7 +79,8 @@ def bench(llm: LLM, *, prompt_tokens: int, new_tokens: int) -> None:
 def _measure(llm: LLM, shape: Shape, rng: random.Random) -> dict[str, float]:
     vocab = range(llm.arch.vocab_size)
     prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
-    params = SamplingParams(temperature=0, max_tokens=shape.new_tokens, ignore_eos=True)
+    sampling = _SAMPLED.get(shape.sampling, {"temperature": 0})
+    params = SamplingParams(**sampling, max_tokens=shape.new_tokens, ignore_eos=True)
     steps: list[StepRecord] = []
     before = llm.engine.on_record
     llm.engine.on_record = _keep_steps(steps, before)

@@ -79,6 +79,10 @@ class Load:
     prompt_words: Annotated[int | None, Option(min=1, help="Random words. Default: 128.")] = None
     prefix_share: Annotated[float, Option(min=0, max=1, help="Share equal in all.")] = 0.0
     max_tokens: Annotated[int | None, Option(min=1, help="Longest answer. Default: 128.")] = None
+    temperature: Annotated[float, Option(min=0, help="Of sampling; 0 is greedy.")] = 0.0
+    top_k: Annotated[int | None, Option(help="Sample from so many.")] = None
+    top_p: Annotated[float | None, Option(help="Sample from this share.")] = None
+    min_p: Annotated[float | None, Option(help="Sample what has this share of the best.")] = None
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="No shorter answers.")] = False
     extra_body: Annotated[str, Option(help="JSON fields to add; null takes one away.")] = "{}"
     num_warmups: Annotated[int, Option(min=0, help="Sent at once, first.")] = 4
@@ -126,7 +130,8 @@ def serve(load: Load) -> bool:
         headers={"Content-Type": "application/json", "Accept-Encoding": "identity"}
         | ({"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}),
         fields={"model": load.model, "stream": True, "stream_options": {"include_usage": True}}
-        | {"temperature": 0, "ignore_eos": load.ignore_eos or None}
+        | {name: getattr(load, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        | {"ignore_eos": load.ignore_eos or None}
         | json.loads(load.extra_body),
         timeout_s=load.timeout_s,
     )

@@ -2,5 +2,6 @@
 
 The only place that imports llvmlite. Read in this order: ``ir`` (how kernels are written), ``isa``
 (what differs between processors), ``linear``, ``rows``, ``attention``, ``head``, ``draw`` (the
-kernels), ``forward`` (a step), ``threads``, ``module`` (compile and cache), ``pack`` (weights), ``runner``.
+kernels), ``forward`` (a step), ``threads``, ``module`` (compile and cache), ``pack`` (weights),
+``runner``.
 """

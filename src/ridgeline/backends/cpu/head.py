@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 
-from ridgeline.backends.cpu.draws import DRAW, scratch_bytes
+from ridgeline.backends.cpu.draws import ENTRY_BYTES, scratch_bytes
 from ridgeline.backends.cpu.ir import (
     F32,
     I16,
@@ -160,9 +160,9 @@ def _draws(thread: Thread) -> None:
     layer, one = fn.i64(thread.sizes.num_layers), fn.i64(1)
     buffers = [thread.mine(name) for name in scratch_bytes(thread.sizes.vocab_size)]
     with thread.pieces(layer, "draws", plan["num_drawn_rows"], one) as (row, _):
-        at = plan["draw_bounds"] + row * 4
+        at = plan["draw_firsts"] + row * 4
         with fn.loop(thread.index(at + 4), start=thread.index(at)) as i:
-            entry = plan["draws"] + i * (8 * len(DRAW))
+            entry = plan["draws"] + i * ENTRY_BYTES
             fn.call("draw", entry, plan["logits"], plan["logits_stride"], *buffers)
 
 

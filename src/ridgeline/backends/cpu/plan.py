@@ -31,7 +31,7 @@ PLAN = (
     "head_rows", "logits_rows", "logits", "logits_stride", "best", "head_x", "head_entries",
     "sketch_tiles", "sketch_kind", "sketch_num_tiles", "sketch_num_records", "sketch_tile_bytes",
     "screens", "distances", "lengths", "rough", "guesses",
-    "draws", "draw_bounds", "num_drawn_rows",
+    "draws", "draw_firsts", "num_drawn_rows",
     "counters", "shares",
 )  # fmt: skip
 MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")

@@ -145,6 +145,7 @@ class CpuRunner:
                 parts = [f"{name}_{part}" for part in MATRIX]
                 self._put(**dict(zip(parts, facts, strict=True)))
         self._plan_address = address(self._plan)
+        self._draws = Draws(sizes.vocab_size)
         self._crew, self._screening = Crew(num_threads), Screening()
         self._start(kernels)
 
@@ -209,16 +210,18 @@ class CpuRunner:
         targets = tuple(tokens)  # whichever: it asks for every row
         work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets),)
         batch = self._prepare(work)
-        self._head(batch.places, list(range(len(tokens))), Draws(self.arch.vocab_size))
+        self._draws.begin()
+        self._head(batch.places, list(range(len(tokens))))
         return self._logits[: len(tokens), : self.arch.vocab_size].copy()
 
     # --- results -------------------------------------------------------------------------------
 
     def _sample(self, items: tuple[Work, ...], batch: Batch) -> StepOutput:
         wanted = [i for i, work in enumerate(items) if work.seeds]
-        draws = Draws(self.arch.vocab_size)
-        logits_rows = [self._ask(items[i], draws) for i in wanted]
-        best = self._head([batch.places[batch.ends[i] - 1] for i in wanted], logits_rows, draws)
+        draws = self._draws
+        draws.begin()
+        logits_rows = [self._ask(items[i]) for i in wanted]
+        best = self._head([batch.places[batch.ends[i] - 1] for i in wanted], logits_rows)
         found = iter(draws.results())
         tokens: list[tuple[int, ...]] = [()] * len(items)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -243,13 +246,13 @@ class CpuRunner:
                     errors.setdefault(i, "logits of the prompt are not finite")
         return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
 
-    def _ask(self, work: Work, draws: Draws) -> int:
+    def _ask(self, work: Work) -> int:
         """Enter what the likeliest token does not answer; return its row of logits, or -1."""
         position, params = work.start + len(work.tokens), work.sampling.params
         rows = [Row(work.sampling, seed, position, work.history) for seed in work.seeds]
         if params.logprobs is None and rows[0].is_plain_greedy:
             return -1
-        return draws.add(rows, params.logprobs)
+        return self._draws.add(rows, params.logprobs)
 
     def _poisoned(self, items: tuple[Work, ...], batch: Batch) -> dict[int, str]:
         """Return errors of items whose keys or values are not finite."""
@@ -266,22 +269,20 @@ class CpuRunner:
     ) -> tuple[tuple[TokenLogprobs, ...], bool]:
         """Rank the tokens of a prompt; also return whether all logits are finite."""
         ranked: list[TokenLogprobs] = []
-        are_finite = True
+        draws, are_finite = self._draws, True
         for low in range(0, len(work.targets), LOGIT_ROWS):
             part = work.targets[low : low + LOGIT_ROWS]
-            draws = Draws(self.arch.vocab_size)
+            draws.begin()
             places = [
                 draws.rank(token, work.sampling.params.prompt_logprobs or 0) for token in part
             ]
-            best = self._head(rows[low : low + len(part)], places, draws)
+            best = self._head(rows[low : low + len(part)], places)
             are_finite &= all(finite for _, finite in best)
             ranked += [ranks for _, ranks in draws.results() if ranks is not None]
         return tuple(ranked), are_finite
 
-    def _head(
-        self, rows: list[int], logits_rows: list[int], draws: Draws
-    ) -> list[tuple[int, bool]]:
-        """Run what the plan says, then the head on these rows of it, then the draws.
+    def _head(self, rows: list[int], logits_rows: list[int]) -> list[tuple[int, bool]]:
+        """Run what the plan says, then the head on these rows of it, then ``_draws``.
 
         ``logits_rows`` say where the logits of each go, -1 for nowhere. Returns each row's
         likeliest token and whether its logits are finite.
@@ -299,9 +300,11 @@ class CpuRunner:
         self._by_row["logits_rows"][:count] = logits_rows
         screens = not needed and self.weights.screens(count) and self._screening.is_due()
         self._by_row["guesses"][:] = _NOTHING_YET
+        draws = self._draws
         self._put(num_head_rows=count, screens=screens, num_drawn_rows=draws.num_rows)
         if draws.num_rows:
-            self._put(draws=address(draws.table()), draw_bounds=address(draws.bounds()))
+            table, firsts = draws.write()
+            self._put(draws=table, draw_firsts=firsts)
         self._scratch["shares"][:] = 0
         begin_s = time.perf_counter()
         self._run(self._plan_address)
