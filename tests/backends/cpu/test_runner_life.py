@@ -147,7 +147,7 @@ def sizes(crew: Crew, speed: Callable[[int, int], float], num_steps: int) -> lis
     chosen = []
     for number in range(num_steps):
         chosen.append(crew.size)
-        crew.note(speed(crew.size, number))
+        crew.note(1, speed(crew.size, number))
     return chosen
 
 
@@ -173,6 +173,15 @@ def test_one_thread_fewer_is_not_kept_where_it_is_slower() -> None:
     chosen = sizes(Crew(4), lambda size, n: (3.0 if size == 4 else 8.0) * (1 + n % 3), 3000)
     assert chosen.count(3) < 200
     assert chosen[-1] == 4
+
+
+def test_steps_of_other_numbers_of_rows_are_not_compared() -> None:
+    """Rows come and go: sixteen take longer than one, and nobody is to blame."""
+    crew = Crew(2)
+    for number in range(3000):
+        num_rows = 1 if number // 20 % 2 else 16
+        crew.note(num_rows, 3.0 * num_rows)
+        assert crew.size == 2
 
 
 def test_close_ends_the_threads(make: Make) -> None:

@@ -22,7 +22,7 @@ from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, load_kernels
 from ridgeline.backends.cpu.plan import EXACT_AT, MATRIX, PLAN, SCREENED_ROWS, SHARE_BYTES
-from ridgeline.backends.cpu.threads import LONE_ROWS, SYNC_BYTES, Crew, Workers
+from ridgeline.backends.cpu.threads import CREW_ROWS, SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.weights import load_weights, logits_stride, model_sizes, scores_stride
 from ridgeline.backends.sampling import Row
@@ -183,7 +183,7 @@ class CpuRunner:
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the plan."""
-        few = sum(len(item.tokens) for item in work) <= LONE_ROWS
+        few = sum(len(item.tokens) for item in work) <= CREW_ROWS
         num_threads = self._crew.size if few else self._num_threads
         batch = arrange(work, num_threads, self.sizes.heads.tile, self._per_block)
         self._poison[: len(batch.tokens)] = 0
@@ -308,8 +308,9 @@ class CpuRunner:
         self._scratch["shares"][:] = 0
         begin_s = time.perf_counter()
         self._run(self._plan_address)
-        if self._plan[_WORD["num_rows"]] <= LONE_ROWS:
-            self._crew.note(time.perf_counter() - begin_s)
+        num_rows = int(self._plan[_WORD["num_rows"]])
+        if num_rows <= CREW_ROWS:
+            self._crew.note(num_rows, time.perf_counter() - begin_s)
         self._put(does_layers=0)
         if screens and count:
             first = self.arch.num_layers * num_threads

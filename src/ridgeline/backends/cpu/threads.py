@@ -28,7 +28,7 @@ from ridgeline.backends.cpu.isa import spin_hint
 SYNC_BYTES = 384
 _ARRIVALS, _TURN, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
 MOST_THREADS = 255
-LONE_ROWS = 3  # most rows of steps that ``Crew`` compares; more rows are more work
+CREW_ROWS = 16  # most rows of steps that ``Crew`` compares: above, threads seldom meet
 _SPINS = 2000  # pauses; some 50 microseconds
 _CALL_SPINS = 50_000  # between steps: Python needs a millisecond to prepare the next one
 _WINDOW, _IRREGULAR = 16, 1.5  # steps that are looked at; their mean over their least
@@ -105,7 +105,7 @@ class Workers:
 
 
 class Crew:
-    """How many threads a lone stream's steps should use: all, or all but one for a while.
+    """How many threads steps of few rows should use: all, or all but one for a while.
 
     It knows only how long steps took. If some take much longer than others, somebody else may have
     a core: then one thread fewer is tried, and kept while that is faster. Each trial of the other
@@ -115,14 +115,22 @@ class Crew:
     def __init__(self, num_threads: int) -> None:
         """Begin with all."""
         self.size = self._all = num_threads
-        self._times_s: list[float] = []
+        self._num_rows, self._times_s = 0, list[float]()
         self._other_s: float | None = None  # mean of the size that was left for a trial
         self._patience, self._left = _FIRST_PATIENCE, 0
 
-    def note(self, time_s: float) -> None:
-        """Say how long a step of ``size`` threads took."""
+    def note(self, num_rows: int, time_s: float) -> None:
+        """Say how long a step of so many rows took with ``size`` threads.
+
+        Only steps of as many rows are compared: a trial that such a change meets is given up.
+        """
         if self._all == 1:
             return
+        if num_rows != self._num_rows:
+            self._num_rows, self._times_s = num_rows, []
+            if self._other_s is not None:
+                self._other_s = None
+                self._change()
         self._left -= 1
         self._times_s = [*self._times_s[1 - _WINDOW :], time_s]
         if len(self._times_s) < _WINDOW:
