@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+import ridgeline
 from ridgeline.backends.cpu import module
 from ridgeline.backends.cpu.memory import address
 from ridgeline.backends.cpu.module import Kernels, Target, load_kernels
@@ -170,7 +172,8 @@ def test_other_versions_are_other_kernels(
 ) -> None:
     monkeypatch.setattr(module.llvmlite, "__version__", "0.0.0")
     assert load(tmp_path)[1] == 1
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "module.py"))  # other sources
+    sources = module.kernel_sources()[:-1]
+    monkeypatch.setattr(module, "kernel_sources", lambda: sources)
     assert load(tmp_path)[1] == 1
     assert len(objects(tmp_path)) == 3
 
@@ -197,3 +200,14 @@ def test_two_processes_compile_at_once(tmp_path: Path) -> None:
     assert [process.returncode for process in both] == [0, 0], ends
     assert len(objects(tmp_path)) == 1
     assert load(tmp_path)[1] == 0
+
+
+def test_kernels_are_kept_under_all_that_they_are_made_of() -> None:
+    """Whatever a module that emits kernels imports is part of the key, wherever it stands."""
+    sources = module.kernel_sources()
+    package = Path(ridgeline.__file__).parent
+    emitters = [path for path in sources if re.search(r"^def emit_", path.read_text(), re.M)]
+    assert len(emitters) > 5
+    for path in emitters:
+        for name in re.findall(r"^from ridgeline\.(\S+) import", path.read_text(), re.M):
+            assert package / f"{name.replace('.', '/')}.py" in sources, f"{path.name}: {name}"

@@ -143,9 +143,15 @@ def _initialise() -> None:
     llvm.initialize_native_asmprinter()
 
 
+def kernel_sources() -> list[Path]:
+    """Return the files that say what kernels compute; the rule of draws stands outside."""
+    folder = Path(__file__).parent
+    return [*sorted(folder.glob("*.py")), folder.parent / "sampling.py"]
+
+
 def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in kernel_sources():
         digest.update(source.read_bytes())
     flags = sorted(name for name, on in target.features.items() if on)
     versions = (llvmlite.__version__, llvm.llvm_version_info)

@@ -309,7 +309,7 @@ class CpuRunner:
         begin_s = time.perf_counter()
         self._run(self._plan_address)
         num_rows = int(self._plan[_WORD["num_rows"]])
-        if num_rows <= CREW_ROWS:
+        if num_rows <= CREW_ROWS and self._plan[_WORD["does_layers"]]:
             self._crew.note(num_rows, time.perf_counter() - begin_s)
         self._put(does_layers=0)
         if screens and count:
