@@ -34,7 +34,9 @@ _NUM_STREAMS, _PROMPT_TOKENS, _NEW_TOKENS = 64, 128, 128
 _NUM_SEATS, _LONG_TOKENS = 16, 800  # of the server where others wait
 _NUM_IDLE, _NUM_QUEUED = 1000, 500
 _SETTLE_S = 0.5
-_sampling: dict[str, Any] = {"temperature": 0}  # what all requests ask for
+_GREEDY = '{"temperature": 0}'
+
+Sampling = dict[str, Any]  # fields of a request
 
 
 def random_prompt() -> list[int]:
@@ -59,10 +61,10 @@ def server(model: str, *flags: str) -> Iterator[int]:
         process.communicate()
 
 
-def post(port: int, max_tokens: int, *, stream: bool = True) -> socket.socket:
+def post(port: int, sampling: Sampling, max_tokens: int, *, stream: bool = True) -> socket.socket:
     """Send a request."""
     wish = {"prompt": random_prompt(), "max_tokens": max_tokens, "ignore_eos": True}
-    body = json.dumps(wish | _sampling | {"stream": stream}).encode()
+    body = json.dumps(wish | sampling | {"stream": stream}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", port))
@@ -91,10 +93,10 @@ def watch(connections: list[socket.socket]) -> tuple[list[tuple[float, int]], li
     return chunks, lasts
 
 
-def over_http(port: int, *, stream: bool) -> float:
+def over_http(port: int, sampling: Sampling, *, stream: bool) -> float:
     """Return output tokens per second of 64 requests, from sending to the last token."""
     start_s = time.perf_counter()
-    connections = [post(port, _NEW_TOKENS, stream=stream) for _ in range(_NUM_STREAMS)]
+    connections = [post(port, sampling, _NEW_TOKENS, stream=stream) for _ in range(_NUM_STREAMS)]
     if stream:
         watch(connections)
     else:
@@ -105,9 +107,9 @@ def over_http(port: int, *, stream: bool) -> float:
     return _NUM_STREAMS * _NEW_TOKENS / (time.perf_counter() - start_s)
 
 
-def offline(llm: LLM, *, stream: bool) -> float:
+def offline(llm: LLM, sampling: Sampling, *, stream: bool) -> float:
     """Return the same of the engine alone."""
-    params = SamplingParams(**_sampling, max_tokens=_NEW_TOKENS, ignore_eos=True)
+    params = SamplingParams(**sampling, max_tokens=_NEW_TOKENS, ignore_eos=True)
     prompts = [random_prompt() for _ in range(_NUM_STREAMS)]
     start_s = time.perf_counter()
     if stream:
@@ -118,10 +120,10 @@ def offline(llm: LLM, *, stream: bool) -> float:
     return _NUM_STREAMS * _NEW_TOKENS / (time.perf_counter() - start_s)
 
 
-def running(port: int, others: Callable[[ExitStack], object]) -> float:
+def running(port: int, sampling: Sampling, others: Callable[[ExitStack], object]) -> float:
     """Return chunks, so nearly tokens, per second of streams on all seats beside ``others``."""
     with ExitStack() as stack:
-        mine = [post(port, _LONG_TOKENS) for _ in range(_NUM_SEATS)]
+        mine = [post(port, sampling, _LONG_TOKENS) for _ in range(_NUM_SEATS)]
         while not all(connection.recv(1, socket.MSG_PEEK) for connection in mine):
             pass
         others(stack)
@@ -139,10 +141,10 @@ def idle_connections(port: int, stack: ExitStack) -> None:
         connection.recv(4096)
 
 
-def queued_requests(port: int, stack: ExitStack) -> None:
+def queued_requests(port: int, sampling: Sampling, stack: ExitStack) -> None:
     """Send requests for which there is no seat; they are given up in the end."""
     for _ in range(_NUM_QUEUED):
-        stack.enter_context(post(port, _NEW_TOKENS))
+        stack.enter_context(post(port, sampling, _NEW_TOKENS))
 
 
 def compare(rounds: int, **ways: Callable[[], float]) -> tuple[dict[str, list[float]], float]:
@@ -164,24 +166,23 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sampling", type=json.loads, help="JSON fields; default: greedy")
+    parser.add_argument("--sampling", type=json.loads, default=_GREEDY, help="JSON fields")
     options = parser.parse_args()
-    if options.sampling is not None:
-        _sampling.clear()
-        _sampling.update(options.sampling)
+    sampling = options.sampling
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, most_files), most_files))
     result = {}
     with LLM(options.model) as llm, server(options.model) as port:
         for name, stream in (("http_over_offline", True), ("whole_answers", False)):
-            engine = partial(offline, llm, stream=stream)
-            http = partial(over_http, port, stream=stream)
+            engine = partial(offline, llm, sampling, stream=stream)
+            http = partial(over_http, port, sampling, stream=stream)
             result[name] = compare(options.rounds, offline=engine, http=http)
     with server(options.model, "--max-num-seqs", str(_NUM_SEATS)) as port:
-        alone = lambda: running(port, lambda stack: None)  # noqa: E731
-        idle = lambda: running(port, lambda stack: idle_connections(port, stack))  # noqa: E731
+        beside = partial(running, port, sampling)
+        alone = partial(beside, lambda stack: None)
+        idle = partial(beside, partial(idle_connections, port))
         result["beside_idle_connections"] = compare(options.rounds, alone=alone, idle=idle)
-        queue = lambda: running(port, lambda stack: queued_requests(port, stack))  # noqa: E731
+        queue = partial(beside, partial(queued_requests, port, sampling))
         result["beside_queued_requests"] = compare(options.rounds, alone=alone, queue=queue)
     for name, (_, ratio) in result.items():
         print(f"{name:>24} {ratio:6.3f}")
