@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.browsing import browser, page, slow  # noqa: F401  (fixtures)
 from tests.server.serving import Served, serving
 from tests.test_llm import model  # noqa: F401  (a fixture)
 

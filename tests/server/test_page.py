@@ -1,31 +1,63 @@
-"""The web page in a real browser: chat, what it keeps, what it refuses to be, and the live view."""
+"""The web page in a real browser: chat, Markdown, settings, and the live view."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver import ActionChains, Chrome
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 
-from tests.server.serving import Served, eventually, serving
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+from tests.server.browsing import (
+    DESK,
+    PHONE,
+    answer,
+    ask,
+    browsing,
+    click,
+    find,
+    keep,
+    picture,
+    says,
+    sees,
+    set_size,
+    texts,
 )
-SETTINGS = {"temperature": 0, "max_tokens": 60}  # the model is small, and so is its length
-PHONE, DESK = (390, 844), (1440, 900)
+from tests.server.serving import Served, serving
+
+MARKDOWN = r"""- one
+  - two
+    - three
+    - three too
+
+      with a paragraph
+- a
+
+1. one
+2. two
+
+text
+
+1. first
+   - two
+     - in numbers
+
+- [ ] open
+- [x] done
+
+So \(a_1 * b * c_1\) and $$a*b*c$$, and escaped \* \(star).
+
+\[
+x = \{1\}
+\]
+
+| a | b | c |
+|:--|:-:|--:|
+| 1 | 2 | 3 |
+"""
 HOSTILE = """<img src=x onerror="window.hacked=1"> <script>window.hacked=1</script>
 [run](javascript:window.hacked=1) [data](data:text/html,x) [fine](https://example.org/a?b=1)
 
@@ -41,102 +73,6 @@ HOSTILE = """<img src=x onerror="window.hacked=1"> <script>window.hacked=1</scri
 |---|---|
 | <u>x</u> | 2 |
 """
-
-
-@pytest.fixture(scope="module")
-def slow(model: Path) -> Iterator[Served]:
-    """A server whose steps take so long that a person, or a test, can see them."""
-    with serving(model) as served:
-        served.valve.before = lambda step: time.sleep(0.04)
-        yield served
-
-
-@contextmanager
-def browsing(profile: Path, size: tuple[int, int] = DESK) -> Iterator[Chrome]:
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("needs chromium and chromedriver (Debian: chromium, chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as browser:
-        set_size(browser, size)
-        yield browser
-
-
-def set_size(browser: Chrome, size: tuple[int, int]) -> None:
-    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    with browsing(tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
-@pytest.fixture
-def page(browser: Chrome, slow: Served) -> Iterator[Chrome]:
-    """A page that nobody has used; at the end the browser's log has no complaint."""
-    browser.get(slow.url)
-    keep(browser)
-    yield browser
-    assert [line for line in browser.get_log("browser") if line["source"] != "network"] == []
-    browser.get("about:blank")
-    slow.assert_idle()
-
-
-def keep(browser: Chrome, *conversations: dict[str, Any]) -> None:
-    """Let the page find these conversations, and no others."""
-    browser.execute_script(
-        """
-        localStorage.clear();
-        localStorage.setItem('ridgeline.settings', JSON.stringify(arguments[0]));
-        for (const [i, one] of arguments[1].entries())
-          localStorage.setItem(`ridgeline.conversation.${i}`, JSON.stringify(one));
-        """,
-        SETTINGS,
-        conversations,
-    )
-    browser.refresh()
-
-
-def find(browser: Chrome, selector: str) -> WebElement:
-    return browser.find_element(By.CSS_SELECTOR, selector)
-
-
-def texts(browser: Chrome, selector: str) -> list[str]:
-    script = "return [...document.querySelectorAll(arguments[0])].map((found) => found.innerText)"
-    return [str(text) for text in browser.execute_script(script, selector)]
-
-
-def ask(browser: Chrome, text: str) -> None:
-    find(browser, "#question").send_keys(text + Keys.ENTER)
-
-
-def click(browser: Chrome, title: str) -> None:
-    """Click a button that shows when the pointer is over its row."""
-    row = find(browser, f'li:has([title="{title}"])')
-    ActionChains(browser).move_to_element(row).perform()
-    find(browser, f'[title="{title}"]').click()
-
-
-def answer(browser: Chrome) -> str:
-    script = "return document.querySelector('.assistant:last-child .body')?.textContent ?? ''"
-    return str(browser.execute_script(script))
-
-
-def says(browser: Chrome, selector: str, text: str) -> bool:
-    return any(text in found for found in texts(browser, selector))
-
-
-def picture(browser: Chrome, selector: str) -> str:
-    return str(browser.execute_script(f"return document.querySelector('{selector}').toDataURL()"))
-
-
-def sees(condition: Callable[[], object]) -> None:
-    eventually(condition, 10)
 
 
 def test_a_question_is_answered_as_it_streams(page: Chrome, slow: Served, tmp_path: Path) -> None:
@@ -191,7 +127,24 @@ def test_an_answer_is_never_html(page: Chrome) -> None:
 
 
 def test_no_answer_holds_the_page_up(page: Chrome) -> None:
-    pieces = ("*", "[", "`a", "_a ", "> ", "# ", "- ", "|", "``` ", " ", "~~a", "[a](", "1. \n ")
+    pieces = (
+        "*",
+        "[",
+        "\\(",
+        "\\[",
+        "$$",
+        "`a",
+        "_a ",
+        "> ",
+        "# ",
+        "- ",
+        "|",
+        "``` ",
+        " ",
+        "~~a",
+        "[a](",
+        "1. \n ",
+    )
     texts_ = [piece * (40_000 // len(piece)) for piece in pieces]
     texts_ += ["|" + " " * 40_000 + "x\n" + "|" + " " * 40_000 + "x", "#" + " " * 40_000 + "x"]
     messages = [{"role": "assistant", "content": text} for text in texts_]
@@ -230,6 +183,25 @@ def test_settings_reach_the_server_and_errors_are_shown(page: Chrome) -> None:
     sees(lambda: says(page, ".assistant .problem", "max_tokens asks for 5000"))
     page.refresh()
     assert says(page, ".assistant .problem", "max_tokens asks for 5000")
+
+
+def test_markdown_as_models_write_it(page: Chrome) -> None:
+    keep(page, {"title": "md", "messages": [{"role": "assistant", "content": MARKDOWN}]})
+    body = ".body > "
+    assert texts(page, body + "ul > li > ul > li > ul > li") == [
+        "three",
+        "three too\n\nwith a paragraph",
+    ]
+    assert texts(page, body + "p + ol > li > ul > li > ul > li") == ["in numbers"]
+    assert texts(page, body + "ul + ol > li") == ["one", "two"]
+    assert texts(page, body + "ol + ul > li") == ["open", "done"]
+    boxes = page.find_elements(By.CSS_SELECTOR, body + "ul > .task > .box")
+    assert [box.accessible_name for box in boxes] == ["To do", "Done"]
+    for literal in (r"\(a_1 * b * c_1\)", "\\[\nx = \\{1\\}\n\\]", "$$a*b*c$$"):
+        assert literal in answer(page)
+    assert "escaped * (star)" in answer(page)
+    script = "return [...document.querySelectorAll('td')].map((e) => getComputedStyle(e).textAlign)"
+    assert page.execute_script(script) == ["left", "center", "right"]
 
 
 @pytest.mark.parametrize("view", ["chat", "live", "side"])

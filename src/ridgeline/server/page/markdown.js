@@ -6,6 +6,7 @@ import { copyButton, element } from './dom.js';
 const MAX_DEPTH = 6; // of lists and quotes inside each other
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const TASK = /^\[([ xX])\]\s+/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const DIVIDER = /^(?=.{2,500}$)[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
@@ -17,6 +18,7 @@ const INLINE = new RegExp([
   '~~(?<del>[^~\\n]{1,1000})~~',
   '\\[(?<label>[^\\]\\n]{1,500})\\]\\((?<target>[^)\\s]{1,2000})\\)',
   '(?<url>https?://[^\\s<>"\'`]{1,2000}[^\\s<>"\'`.,;:!?)\\]])',
+  '(?<math>\\\\\\([^\\n]{1,1000}?\\\\\\)|\\\\\\[[^]{1,2000}?\\\\\\]|\\$\\$[^$]{1,2000}\\$\\$)',
   '\\\\(?<plain>[\\\\`*_{}\\[\\]()#+.!~|>-])',
 ].join('|'), 'g');
 
@@ -64,8 +66,7 @@ function split(lines, depth) {
     else if (depth < MAX_DEPTH && line.startsWith('>')) {
       take('quote', until((other) => !other.startsWith('>')), (part) => quote(part, depth));
     } else if (depth < MAX_DEPTH && ITEM.test(line)) {
-      take('list', until((other, i) => !ITEM.test(other) && !/^\s{2,}\S/.test(other)
-        && (other.trim() || !ITEM.test(lines[i + 1] ?? ''))), (part) => list(part, depth));
+      take('list', until((other, i) => endsList(line, other.trim() ? other : lines[i + 1] ?? '')), (part) => list(part, depth));
     } else if (line.includes('|') && DIVIDER.test(lines[at + 1] ?? '')) {
       take('table', until((other) => !other.includes('|')), table);
     } else take('text', until((other) => starts(other, depth)), (part) => element('p', {}, ...inline(part.join('\n'))));
@@ -75,6 +76,17 @@ function split(lines, depth) {
 
 const starts = (line, depth) => !line.trim() || FENCE.test(line) || HEADING.test(line) || RULE.test(line)
   || (depth < MAX_DEPTH && (line.startsWith('>') || ITEM.test(line)));
+
+const indentOf = (line) => line.length - line.trimStart().length;
+const isNumbered = (item) => /\d/.test(item[2]);
+
+/** Whether `line` no longer belongs to the list that begins with the line `first`. */
+function endsList(first, line) {
+  const item = ITEM.exec(line);
+  if (!item) return !/^\s{2,}\S/.test(line);
+  const isNested = item[1].length > indentOf(first) + 1;
+  return !isNested && isNumbered(item) !== isNumbered(ITEM.exec(first));
+}
 
 const nodes = (lines, depth) => split(lines, depth).map((block) => block.make());
 
@@ -91,28 +103,39 @@ function heading([line]) {
 const quote = (lines, depth) => element('blockquote', {}, ...nodes(lines.map((line) => line.replace(/^> ?/, '')), depth + 1));
 
 function list(lines, depth) {
-  const [, indent, mark] = ITEM.exec(lines[0]);
-  const made = /\d/.test(mark) ? element('ol', { start: parseInt(mark, 10) }) : element('ul');
-  let item = null;
-  const flush = () => {
-    if (!item) return;
-    const [first, ...rest] = item;
-    made.append(element('li', {}, ...inline(first), ...nodes(rest, depth + 1)));
-  };
+  const top = indentOf(lines[0]);
+  const items = []; // the lines of each
   for (const line of lines) {
     const match = ITEM.exec(line);
-    if (match && match[1].length <= indent.length + 1) {
-      flush();
-      item = [match[3]];
-    } else item.push(line.replace(/^\s{1,4}/, ''));
+    if (match && match[1].length <= top + 1) items.push([match[3]]);
+    else items.at(-1).push(line);
   }
-  flush();
+  const first = ITEM.exec(lines[0]);
+  const made = isNumbered(first) ? element('ol', { start: parseInt(first[2], 10) }) : element('ul');
+  made.append(...items.map((item) => listItem(item, depth)));
   return made;
 }
 
-function table([head, , ...rows]) {
+function listItem([first, ...rest], depth) {
+  const task = TASK.exec(first);
+  const made = element('li', { className: task ? 'task' : '' });
+  if (task) made.append(box(task[1] !== ' '));
+  // What is below an item keeps its indents, less the smallest: deeper levels stay deeper.
+  const indent = Math.min(...rest.filter((line) => line.trim()).map(indentOf));
+  made.append(...inline(task ? first.slice(task[0].length) : first));
+  made.append(...nodes(rest.map((line) => line.slice(indent)), depth + 1));
+  return made;
+}
+
+const box = (isDone) => element('span', {
+  className: isDone ? 'box done' : 'box', role: 'img', 'aria-label': isDone ? 'Done' : 'To do',
+});
+
+function table([head, divider, ...rows]) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, '').split('|').map((cell) => cell.trim());
-  const row = (line, kind) => element('tr', {}, ...cells(line).map((cell) => element(kind, {}, ...inline(cell))));
+  const sides = cells(divider).map((cell) => (cell.endsWith(':') ? (cell.startsWith(':') ? 'center' : 'right') : ''));
+  const row = (line, kind) => element('tr', {}, ...cells(line).map((cell, i) => (
+    element(kind, { className: sides[i] ?? '' }, ...inline(cell)))));
   return element('div', { className: 'wide' }, element('table', {},
     element('thead', {}, row(head, 'th')), element('tbody', {}, ...rows.map((line) => row(line, 'td')))));
 }
@@ -136,6 +159,7 @@ function styled(found, depth) {
   if (em !== undefined) return element('em', {}, ...inline(em, depth));
   if (found.del !== undefined) return element('del', {}, ...inline(found.del, depth));
   if (found.label !== undefined) return link(found.target, found.label);
+  if (found.math !== undefined) return found.math; // as it is: its signs are not Markdown's
   return found.url ? link(found.url, found.url) : found.plain;
 }
 

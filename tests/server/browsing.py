@@ -1,0 +1,126 @@
+"""A real browser: fixtures, and what the tests of the page do and see in it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver import ActionChains, Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from tests.server.serving import Served, eventually, serving
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+SETTINGS = {"temperature": 0, "max_tokens": 60}  # the model is small, and so is its length
+PHONE, DESK = (390, 844), (1440, 900)
+
+
+@pytest.fixture(scope="module")
+def slow(model: Path) -> Iterator[Served]:
+    """A server whose steps take so long that a person, or a test, can see them."""
+    with serving(model) as served:
+        served.valve.before = lambda step: time.sleep(0.04)
+        yield served
+
+
+@contextmanager
+def browsing(
+    profile: Path, size: tuple[int, int] = DESK, preferences: dict[str, Any] | None = None
+) -> Iterator[Chrome]:
+    if not CHROMIUM or not DRIVER:
+        pytest.skip("needs chromium and chromedriver (Debian: chromium, chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.add_experimental_option("prefs", preferences or {})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as browser:
+        set_size(browser, size)
+        yield browser
+
+
+def set_size(browser: Chrome, size: tuple[int, int]) -> None:
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    with browsing(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Chrome, slow: Served) -> Iterator[Chrome]:
+    """A page that nobody has used; at the end the browser's log has no complaint."""
+    browser.get(slow.url)
+    keep(browser)
+    yield browser
+    assert [line for line in browser.get_log("browser") if line["source"] != "network"] == []
+    browser.get("about:blank")
+    slow.assert_idle()
+
+
+def keep(browser: Chrome, *conversations: dict[str, Any]) -> None:
+    """Let the page find these conversations, and no others."""
+    browser.execute_script(
+        """
+        localStorage.clear();
+        localStorage.setItem('ridgeline.settings', JSON.stringify(arguments[0]));
+        for (const [i, one] of arguments[1].entries())
+          localStorage.setItem(`ridgeline.conversation.${i}`, JSON.stringify(one));
+        """,
+        SETTINGS,
+        conversations,
+    )
+    browser.refresh()
+
+
+def find(browser: Chrome, selector: str) -> WebElement:
+    return browser.find_element(By.CSS_SELECTOR, selector)
+
+
+def texts(browser: Chrome, selector: str) -> list[str]:
+    script = "return [...document.querySelectorAll(arguments[0])].map((found) => found.innerText)"
+    return [str(text) for text in browser.execute_script(script, selector)]
+
+
+def ask(browser: Chrome, text: str) -> None:
+    find(browser, "#question").send_keys(text + Keys.ENTER)
+
+
+def click(browser: Chrome, title: str) -> None:
+    """Click a button that shows when the pointer is over its row."""
+    row = find(browser, f'li:has([title="{title}"])')
+    ActionChains(browser).move_to_element(row).perform()
+    find(browser, f'[title="{title}"]').click()
+
+
+def answer(browser: Chrome) -> str:
+    script = "return document.querySelector('.assistant:last-child .body')?.textContent ?? ''"
+    return str(browser.execute_script(script))
+
+
+def says(browser: Chrome, selector: str, text: str) -> bool:
+    return any(text in found for found in texts(browser, selector))
+
+
+def picture(browser: Chrome, selector: str) -> str:
+    return str(browser.execute_script(f"return document.querySelector('{selector}').toDataURL()"))
+
+
+def sees(condition: Callable[[], object]) -> None:
+    eventually(condition, 10)
