@@ -180,9 +180,12 @@ def test_settings_reach_the_server_and_errors_are_shown(page: Chrome) -> None:
     find(page, "#tune-dialog button").click()
     assert "max tokens 5000" in find(page, "#hint").text
     ask(page, "hello")
-    sees(lambda: says(page, ".assistant .problem", "max_tokens asks for 5000"))
+    sees(lambda: says(page, ".assistant .problem", "asks for an answer of 5,000 tokens"))
     page.refresh()
-    assert says(page, ".assistant .problem", "max_tokens asks for 5000")
+    assert says(page, ".assistant .problem", "but the model takes 128 tokens (about 96 words)")
+    ask(page, "hello")
+    sees(lambda: len(texts(page, ".assistant .problem")) == 2)
+    assert page.find_elements(By.CSS_SELECTOR, ".action") == []  # to send less would not help
 
 
 def test_markdown_as_models_write_it(page: Chrome) -> None:

@@ -1,7 +1,10 @@
-// Requests to the server: the key, errors in words, server-sent events. It knows no page but the
+// Requests to the server: the key, errors in words, server-sent events. Of the page it knows only the
 // dialog that asks for the key.
 
-let key = sessionStorage.getItem('ridgeline.key');
+import { read, write } from './store.js';
+
+const KEY = 'ridgeline.key';
+let key = read(KEY, 'sessionStorage');
 let asking = null;
 
 function askKey(wasWrong) {
@@ -18,7 +21,7 @@ function askKey(wasWrong) {
       const field = dialog.querySelector('input');
       key = field.value.trim();
       field.value = '';
-      sessionStorage.setItem('ridgeline.key', key);
+      write(KEY, key, 'sessionStorage');
       resolve();
     }, { once: true });
     dialog.showModal();
@@ -26,14 +29,16 @@ function askKey(wasWrong) {
   return asking;
 }
 
-/** Fetch; asks for the key when one is needed. Throws an Error that says what went wrong. */
+const problem = (message, code) => Object.assign(new Error(message), { code });
+
+/** Fetch; asks for the key when one is needed. Throws an Error with what went wrong, and its code. */
 export async function call(path, options = {}) {
   for (;;) {
     const used = key;
     const headers = { ...options.headers };
     if (used) headers.authorization = `Bearer ${used}`;
     const response = await fetch(path, { ...options, headers, cache: 'no-store' }).catch((error) => {
-      throw error.name === 'AbortError' ? error : new Error('the server cannot be reached');
+      throw error.name === 'AbortError' ? error : problem('the server cannot be reached', 'unreachable');
     });
     if (response.ok) return response;
     if (response.status !== 401) throw await failure(response);
@@ -43,7 +48,15 @@ export async function call(path, options = {}) {
 
 async function failure(response) {
   const body = await response.json().catch(() => null);
-  return new Error(body?.error?.message ?? `the server answered ${response.status}`);
+  return problem(body?.error?.message ?? `the server answered ${response.status}`, body?.error?.code);
+}
+
+const lost = () => problem('the connection to the server was lost', 'lost');
+
+/** Return the model that the server has. */
+export async function fetchModel() {
+  const { data: [model] } = await (await call('/v1/models')).json();
+  return model;
 }
 
 /** Yield the data of each server-sent event, parsed. */
@@ -51,7 +64,9 @@ export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === 'AbortError' ? error : lost(); // the browser's own words say little
+    });
     if (done) return;
     const frames = (rest + value).split('\n\n');
     rest = frames.pop();
@@ -76,12 +91,12 @@ export async function complete(body, onText, signal) {
   const end = {};
   for await (const event of events(response)) {
     if (event === '[DONE]') return end;
-    if (event.error) throw new Error(event.error.message);
+    if (event.error) throw problem(event.error.message, event.error.code);
     const choice = event.choices[0];
     if (choice?.delta?.content) onText(choice.delta.content);
     if (choice?.finish_reason) end.reason = choice.finish_reason;
     if (event.usage) end.usage = event.usage;
     if (event.metrics) end.timings = event.metrics;
   }
-  throw new Error('the connection ended before the answer did');
+  throw lost();
 }

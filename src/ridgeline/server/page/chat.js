@@ -1,9 +1,12 @@
 // Conversations: the list, the messages, the composer. An answer goes on while another is shown.
 
-import { complete } from './api.js';
+import { complete, fetchModel } from './api.js';
+import {
+  canLeaveOut, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages, versionsOf,
+} from './conversation.js';
 import { copyButton, element, icon, iconButton } from './dom.js';
 import { render } from './markdown.js';
-import { conversations, create, remove, save, settings } from './store.js';
+import { conversations, create, isBlocked, onOtherTab, remove, save, settings } from './store.js';
 
 const IDEAS = [
   'Explain in three sentences how a rainbow forms.',
@@ -12,14 +15,18 @@ const IDEAS = [
 ];
 const SAVE_MS = 2000; // how often an answer is kept while it grows
 const at = (id) => document.getElementById(id);
-const running = new Map(); // conversation -> AbortController
+const number = (value) => Math.round(value).toLocaleString('en');
+const running = new Map(); // conversation -> {controller, message, savedAt}
 let open = null;
+let hasRoom = true; // to keep conversations in this browser
+let failedAgain = null; // {id, error, isTooLong}: why the answer with this id was not given again
 
 // --- the list of conversations ---------------------------------------------------------------
 
 const titleOf = (conversation) => conversation.title || 'New conversation';
 
 function showList() {
+  if (at('conversations').querySelector('input')) return; // a title is being written
   at('conversations').replaceChildren(...conversations.map((conversation) => {
     const row = element('li', { className: conversation === open ? 'open' : '' });
     const title = element('button', {
@@ -40,8 +47,11 @@ function rename(row, conversation) {
   const field = element('input', { value: titleOf(conversation), maxLength: 80, 'aria-label': 'Title' });
   const finish = (isMeant) => {
     field.onblur = null;
-    if (isMeant && field.value.trim()) conversation.title = field.value.trim();
-    keep(conversation);
+    field.remove();
+    if (isMeant && field.value.trim()) {
+      Object.assign(conversation, { title: field.value.trim(), changedAt: Date.now() });
+      keep(conversation);
+    }
     showHead();
   };
   field.onblur = () => finish(true);
@@ -55,7 +65,7 @@ function rename(row, conversation) {
 
 function drop(conversation) {
   if (conversation.messages.length && !window.confirm(`Delete “${titleOf(conversation)}”?`)) return;
-  running.get(conversation)?.abort();
+  running.get(conversation)?.controller.abort();
   remove(conversation);
   if (conversation === open) show(conversations[0] ?? create());
   else showList();
@@ -66,10 +76,18 @@ function drop(conversation) {
 function show(conversation) {
   open = conversation;
   at('messages').replaceChildren();
-  conversation.messages.forEach(showMessage);
+  showMessages();
   showHead();
   document.body.dataset.view = 'chat';
   at('scroll').scrollTop = at('scroll').scrollHeight;
+}
+
+/** Show all messages; elements that are there already stay, and move only if the order changed. */
+function showMessages() {
+  const before = [...at('messages').children];
+  const articles = shownMessages(open).map(showMessage);
+  const isSame = articles.length === before.length && articles.every((article, i) => article === before[i]);
+  if (!isSame) at('messages').replaceChildren(...articles);
 }
 
 function showHead() {
@@ -84,26 +102,69 @@ function showHead() {
   at('send').title = busy ? 'Stop (Escape)' : 'Send (Enter)';
 }
 
-/** Show a message, new or again; the same element is kept while it grows. */
+/** Show a message; all versions of an answer share an element, which stays while it grows. */
 function showMessage(message) {
-  let shown = [...at('messages').children].find((child) => child.message === message);
-  if (!shown) {
-    shown = element('article', { className: message.role, message, 'aria-label': message.role === 'user' ? 'You' : 'Answer' });
-    shown.append(element('div', { className: 'body' }), element('footer'));
-    at('messages').append(shown);
+  const key = keyOf(message);
+  let article = [...at('messages').children].find((child) => child.key === key);
+  if (!article) {
+    article = element('article', { className: message.role, key, 'aria-label': message.role === 'user' ? 'You' : 'Answer' });
+    article.append(element('div', { className: 'left-out' }), element('div', { className: 'body' }), element('footer'));
+    at('messages').append(article);
   }
-  const [body, footer] = shown.children;
-  if (message.role === 'user') body.textContent = message.content;
-  else render(body, message.content);
-  body.classList.toggle('growing', Boolean(message.isGrowing));
-  footer.replaceChildren(...(message.isGrowing ? [] : footerOf(message)));
+  const [note, body, footer] = article.children;
+  if (message.role !== 'user') render(body, message.content);
+  else if (body.textContent !== message.content) body.textContent = message.content;
+  const isGrowing = running.get(open)?.message === message;
+  body.classList.toggle('growing', isGrowing);
+  footer.replaceChildren(...(isGrowing ? [] : footerOf(message)));
+  note.replaceChildren(...(message.id === open.sentFrom ? leftOutNote() : []));
+  return article;
 }
 
+const leftOutNote = () => [
+  'Messages above this line are not sent to the model.',
+  element('button', { type: 'button', className: 'action', onclick: sendAll }, 'Send them again'),
+];
+
 function footerOf(message) {
-  const parts = [copyButton(() => message.content)];
+  const parts = message.content ? [copyButton(() => message.content)] : [];
   if (message.role !== 'assistant') return parts;
-  if (message === open.messages.at(-1)) parts.push(iconButton('again', 'Answer again', again));
-  const { usage, timings, reason, error } = message;
+  const isLast = message === shownMessages(open).at(-1);
+  if (isLast && !running.has(open)) parts.push(iconButton('again', 'Answer again', () => again()));
+  parts.push(...versionSteps(message), element('span', { className: 'facts' }, factsOf(message).join('  ·  ')));
+  const { error, isTooLong } = failedAgain?.id === message.id ? failedAgain : message;
+  if (error) parts.push(element('span', { className: 'problem', role: 'alert' }, error));
+  if (isTooLong && isLast && canLeaveOut(open)) {
+    parts.push(element('button', { type: 'button', className: 'action', onclick: leaveOut }, 'Leave out the oldest messages'));
+  }
+  return parts;
+}
+
+/** Return buttons that step through the versions of an answer, if there are several. */
+function versionSteps(message) {
+  const versions = versionsOf(open, message);
+  const i = versions.indexOf(message);
+  if (versions.length < 2) return [];
+  const step = (name, label, other) => {
+    const button = iconButton(name, label, () => choose(other, label));
+    button.disabled = !other;
+    return button;
+  };
+  return [
+    step('earlier', 'Earlier answer', versions[i - 1]),
+    element('span', { className: 'version' }, `${i + 1} / ${versions.length}`),
+    step('later', 'Later answer', versions[i + 1]),
+  ];
+}
+
+function choose(message, label) {
+  message.chosenAt = Date.now();
+  keep(open);
+  showMessages();
+  showMessage(message).querySelector(`[title="${label}"]`).focus();
+}
+
+function factsOf({ usage, timings, reason, error }) {
   const facts = [];
   if (usage) facts.push(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`);
   if (usage?.prompt_tokens_details?.cached_tokens) facts.push(`${usage.prompt_tokens_details.cached_tokens} cached`);
@@ -111,64 +172,109 @@ function footerOf(message) {
   if (timings?.time_to_first_token_ms) facts.push(`first after ${seconds(timings.time_to_first_token_ms)}`);
   if (reason === 'length') facts.push('cut at max tokens');
   if (reason === 'stopped') facts.push('stopped');
-  parts.push(element('span', { className: 'facts' }, facts.join('  ·  ')));
-  if (error) parts.push(element('span', { className: 'problem', role: 'alert' }, error));
-  return parts;
+  if (!reason && !error) facts.push('not complete'); // the page was left, or another tab still writes it
+  return facts;
 }
 
 const seconds = (ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
 function keep(conversation) {
   if (!conversations.includes(conversation)) return; // deleted meanwhile
-  conversation.savedAt = Date.now();
-  at('hint').classList.toggle('problem', !save(conversation));
+  if (running.has(conversation)) running.get(conversation).savedAt = Date.now();
+  hasRoom = save(conversation);
+  showHint();
+}
+
+/** Show what another tab has changed. */
+function refresh() {
+  for (const [conversation, { controller }] of running) {
+    if (!conversations.includes(conversation)) controller.abort();
+  }
+  if (conversations.includes(open)) {
+    atBottom(showMessages);
+    showHead();
+  } else show(conversations[0] ?? create());
   showHint();
 }
 
 // --- asking ----------------------------------------------------------------------------------
 
-function request(conversation) {
-  const messages = conversation.messages
-    .filter((message) => message.content)
-    .map(({ role, content }) => ({ role, content }));
-  if (settings.system) messages.unshift({ role: 'system', content: settings.system });
-  const body = { messages };
+function request(messages) {
+  const body = { messages: messages.map(({ role, content }) => ({ role, content })) };
+  if (settings.system) body.messages.unshift({ role: 'system', content: settings.system });
   for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
     if (typeof settings[name] === 'number') body[name] = settings[name];
   }
   return body;
 }
 
-async function answer(conversation) {
+/** Answer the last question; `old` is its answer so far, if any. Returns what went wrong, or null. */
+async function answer(conversation, old) {
+  const body = request(sentMessages(conversation).filter((message) => message !== old));
+  const isVersion = Boolean(old?.content);
+  const message = newMessage('assistant', '', isVersion ? { versionOf: keyOf(old), chosenAt: Date.now() } : {});
+  if (old && !isVersion) { // it has no text: nothing to keep
+    message.id = old.id;
+    conversation.messages.splice(conversation.messages.indexOf(old), 1, message);
+  } else conversation.messages.push(message);
+  failedAgain = null;
   const controller = new AbortController();
-  const body = request(conversation);
-  const message = { role: 'assistant', content: '', isGrowing: true };
-  conversation.messages.push(message);
-  running.set(conversation, controller);
+  running.set(conversation, { controller, message, savedAt: Date.now() });
   let isDrawn = true;
   const draw = () => {
     isDrawn = true;
     if (conversation === open) atBottom(() => showMessage(message));
   };
-  draw();
-  showHead();
   const onText = (text) => {
     message.content += text;
+    message.changedAt = Date.now();
     if (isDrawn) requestAnimationFrame(draw);
     isDrawn = false;
-    if (Date.now() > conversation.savedAt + SAVE_MS) keep(conversation);
+    if (Date.now() > running.get(conversation).savedAt + SAVE_MS) keep(conversation);
   };
+  showChange(conversation);
+  let failure = null;
   try {
     Object.assign(message, await complete(body, onText, controller.signal));
   } catch (error) {
     if (error.name === 'AbortError') message.reason = 'stopped';
-    else message.error = error.message;
+    else failure = await explain(error, conversation);
   }
-  delete message.isGrowing;
+  message.changedAt = Date.now();
   running.delete(conversation);
+  if (isVersion && !message.content) { // nothing came, so the old answer stays
+    conversation.messages.splice(conversation.messages.indexOf(message), 1);
+    if (failure) failedAgain = { id: old.id, ...failure };
+  } else Object.assign(message, failure);
   keep(conversation);
-  draw();
+  showChange(conversation);
+  return failure;
+}
+
+function showChange(conversation) {
+  if (conversation === open) atBottom(showMessages);
   showHead();
+}
+
+const ADVICE = { // by an error's code
+  unreachable: 'The server cannot be reached. Check that it runs, then choose “Answer again”.',
+  lost: 'The connection to the server was lost before the answer was complete. Check that the server runs, then choose “Answer again”.',
+};
+
+/** Return {error, isTooLong}: what went wrong, what can be done, and whether sending less can help. */
+async function explain({ message, code }, conversation) {
+  const model = code === 'context_length_exceeded' && await fetchModel().catch(() => null);
+  return model ? tooLong(conversation, model) : { error: ADVICE[code] ?? message };
+}
+
+function tooLong(conversation, model) {
+  const most = model.max_model_len;
+  const limit = `the model takes ${number(most)} tokens (about ${number(0.75 * most)} words), question and answer together`;
+  if (settings.max_tokens >= most) {
+    return { error: `“Max tokens” asks for an answer of ${number(settings.max_tokens)} tokens, but ${limit}. Choose fewer in the settings.` };
+  }
+  if (canLeaveOut(conversation)) return { error: `This conversation has become too long: ${limit}.`, isTooLong: true };
+  return { error: `This message is too long: ${limit}. Send a shorter one, or choose fewer “Max tokens” in the settings.` };
 }
 
 /** Change the messages; stay at their end, if that is where the reader is. */
@@ -180,28 +286,41 @@ function atBottom(change) {
 }
 
 function ask(text) {
-  const question = { role: 'user', content: text };
   const conversation = open;
-  conversation.messages.push(question);
-  conversation.title ||= text.split('\n')[0].replace(/^(.{59}).{2,}$/, '$1…');
-  for (const child of at('messages').children) child.querySelector('[title="Answer again"]')?.remove();
-  showMessage(question);
-  at('scroll').scrollTop = at('scroll').scrollHeight;
+  conversation.messages.push(newMessage('user', text));
+  if (!conversation.title) {
+    const title = text.split('\n')[0].replace(/^(.{59}).{2,}$/, '$1…');
+    Object.assign(conversation, { title, changedAt: Date.now() });
+  }
   keep(conversation);
   answer(conversation);
+  at('scroll').scrollTop = at('scroll').scrollHeight;
 }
 
 function again() {
-  if (running.has(open)) return;
-  open.messages.pop();
-  at('messages').lastChild.remove();
-  answer(open);
+  return answer(open, shownMessages(open).at(-1));
+}
+
+/** Answer with ever fewer messages sent, until they fit. */
+async function leaveOut() {
+  const conversation = open;
+  let failure = null;
+  do {
+    leaveOutOldest(conversation);
+    failure = await answer(conversation, shownMessages(conversation).at(-1));
+  } while (failure?.isTooLong);
+}
+
+function sendAll() {
+  Object.assign(open, { sentFrom: null, changedAt: Date.now() });
+  keep(open);
+  showMessages();
 }
 
 function submit(event) {
   event?.preventDefault();
   const field = at('question');
-  if (running.has(open)) running.get(open).abort();
+  if (running.has(open)) running.get(open).controller.abort();
   else if (field.value.trim()) {
     ask(field.value.trim());
     field.value = '';
@@ -212,12 +331,15 @@ function submit(event) {
 function grow() {
   const field = at('question');
   field.style.height = 'auto';
-  field.style.height = `${field.scrollHeight}px`;
+  const border = field.offsetHeight - field.clientHeight;
+  field.style.height = `${field.scrollHeight + border}px`;
 }
 
 export function showHint() {
   const parts = [];
-  if (at('hint').classList.contains('problem')) parts.push('This browser has no room to keep more.');
+  if (isBlocked) parts.push('Storage is blocked: nothing is kept after this page closes.');
+  else if (!hasRoom) parts.push('This browser has no room to keep more.');
+  at('hint').classList.toggle('problem', isBlocked || !hasRoom);
   if (settings.system) parts.push('system prompt set');
   for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
     if (typeof settings[name] === 'number') parts.push(`${name.replace('_', ' ')} ${settings[name]}`);
@@ -234,17 +356,14 @@ export function start() {
     else if (isEnter) event.preventDefault();
   };
   document.addEventListener('keydown', (event) => {
-    if (event.key === 'Escape' && !document.querySelector('dialog[open]')) running.get(open)?.abort();
+    if (event.key === 'Escape' && !document.querySelector('dialog[open]')) running.get(open)?.controller.abort();
   });
   at('new').onclick = () => {
     show(conversations.find((one) => !one.messages.length) ?? create());
     at('question').focus();
   };
   at('ideas').replaceChildren(...IDEAS.map((idea) => element('button', { type: 'button', onclick: () => ask(idea) }, idea)));
-  for (const message of conversations.flatMap((one) => one.messages)) {
-    if (message.isGrowing) message.reason = 'stopped'; // the page was left
-    delete message.isGrowing;
-  }
+  onOtherTab(refresh);
   showHint();
   show(conversations[0] ?? create());
 }

@@ -6,6 +6,9 @@ import { element } from './dom.js';
 
 const SECONDS = 120; // that the small charts show at most; fewer at first
 const MAX_STEPS = 400;
+const BUSY_MS = 5000; // without a view, after which one is asked for: a busy server sends four a second
+const IDLE_MS = 30_000; // an idle one sends none
+const ANSWER_MS = 5000; // for a view that was asked for
 const at = (id) => document.getElementById(id);
 const number = (value) => Math.round(value).toLocaleString('en');
 
@@ -15,6 +18,8 @@ let now = Math.floor(Date.now() / 1000);
 let steps = [];
 let view = null;
 let reading = null; // an AbortController while connected
+let seenAt = null; // when the last view came, or the wait for one began; null while nobody looks
+let askedAt = 0;
 
 // --- taking views ----------------------------------------------------------------------------
 
@@ -27,6 +32,8 @@ function advance() {
 
 function take(next) {
   view = next;
+  seenAt = askedAt = Date.now();
+  state('live', 'live');
   advance();
   const second = seconds.at(-1);
   for (const [ms, prompt, generated] of view.steps) {
@@ -47,28 +54,60 @@ const canBeSeen = () => !document.hidden && at('live').offsetParent !== null;
 async function read() {
   if (reading || !canBeSeen()) return;
   reading = new AbortController();
+  askedAt = Date.now();
+  seenAt ??= askedAt;
   try {
     const response = await call('/v1/live', { signal: reading.signal });
-    state('live', true);
     for await (const next of events(response)) take(next);
-    state('disconnected', false);
+    forget('disconnected');
   } catch (error) {
-    if (error.name !== 'AbortError') state(error.message, false);
+    if (error.name !== 'AbortError') forget(error.message);
   }
   reading = null;
 }
 
-function state(text, isLive) {
+/** Show no view rather than an old one: whatever ran there is gone. */
+function forget(why) {
+  view = seenAt = null;
+  steps = [];
+  state(why, 'away');
+}
+
+/** Ask for a view when none has come for long, and say so when none comes then. */
+function watch() {
+  const patience_ms = view && !view.num_running && !view.num_waiting ? IDLE_MS : BUSY_MS;
+  if (reading && Date.now() - askedAt > patience_ms) reading.abort();
+  const isSilent = reading && Date.now() - seenAt > patience_ms + ANSWER_MS;
+  if (isSilent) state('the server does not answer', view ? 'stale' : 'away');
+}
+
+function state(text, kind) {
   at('state').textContent = text;
-  at('state').classList.toggle('on', isLive);
+  at('live').dataset.state = kind;
+}
+
+function look() {
+  if (canBeSeen()) read();
+  else {
+    reading?.abort();
+    seenAt = null;
+  }
+}
+
+function tick() {
+  advance();
+  if (!canBeSeen()) return;
+  read();
+  watch();
+  showRates();
 }
 
 export function start() {
-  const look = () => (canBeSeen() ? read() : reading?.abort());
   document.addEventListener('visibilitychange', look);
   addEventListener('resize', () => { look(); show(); });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', show);
   new MutationObserver(() => { look(); show(); }).observe(document.body, { attributeFilter: ['data-view'] });
-  setInterval(() => { read(); advance(); if (canBeSeen()) showRates(); }, 1000);
+  setInterval(tick, 1000);
   read();
 }
 

@@ -1,6 +1,6 @@
 // The page: which of its parts a narrow screen shows, the model's name, the settings.
 
-import { call } from './api.js';
+import { fetchModel } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
 import { saveSettings, settings } from './store.js';
@@ -18,10 +18,13 @@ function showTabs() {
 function openSettings() {
   const dialog = at('tune-dialog');
   for (const field of dialog.querySelectorAll('[name]')) field.value = settings[field.name] ?? '';
+  dialog.returnValue = '';
   dialog.showModal();
 }
 
+/** Take over what was entered; Done has checked it, Escape discards it. */
 function keepSettings() {
+  if (at('tune-dialog').returnValue !== 'ok') return;
   for (const field of at('tune-dialog').querySelectorAll('[name]')) {
     const isNumber = field.type === 'number';
     const value = isNumber ? field.valueAsNumber : field.value.trim();
@@ -33,7 +36,7 @@ function keepSettings() {
 
 async function showModel() {
   try {
-    const { data: [model] } = await (await call('/v1/models')).json();
+    const model = await fetchModel();
     at('model').textContent = model.id;
     document.title = `${model.id} – Ridgeline`;
   } catch (error) {

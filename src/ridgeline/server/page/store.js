@@ -1,52 +1,99 @@
-// Conversations and settings, kept in this browser: an entry for each, so that two windows do not
-// undo each other. It knows no page.
+// Conversations and settings, kept in this browser: one entry for each conversation. Another tab may
+// write the same entries, so each write merges with what is there. Knows nothing of the page.
+
+import { merge, newId } from './conversation.js';
 
 const PREFIX = 'ridgeline.conversation.';
 const SETTINGS = 'ridgeline.settings';
 
-function read(name) {
+/** Return a kept value; null if there is none, or if the browser blocks its storage. */
+export function read(name, area = 'localStorage') {
   try {
-    return JSON.parse(localStorage.getItem(name));
+    return JSON.parse(window[area].getItem(name));
   } catch {
     return null;
   }
 }
 
-function write(name, value) {
+/** Keep a value; return whether the browser allowed it and had room. */
+export function write(name, value, area = 'localStorage') {
   try {
-    localStorage.setItem(name, JSON.stringify(value));
+    window[area].setItem(name, JSON.stringify(value));
     return true;
   } catch {
     return false;
   }
 }
 
+function storedNames() {
+  try {
+    return Object.keys(window.localStorage);
+  } catch { // cookies and site data are blocked
+    return null;
+  }
+}
+
 const isMessage = (one) => typeof one?.content === 'string' && typeof one.role === 'string';
 
-/** The newest first; each has id, title and messages of {role, content, ...}. */
-export const conversations = Object.keys(localStorage)
+function readConversation(id) {
+  const found = read(PREFIX + id);
+  if (!Array.isArray(found?.messages) || !found.messages.every(isMessage)) return null;
+  const messages = found.messages.map((message, i) => ({ id: String(i), changedAt: 0, ...message }));
+  return { title: '', sentFrom: null, changedAt: 0, ...found, id, messages };
+}
+
+const names = storedNames();
+
+export const isBlocked = names === null;
+
+/** The newest first; conversation.js says what each has. */
+export const conversations = (names ?? [])
   .filter((name) => name.startsWith(PREFIX))
-  .sort()
-  .reverse()
-  .map((name) => ({ title: '', ...read(name), id: name.slice(PREFIX.length) }))
-  .filter((one) => Array.isArray(one.messages) && one.messages.every(isMessage));
+  .map((name) => readConversation(name.slice(PREFIX.length)))
+  .filter(Boolean);
+
+const sort = () => conversations.sort((one, other) => (one.id < other.id ? 1 : -1));
+sort();
 
 export const settings = { system: '', max_tokens: 1024, ...read(SETTINGS) };
 
 export const saveSettings = () => write(SETTINGS, settings);
 
-/** Write a conversation; returns whether the browser had room. */
-export const save = (conversation) => write(PREFIX + conversation.id, conversation);
+/** Add what other tabs wrote, then write; return whether that worked. */
+export function save(conversation) {
+  const stored = readConversation(conversation.id);
+  if (stored) Object.assign(conversation, merge(conversation, stored));
+  const messages = conversation.messages.filter((one) => one.content || one.reason || one.error);
+  return write(PREFIX + conversation.id, { ...conversation, messages });
+}
 
 /** Add a conversation; it is not kept before it is saved. */
 export function create() {
-  const id = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
-  const conversation = { id, title: '', messages: [] };
+  const conversation = { id: newId(), title: '', sentFrom: null, changedAt: 0, messages: [] };
   conversations.unshift(conversation);
   return conversation;
 }
 
 export function remove(conversation) {
   conversations.splice(conversations.indexOf(conversation), 1);
-  localStorage.removeItem(PREFIX + conversation.id);
+  if (!isBlocked) window.localStorage.removeItem(PREFIX + conversation.id);
+}
+
+/** Call `changed` each time another tab has changed conversations or settings. */
+export function onOtherTab(changed) {
+  addEventListener('storage', ({ key }) => {
+    if (key === SETTINGS) Object.assign(settings, read(SETTINGS));
+    else if (key?.startsWith(PREFIX)) adopt(key.slice(PREFIX.length));
+    else return;
+    changed();
+  });
+}
+
+function adopt(id) {
+  const stored = readConversation(id);
+  const own = conversations.find((conversation) => conversation.id === id);
+  if (own && stored) Object.assign(own, merge(own, stored));
+  else if (own) conversations.splice(conversations.indexOf(own), 1);
+  else if (stored) conversations.push(stored);
+  sort();
 }
