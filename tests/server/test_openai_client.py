@@ -74,6 +74,38 @@ def test_a_chat_stream_adds_up_to_the_whole(served: Served, n: int) -> None:
         assert all(len(entry.top_logprobs) == 2 for entry in found)
 
 
+def test_a_stream_tells_the_role_though_its_first_token_is_held_back(served: Served) -> None:
+    client = served.client()
+    whole = client.chat.completions.create(**ASK, **NO_EOS).choices[0].message.content
+    assert whole
+    held = whole[:1] + "and nothing that this model says"
+    chunks = client.chat.completions.create(**ASK, **NO_EOS, stop=held, stream=True)
+    first, *rest = [chunk.choices[0].delta for chunk in chunks]
+    assert (first.role, first.content) == ("assistant", "")
+    assert [delta.role for delta in rest] == [None] * len(rest)
+    assert "".join(delta.content or "" for delta in rest) == whole
+
+
+def test_the_chunk_that_ends_an_answer_has_no_text(served: Served) -> None:
+    """A client that stops reading at ``finish_reason`` has seen all of it."""
+    client = served.client()
+    whole = client.chat.completions.create(**ASK, **NO_EOS).choices[0].message.content
+    *pieces, end = client.chat.completions.create(
+        **ASK, **NO_EOS, stream=True, logprobs=True, top_logprobs=1
+    )
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole
+    assert sum(len(p.choices[0].logprobs.content or ()) for p in pieces if p.choices[0].logprobs)
+    assert end.choices[0].model_dump(exclude_none=True) == {
+        "index": 0,
+        "delta": {},
+        "finish_reason": "length",
+    }
+    text = client.completions.create(prompt="hello", **GO_ON, **NO_EOS).choices[0].text
+    *parts, last = client.completions.create(prompt="hello", **GO_ON, **NO_EOS, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == text
+    assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "length")
+
+
 def test_completions_of_texts_and_ids_in_order(served: Served, offline: LLM) -> None:
     client = served.client()
     prompts = ["The cat", "hello", "the dog said"]

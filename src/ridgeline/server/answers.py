@@ -30,7 +30,8 @@ class _Answer:
     num_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    has_begun: bool = False
+    has_begun: bool = False  # a token came
+    has_role: bool = False  # a chunk of a chat said who speaks
     offset: int = 0  # letters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
 
@@ -55,18 +56,29 @@ class Answers:
         if what.finish_reason is FinishReason.ERROR:
             raise StreamError(what.error or "the model failed on this request")
         answer = self._answers[index * self._stream.params.n + what.seq_id[1]]
-        opening = []
-        if not answer.has_begun:
-            answer.has_begun = True
-            if self._is_chat:
-                delta = {"role": "assistant", "content": ""}
-                opening.append(self._choice(answer, {"delta": delta}, None))
-            if self._echo:
-                self._put_prompt(answer, index)
+        if self._echo and not answer.has_begun:
+            self._put_prompt(answer, index)
+        answer.has_begun = True
         self._put(answer, what)
-        if not (answer.text or answer.logprobs or answer.finish_reason) or not self._body.stream:
-            return []
-        return [*opening, self._shown(answer)]
+        return self._chunks(answer) if self._body.stream else []
+
+    def _chunks(self, answer: _Answer) -> list[Choice]:
+        """Return what is new of a streamed answer, its end apart from its text.
+
+        Clients may stop reading at ``finish_reason``: nothing that they show may come with it.
+        """
+        has_news = bool(answer.text or answer.logprobs)
+        chunks = []
+        if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
+            answer.has_role = True
+            delta = {"role": "assistant", "content": ""}
+            chunks.append(self._choice(answer, {"delta": delta}, None))
+        if has_news:
+            chunks.append(self._shown(answer))
+        if answer.finish_reason:
+            form: Choice = {"delta": {}} if self._is_chat else {"text": ""}
+            chunks.append(_ended(answer, self._choice(answer, form, None)))
+        return chunks
 
     def _put(self, answer: _Answer, event: Event) -> None:
         answer.finish_reason = event.finish_reason and event.finish_reason.value
@@ -88,7 +100,7 @@ class Answers:
 
     def whole(self) -> list[Choice]:
         """Return all choices with all that has not been shown."""
-        return [self._shown(answer) for answer in self._answers]
+        return [_ended(answer, self._shown(answer)) for answer in self._answers]
 
     def _shown(self, answer: _Answer) -> Choice:
         """Return a choice with what is new, and forget that."""
@@ -99,11 +111,7 @@ class Answers:
             form = {"delta": {"content": text} if text else {}}
         elif self._is_chat:
             form = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        choice = self._choice(answer, form, logprobs)
-        choice["finish_reason"] = answer.finish_reason
-        if answer.stop_reason is not None:
-            choice["stop_reason"] = answer.stop_reason
-        return choice
+        return self._choice(answer, form, logprobs)
 
     @staticmethod
     def _choice(answer: _Answer, form: Choice, logprobs: Choice | None) -> Choice:
@@ -205,3 +213,11 @@ class Answers:
             "cached_tokens": self.num_cached,
             "num_preemptions": sum(r.num_preemptions for r in self._records),
         }
+
+
+def _ended(answer: _Answer, choice: Choice) -> Choice:
+    """Return a choice that also says how the answer ended."""
+    choice["finish_reason"] = answer.finish_reason
+    if answer.stop_reason is not None:
+        choice["stop_reason"] = answer.stop_reason
+    return choice
