@@ -33,6 +33,9 @@ WRONG = [True, "5", [], {}, float("nan")]
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop": ""}, "stop"),
         ({"stop": [7]}, "stop[0]"),
+        ({"stop": "a" * 1025}, "stop"),
+        ({"stop": ["a", "b" * 1025]}, "stop[1]"),
+        ({"x" * 100_000: 1}, "x" * 80),
         ({"seed": 1 << 63}, "seed"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
@@ -102,6 +105,44 @@ def test_what_is_wrong_in_a_chat(served: Served, fields: dict[str, Any], param: 
     status, error = served.refused(CHAT, ASK | fields)
     assert status == 400
     assert (error["param"] or "").startswith(param), error
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_the_first_field_that_is_not_supported_is_named(served: Served, path: str) -> None:
+    fields = {"tools": [1], "audio": {}, "moderation": {}, "logit_bogus": 1, "store": True}
+    for names in (list(fields), list(fields)[::-1]):
+        body = {name: fields[name] for name in names} | (ASK if path == CHAT else GO_ON)
+        assert served.refused(path, body)[1]["param"] == names[0]
+
+
+def _nested(depth: int) -> list[Any]:
+    calls: Any = {"function": {}}
+    for _ in range(depth):
+        calls = {"a": calls}
+    return [{"role": "assistant", "content": "", "tool_calls": [calls]}, *HELLO]
+
+
+def test_what_is_nested_too_deeply_is_refused_before_a_template_sees_it(served: Served) -> None:
+    assert served.call(CHAT, ASK | {"messages": _nested(150)})[0] == 200
+    for depth in (200, 490, 600, 5000):
+        body = json.dumps(ASK | {"messages": []}).replace("[]", "%s").encode()
+        deep = b'[{"role":"user","content":"x","tool_calls":[{"a":%s1%s}]}]'
+        deep %= (b"[" * depth, b"]" * depth)
+        status, answer, _ = served.call(CHAT, body % deep)
+        assert (status, answer["error"]["code"]) == (400, "invalid_json"), depth
+        assert "recursion limit" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "field", ['"stop": %s', '"stop": [%s]', '"metadata": {"a": %s}', '"user": %s', '"tools": [%s]']
+)
+def test_half_a_letter_is_refused_everywhere(served: Served, field: str) -> None:
+    for half in (r'"\ud800"', r'"a\udc00"', r'"\ud800\ud800"', r'"\ud83dx"'):
+        body = '{"prompt": "x", "max_tokens": 1, ' + field % half + "}"
+        status, answer, _ = served.call(COMPLETE, body.encode())
+        assert (status, answer["error"]["code"]) == (400, "invalid_json")
+    whole = '{"prompt": "x", "max_tokens": 1, "stop": "\\ud83d\\ude00"}'
+    assert served.call(COMPLETE, whole.encode())[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
@@ -18,8 +17,9 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.llm import LLM
 from ridgeline.metrics import Metrics
 from ridgeline.server.answers import Answers
+from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.bridge import Bridge, Stream
-from ridgeline.server.errors import ApiError, validation_error
+from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
 from ridgeline.server.options import ServeOptions
@@ -104,7 +104,7 @@ class Service:
         params = body.params(self.llm.default_params, self.llm.arch.vocab_size)
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
-        self._check_queue(len(prompts), param)
+        self._check_queue(len(prompts))
         stream = Stream(prompts, params, self.llm.new_text, request.state.tenant, bool(body.stream))
         answers = Answers(self.llm, body, stream)
         return Reply(self.bridge, self.limits, stream, answers, body, self.name, self.options)
@@ -125,10 +125,15 @@ class Service:
                 message = f"{name} asks for {value:g}: this server allows at most {most:g}"
                 raise ApiError(400, message, param=name, code="invalid_value")
 
-    def _check_queue(self, num_prompts: int, param: str) -> None:
+    def check_count(self, num_prompts: int) -> None:
+        """Raise ApiError if a request has no prompt, or more than could ever wait."""
         most = self.options.max_queued_requests
         if not 0 < num_prompts <= most:
-            raise ApiError(400, f"{param} has {num_prompts} prompts: 1 to {most}", param=param)
+            message = f"prompt has {num_prompts} prompts: 1 to {most}"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+
+    def _check_queue(self, num_prompts: int) -> None:
+        most = self.options.max_queued_requests
         if self.bridge.num_queued + num_prompts > most:
             raise ApiError(
                 429,
@@ -141,6 +146,7 @@ class Service:
 def new_app(service: Service) -> FastAPI:
     """Return the application, with its routes over ``service``."""
     app = FastAPI(title="Ridgeline", version=__version__, redoc_url=None)
+    app.router.route_class = BodyRoute
     _add_errors(app)
     _add_completions(app, service)
     _add_tokens(app, service)
@@ -161,6 +167,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or many."""
         service.check_open(body.model)
+        service.check_count(len(body.prompts))
         prompts = [await service.prompts.of_text(prompt) for prompt in body.prompts]
         return service.reply(request, body, prompts, "prompt")
 
@@ -243,10 +250,6 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, ApiError)
         return JSONResponse(error.body(), error.status, error.headers)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return await api(request, validation_error(error.errors()))
-
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = f"{request.method} {request.url.path[:80]!r}: {error.detail}"
@@ -259,7 +262,6 @@ def _add_errors(app: FastAPI) -> None:
 
     app.exception_handler(Exception)(bug)  # the gate logs it
     app.exception_handler(ApiError)(api)
-    app.exception_handler(RequestValidationError)(invalid)
     app.exception_handler(HTTPException)(http)
 
 

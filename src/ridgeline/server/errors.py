@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_NAMED = (
+    "unknown_parameter",
+    "unsupported_parameter",
+    "invalid_value",
+)  # ``server.protocol``'s own
 
 
 class ApiError(Exception):
@@ -41,21 +46,25 @@ class ApiError(Exception):
 
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """Turn pydantic's list of problems into one error about the deepest of them."""
-    problem = max(problems, key=lambda found: len(_path(found["loc"])))
-    path = _path(problem["loc"])
-    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
-    if problem["type"] == "extra_forbidden":
-        return ApiError(
-            400, f"{param} is not a parameter here", param=param, code="unknown_parameter"
-        )
+    problem = max(problems, key=lambda found: len(_path(found)))
+    path = _path(problem)
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in path)[1:]
     if problem["type"] == "missing":
         return ApiError(400, f"{param} is missing", param=param, code="missing_parameter")
-    text = problem["msg"].replace("Input should be", "it must be")
+    if problem["type"] in _NAMED:
+        code, text = problem["type"], f"{param} {problem['msg']}"
+        return ApiError(400, text, param=param, code=code)
+    text = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     return ApiError(400, f"{param} is wrong: {text}", param=param, code="invalid_value")
 
 
-def _path(location: Sequence[str | int]) -> list[str | int]:
-    """Return where in the body something is, without the names of a union's members."""
+def _path(problem: Mapping[str, Any]) -> list[str | int]:
+    """Return where in the body something is, without the names of a union's members.
+
+    A problem that ``server.protocol`` raised names in its context the field that it is about.
+    """
     types = {"str", "int", "bool", "float"}
-    steps = [s for s in location[1:] if s not in types and not {"[", "-"} & set(str(s))]
+    steps = [s for s in problem["loc"] if s not in types and not {"[", "-"} & set(str(s))]
+    if field := problem.get("ctx", {}).get("field"):
+        steps.append(field)
     return steps if steps and isinstance(steps[0], str) else ["body"]

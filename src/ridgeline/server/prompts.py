@@ -34,11 +34,14 @@ class Prompts:
 
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
-        messages = [message.plain() for message in request.messages]
-        self._check_bytes(messages, "messages")
         options = request.template_options()
-        render = self._llm.chat_template.render_ids
-        return await self._away("messages", lambda: render(messages, **options))
+
+        def render() -> list[int]:
+            messages = [message.plain() for message in request.messages]
+            self._check_bytes(messages, "messages")
+            return self._llm.chat_template.render_ids(messages, **options)
+
+        return await self._away("messages", render)
 
     async def of_text(
         self, prompt: str | list[int], *, param: str = "prompt", add_bos: bool | None = None
@@ -48,10 +51,7 @@ class Prompts:
             self._check_bytes(prompt, param)
             encode = self._llm.tokenizer.encode
             return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
-        try:
-            return tuple(self._llm.encode(prompt))
-        except ValueError as error:
-            raise _bad(param, str(error)) from None
+        return await self._away(param, lambda: self._llm.encode(prompt))
 
     async def _away(self, param: str, work: Callable[[], list[int]]) -> Ids:
         loop = asyncio.get_running_loop()

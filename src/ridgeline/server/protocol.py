@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.server.errors import ApiError
 
 _INT64 = 1 << 63
-MAX_LIST = 1 << 20  # elements of any list; the cap on the body is tighter in practice
+_MAX_MESSAGES = 1 << 13
+_MAX_METADATA = 16
+_MAX_BIASES = 1 << 15
+_MAX_STOP_IDS = 1 << 12
+_MAX_STOP_LETTERS = 1 << 10
 
 # What other servers know and this one does not, yet: the values that change nothing are let pass.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -47,9 +60,49 @@ _PLAIN = (
 
 
 class _Strict(BaseModel):
-    """No coercion, no unknown field, no NaN."""
+    """No coercion, no unknown field, no NaN; the first field at fault, in the body's order."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if cls._takes(name, value)}
+
+    @classmethod
+    def _takes(cls, name: str, value: Any) -> bool:
+        """Return whether this is a field, not one that changes nothing; raises for all else."""
+        if name in cls.model_fields:
+            return True
+        if name not in cls.not_yet:
+            raise _wrong("unknown_parameter", name, "is not a parameter here")
+        if value is not None and not any(_same(value, void) for void in cls.not_yet[name]):
+            raise _wrong("unsupported_parameter", name, "is not supported yet: leave it out")
+        return False
+
+
+def _check_metadata(pairs: Any) -> Any:
+    """Raise for too many pairs, before each of them is looked at."""
+    if isinstance(pairs, dict) and len(pairs) > _MAX_METADATA:
+        raise ValueError(f"it has {len(pairs)} pairs, at most {_MAX_METADATA} are allowed")
+    return pairs
+
+
+def _check_biases(biases: Any) -> Any:
+    """Raise for the first pair that is none, or too many: pydantic would list all of them."""
+    if not isinstance(biases, dict):
+        return biases
+    if len(biases) > _MAX_BIASES:
+        raise ValueError(f"it has {len(biases)} tokens, at most {_MAX_BIASES} are allowed")
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise ValueError(f"it has the key {key!r:.40}, keys are token ids")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise _wrong("invalid_value", key, "is wrong: it must be a number from -100 to 100")
+    return biases
 
 
 class StreamOptions(_Strict):
@@ -59,25 +112,38 @@ class StreamOptions(_Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+_StopString = Annotated[str, Field(max_length=_MAX_STOP_LETTERS)]
+
+
 class _Sampled(_Strict):
     """The fields that both kinds of completion share."""
 
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = _NOT_YET
+    not_yet = _NOT_YET
 
     model: str | None = None
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            BeforeValidator(_check_biases),
+            Field(max_length=_MAX_BIASES),
+        ]
+        | None
+    ) = None
     max_tokens: int | None = Field(None, ge=0, lt=_INT64)
     n: int | None = Field(None, ge=1, le=128)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: _StopString | Annotated[list[_StopString], Field(fail_fast=True)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     # Written to the log and used for nothing else:
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: (
+        Annotated[dict[str, str], BeforeValidator(_check_metadata), Field(max_length=_MAX_METADATA)]
+        | None
+    ) = None
     prompt_cache_key: str | None = Field(None, max_length=256)
     safety_identifier: str | None = Field(None, max_length=64)
     user: str | None = Field(None, max_length=256)
@@ -87,24 +153,10 @@ class _Sampled(_Strict):
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, lt=_INT64)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS, fail_fast=True)] | None = (
+        None
+    )
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_comes_later(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name in cls.not_yet.keys() & data.keys():
-            value = data[name]
-            if value is not None and not any(_same(value, void) for void in cls.not_yet[name]):
-                raise ApiError(
-                    400,
-                    f"{name} is not supported yet: leave it out",
-                    param=name,
-                    code="unsupported_parameter",
-                )
-        return {name: value for name, value in data.items() if name not in cls.not_yet}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -136,7 +188,7 @@ class _Sampled(_Strict):
             if given.get(name) is not None:
                 given[name] = min(given[name], 1 << 31)
         if self.logit_bias:
-            given["logit_bias"] = {_token(key): bias for key, bias in self.logit_bias.items()}
+            given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         try:
             params = default(**given)
             params.validate_ids(vocab_size)
@@ -157,10 +209,10 @@ class Message(_Strict):
     """One message of a conversation; the model's template says what it makes of each field."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -173,7 +225,7 @@ class Message(_Strict):
 class Rendering(_Strict):
     """How messages become a prompt."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_LIST)
+    messages: list[Message] = Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -214,12 +266,31 @@ class ChatRequest(_Sampled, Rendering):
         )
 
 
+_Ids = Annotated[list[int], Field(fail_fast=True)]
+
+
+def _kind_of_prompt(prompt: Any) -> str:
+    """Return which kind a prompt is by its first element, so that only that is looked at."""
+    if not isinstance(prompt, list):
+        return "[text]"
+    first = prompt[0] if prompt else ""
+    if isinstance(first, str):
+        return "[texts]"
+    return "[lists of ids]" if isinstance(first, list) else "[ids]"
+
+
 class CompletionRequest(_Sampled):
     """POST /v1/completions."""
 
     not_yet = _NOT_YET | {"best_of": (1,), "suffix": ("",)}
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[
+        Annotated[str, Tag("[text]")]
+        | Annotated[list[str], Field(fail_fast=True), Tag("[texts]")]
+        | Annotated[_Ids, Tag("[ids]")]
+        | Annotated[list[_Ids], Field(fail_fast=True), Tag("[lists of ids]")],
+        Discriminator(_kind_of_prompt),
+    ]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
 
@@ -264,7 +335,7 @@ class TokenizeChatRequest(Rendering):
 class DetokenizeRequest(_Strict):
     """POST /detokenize."""
 
-    tokens: list[int] = Field(max_length=MAX_LIST)
+    tokens: list[int] = Field(fail_fast=True)
     model: str | None = None
 
 
@@ -272,15 +343,17 @@ def _same(value: object, other: object) -> bool:
     return type(value) is type(other) and value == other  # 0 is not False here
 
 
-def _token(key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) < 10):
-        raise ApiError(
-            400,
-            f"logit_bias has the key {key!r:.40}: keys are token ids",
-            param="logit_bias",
-            code="invalid_value",
-        )
-    return int(key)
+def _wrong(
+    code: str,
+    field: str,
+    what: Literal[
+        "is not a parameter here",
+        "is not supported yet: leave it out",
+        "is wrong: it must be a number from -100 to 100",
+    ],
+) -> PydanticCustomError:
+    """Return an error about a field of the model, or the pair of the map, that is validated."""
+    return PydanticCustomError(code, what, {"field": field})
 
 
 def _contradiction(param: str, why: str) -> ApiError:

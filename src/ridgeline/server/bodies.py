@@ -1,0 +1,114 @@
+"""Bodies of requests: JSON to checked models at a bounded cost, long ones away from the event loop.
+
+What is in a body is counted before it is parsed: a few MB of JSON can become a GB of objects, and
+seconds of complaints about each. It knows no field; ``server.protocol`` says what is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.server.errors import ApiError, validation_error
+
+MAX_VALUES = 1 << 18  # in one body: so many token ids, or
+MAX_PARTS = 1 << 16  # so many strings, lists and objects
+_WINDOW_BYTES = 1 << 16
+_LONG_BYTES = 1 << 16  # from here on reading takes longer than handing it to a thread
+_READER = ThreadPoolExecutor(1, "bodies")  # one at a time: that bounds the memory too
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is read here; FastAPI finds a model that is valid already."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler, with the reading before it where there is a body."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        adapter = TypeAdapter[Any](self.body_field.field_info.annotation or object)
+
+        async def read_first(request: Request) -> Response:
+            data = await request.body()
+            if len(data) < _LONG_BYTES:
+                model = read(adapter, data)
+            else:
+                loop = asyncio.get_running_loop()
+                model = await loop.run_in_executor(_READER, read, adapter, data)
+            return await handle(_Read(request, data, model))
+
+        return read_first
+
+
+class _Read(Request):
+    """A request whose body has become a model."""
+
+    def __init__(self, request: Request, data: bytes, model: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body, self._model = data, model
+
+    async def json(self) -> Any:
+        return self._model
+
+
+def read(adapter: TypeAdapter[Any], data: bytes) -> Any:
+    """Return the model that a body describes; raises ApiError that names what is wrong.
+
+    Of a body with too much in it only the beginning is looked at, for an error in that says more.
+    """
+    end = _affordable(data)
+    gc.disable()  # it would go over all that there is, many times, and find nothing
+    try:
+        value = from_json(data[:end], allow_partial=end is not None)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    finally:
+        gc.enable()
+    try:
+        model = adapter.validate_python(value)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        if end is not None:  # what is missing may come later
+            problems = [problem for problem in problems if problem["type"] != "missing"]
+        if problems:
+            raise validation_error(problems) from None
+    if end is None:
+        return model
+    param = next(reversed(value), "body")
+    raise ApiError(
+        400,
+        f"{param} has too much in it: a request may have {MAX_VALUES} values in all, "
+        f"{MAX_PARTS} of them strings, lists and objects",
+        param=param,
+        code="invalid_value",
+    )
+
+
+def _affordable(data: bytes) -> int | None:
+    """Return up to where there is not too much in a body, None if that is all of it.
+
+    Commas, brackets and so on count outside of strings, that is, in every second of the pieces
+    between quotation marks. No call is long: in each the whole process waits.
+    """
+    start, in_string, num_values, num_parts = 0, 0, 0, 0
+    while start < len(data):
+        window = data[start : start + _WINDOW_BYTES].replace(rb"\\", b"  ")
+        end = start + _WINDOW_BYTES + window.endswith(b"\\")  # with what that one escapes
+        pieces = window.replace(rb"\"", b"  ").split(b'"')
+        outside = b"".join(pieces[in_string::2])
+        in_string = (in_string + len(pieces) - 1) % 2
+        num_values += outside.count(b",")
+        num_parts += len(pieces) // 2 + outside.count(b"[") + outside.count(b"{")
+        if num_values > MAX_VALUES or num_parts > MAX_PARTS:
+            return start
+        start = end
+    return None
