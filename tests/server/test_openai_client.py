@@ -106,6 +106,49 @@ def test_the_chunk_that_ends_an_answer_has_no_text(served: Served) -> None:
     assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "length")
 
 
+def test_an_answer_can_be_sent_back_as_it_came(served: Served) -> None:
+    client = served.client()
+    message = client.chat.completions.create(**ASK, **NO_EOS).choices[0].message
+    assert "annotations" in message.model_dump()  # null: nothing is there, and nothing is dropped
+    follow_up: Any = {"role": "user", "content": "And then?"}
+    said: Any = {"role": "assistant", "content": message.content}
+    wish: Any = {**ASK, "messages": [*HELLO, said, follow_up]}
+    wanted = client.chat.completions.create(**wish, **NO_EOS).choices[0].message.content
+    for again, dropped in (
+        (message.model_dump(), None),
+        (message.model_dump() | {"annotations": []}, "messages.annotations"),
+        (
+            message.model_dump()
+            | {"reasoning_content": "Hm", "provider_specific_fields": {"a": 1}},
+            "messages.reasoning_content, messages.provider_specific_fields",
+        ),
+    ):
+        wish["messages"] = [*HELLO, again, follow_up]
+        for stream in (False, True):
+            raw = client.chat.completions.with_raw_response.create(**wish, **NO_EOS, stream=stream)
+            assert raw.headers.get("x-ridgeline-ignored") == dropped
+            found = raw.parse()
+            if stream:
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in found)  # type: ignore[union-attr]
+            else:
+                text = found.choices[0].message.content  # type: ignore[union-attr, assignment]
+            assert text == wanted
+
+
+def test_usage_in_every_chunk(served: Served) -> None:
+    wish = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = served.client().chat.completions.create(
+        **ASK, **NO_EOS, stream=True, stream_options=wish
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(counts) == len(chunks)
+    assert counts == sorted(counts)
+    assert chunks[-1].usage == last.usage
+    assert counts[-1] == 12
+    prompts = {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage}
+    assert prompts == {last.usage and last.usage.prompt_tokens}
+
+
 def test_completions_of_texts_and_ids_in_order(served: Served, offline: LLM) -> None:
     client = served.client()
     prompts = ["The cat", "hello", "the dog said"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.server.schemas import ChatCompletion, Completion
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, eventually, serving
 from tests.test_llm import HELLO
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -186,6 +186,55 @@ def test_values_that_change_nothing_are_let_pass(served: Served) -> None:
     assert served.call(CHAT, ASK | nothing)[0] == 200
     nothing.pop("audio")
     assert served.call(COMPLETE, GO_ON | nothing | {"best_of": 1, "suffix": ""})[0] == 200
+
+
+def test_what_cannot_change_an_answer_is_dropped_and_named(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [part], "cache_control": {}, "whatever": None}
+    body = ASK | {"tools": tools, "tool_choice": "none", "messages": [message], "whatever": None}
+    status, answer, headers = served.call(CHAT, body | {"temperature": 0})
+    assert status == 200
+    dropped = "tools, messages.cache_control, messages.content.cache_control"
+    assert headers["x-ridgeline-ignored"] == dropped
+    plain, found, headers = served.call(CHAT, ASK | {"messages": HELLO, "temperature": 0})
+    assert (plain, found["choices"]) == (200, answer["choices"])
+    assert "x-ridgeline-ignored" not in headers
+    body = {"messages": [message]}
+    assert served.call("/tokenize", body)[2]["x-ridgeline-ignored"].startswith("messages.")
+    nulls = {"metadata": {"a": None, "b": "c"}, "logit_bias": {"50": None, "51": 100}}
+    nulls |= {"stream": True, "stream_options": {"include_usage": None, "other": None}}
+    assert served.call(COMPLETE, GO_ON | nulls)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"function_call": {"name": "f", "arguments": ""}}, "messages[0].function_call"),
+        ({"prefix": True}, "messages[0].prefix"),
+        ({"content": None}, "messages[0].content"),
+    ],
+)
+def test_what_could_change_an_answer_is_refused(
+    served: Served, message: dict[str, Any], param: str
+) -> None:
+    said = {"role": "assistant", "content": "x"} | message
+    error = served.refused(CHAT, ASK | {"messages": [said, *HELLO]})[1]
+    assert param in error["message"]
+
+
+def test_the_log_says_why_a_request_was_refused(served: Served) -> None:
+    for path, body, headers in (
+        (COMPLETE, GO_ON | {"prefix_caching": 1}, {}),
+        (COMPLETE, GO_ON | {"max_tokens": 1000}, {}),
+        (CHAT, ASK, {"content_type": "text/plain"}),
+        ("/v1/nothing", {}, {}),
+    ):
+        before = len(served.lines)
+        status, error = served.refused(path, body, **headers)
+        eventually(lambda before=before: len(served.lines) > before)
+        assert f"status={status}" in served.lines[-1]
+        assert f"error={json.dumps(error['message'])}" in served.lines[-1]
 
 
 def test_message_forms(served: Served) -> None:

@@ -248,6 +248,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI) -> None:
     async def api(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
+        request.scope["state"]["note"].setdefault("error", str(error))
         return JSONResponse(error.body(), error.status, error.headers)
 
     async def http(request: Request, error: Exception) -> Response:

@@ -44,7 +44,10 @@ class BodyRoute(APIRoute):
             else:
                 loop = asyncio.get_running_loop()
                 model = await loop.run_in_executor(_READER, read, adapter, data)
-            return await handle(_Read(request, data, model))
+            response = await handle(_Read(request, data, model))
+            if ignored := model.ignored():
+                response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
+            return response
 
         return read_first
 

@@ -89,6 +89,7 @@ class Gate:
                     return
                 await self._app(scope, await self._bounded(scope, headers, receive), answer)
             except ApiError as error:
+                note.setdefault("error", str(error))
                 if error.status != 499:
                     await refuse(answer, error)
             except Exception:  # answered already, where that was possible

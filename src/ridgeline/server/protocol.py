@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    ModelWrapValidatorHandler,
     Tag,
     model_validator,
 )
@@ -52,6 +53,8 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 
 
+_MAY_CALL = {"tools": "tool_choice", "functions": "function_call"}  # "none": it calls nothing
+
 # Fields that mean the same to the engine.
 _PLAIN = (
     *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
@@ -59,44 +62,75 @@ _PLAIN = (
 )
 
 
+def _document(schema: dict[str, Any], model: type[_Strict]) -> None:
+    """Add to a model's JSON schema what it takes besides its fields."""
+    schema["additionalProperties"] = {"type": "null"}
+    dropped = {name: {"description": "Taken, and dropped."} for name in model.droppable}
+    schema["properties"] = schema["properties"] | dropped
+
+
 class _Strict(BaseModel):
-    """No coercion, no unknown field, no NaN; the first field at fault, in the body's order."""
+    """No coercion, no unknown field, no NaN; the first field at fault, in the body's order.
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    A null is absence, whatever its name: client libraries send the empty fields of their types.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=_document
+    )
+    droppable: ClassVar[tuple[str, ...]] = ()  # cannot change an answer
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    _dropped: tuple[str, ...] = ()
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _take(cls, data: Any) -> Any:
+    def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if cls._takes(name, value)}
+            return make(data)
+        given = {name: value for name, value in data.items() if value is not None}
+        others = [name for name in given if name not in cls.model_fields]
+        dropped = tuple(name for name in others if cls._drops(name, given))
+        model = make({name: given[name] for name in given if name in cls.model_fields})
+        model._dropped = dropped
+        return model
 
     @classmethod
-    def _takes(cls, name: str, value: Any) -> bool:
-        """Return whether this is a field, not one that changes nothing; raises for all else."""
-        if name in cls.model_fields:
+    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
+        """Return whether something is lost without a field, not the wish for nothing.
+
+        Raises what refuses the request if that could change the answer.
+        """
+        if name in cls.droppable:
             return True
         if name not in cls.not_yet:
             raise _wrong("unknown_parameter", name, "is not a parameter here")
-        if value is not None and not any(_same(value, void) for void in cls.not_yet[name]):
-            raise _wrong("unsupported_parameter", name, "is not supported yet: leave it out")
-        return False
+        if any(_same(given[name], void) for void in cls.not_yet[name]):
+            return False
+        if given.get(_MAY_CALL.get(name, "")) == "none":
+            return True
+        raise _wrong("unsupported_parameter", name, "is not supported yet: leave it out")
+
+    def ignored(self) -> list[str]:
+        """Return the names of what was dropped, each once."""
+        return list(self._dropped)
 
 
 def _check_metadata(pairs: Any) -> Any:
-    """Raise for too many pairs, before each of them is looked at."""
-    if isinstance(pairs, dict) and len(pairs) > _MAX_METADATA:
+    """Drop nulls, and raise for too many pairs, before each of them is looked at."""
+    if not isinstance(pairs, dict):
+        return pairs
+    if len(pairs) > _MAX_METADATA:
         raise ValueError(f"it has {len(pairs)} pairs, at most {_MAX_METADATA} are allowed")
-    return pairs
+    return _without_nulls(pairs)
 
 
 def _check_biases(biases: Any) -> Any:
-    """Raise for the first pair that is none, or too many: pydantic would list all of them."""
+    """Drop nulls, and raise for the first wrong pair, or too many: pydantic would list them all."""
     if not isinstance(biases, dict):
         return biases
     if len(biases) > _MAX_BIASES:
         raise ValueError(f"it has {len(biases)} tokens, at most {_MAX_BIASES} are allowed")
+    biases = _without_nulls(biases)
     for key, bias in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise ValueError(f"it has the key {key!r:.40}, keys are token ids")
@@ -105,9 +139,14 @@ def _check_biases(biases: Any) -> Any:
     return biases
 
 
+def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in pairs.items() if value is not None}
+
+
 class StreamOptions(_Strict):
     """What a stream tells besides the answer."""
 
+    continuous_usage_stats: bool | None = None
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
@@ -124,7 +163,7 @@ class _Sampled(_Strict):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: (
         Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            dict[str, Annotated[float, Field(ge=-100, le=100)] | None],
             BeforeValidator(_check_biases),
             Field(max_length=_MAX_BIASES),
         ]
@@ -141,7 +180,9 @@ class _Sampled(_Strict):
     top_p: float | None = Field(None, ge=0, le=1)
     # Written to the log and used for nothing else:
     metadata: (
-        Annotated[dict[str, str], BeforeValidator(_check_metadata), Field(max_length=_MAX_METADATA)]
+        Annotated[
+            dict[str, str | None], BeforeValidator(_check_metadata), Field(max_length=_MAX_METADATA)
+        ]
         | None
     ) = None
     prompt_cache_key: str | None = Field(None, max_length=256)
@@ -168,6 +209,11 @@ class _Sampled(_Strict):
     def wants_usage(self) -> bool:
         """Whether the stream ends with a chunk that counts tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether each chunk of the stream counts the tokens so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def length_field(self) -> str:
@@ -201,21 +247,36 @@ class _Sampled(_Strict):
 class TextPart(_Strict):
     """A piece of a message; other types of parts come later."""
 
+    droppable = ("cache_control",)
+
     type: Literal["text"]
     text: str
 
 
 class Message(_Strict):
-    """One message of a conversation; the model's template says what it makes of each field."""
+    """One message of a conversation; the model's template says what it makes of each field.
+
+    Clients send an answer back as they got it, with all that a server or a library put beside it.
+    """
+
+    droppable = (
+        *("annotations", "audio", "refusal", "parsed"),  # of OpenAI's own assistant
+        *("reasoning", "reasoning_content", "thinking_blocks"),
+        *("provider_specific_fields", "cache_control"),
+    )
+    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": ()}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
+
+    def ignored(self) -> list[str]:
+        """Return the names of what was dropped, each once."""
+        parts = self.content if isinstance(self.content, list) else []
+        inside = dict.fromkeys(name for part in parts for name in part.ignored())
+        return [*self._dropped, *(f"content.{name}" for name in inside)]
 
     def plain(self) -> dict[str, Any]:
         """Return what was set, for the template."""
@@ -229,6 +290,11 @@ class Rendering(_Strict):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    def ignored(self) -> list[str]:
+        """Return the names of what was dropped, each once."""
+        inside = dict.fromkeys(name for one in self.messages for name in one.ignored())
+        return [*self._dropped, *(f"messages.{name}" for name in inside)]
+
     def template_options(self) -> dict[str, bool]:
         """Return the options for the chat template; a continued message needs no opening."""
         going_on = bool(self.continue_final_message)
@@ -238,7 +304,7 @@ class Rendering(_Strict):
         return {"add_generation_prompt": opening, "continue_final_message": going_on}
 
 
-class ChatRequest(_Sampled, Rendering):
+class ChatRequest(Rendering, _Sampled):
     """POST /v1/chat/completions."""
 
     logprobs: bool | None = None

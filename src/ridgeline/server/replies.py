@@ -40,6 +40,7 @@ class Reply(Response):
     ) -> None:
         """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` as ``body`` wants."""
         super().__init__()
+        del self.headers["content-length"]  # of the body that is still to come
         self._bridge, self._limits, self._stream = bridge, limits, stream
         self._answers, self._body = answers, body
         names = {True: ("chatcmpl-", "chat.completion"), False: ("cmpl-", "text_completion")}
@@ -108,7 +109,9 @@ class Reply(Response):
 
     def _frame(self, choice: Choice) -> bytes:
         chunk: dict[str, Any] = {**self._start, "choices": [choice]}
-        if self._body.wants_usage:
+        if self._body.wants_continuous_usage:
+            chunk["usage"] = self._answers.usage()
+        elif self._body.wants_usage:
             chunk["usage"] = None
         return b"data: " + _encode(chunk) + b"\n\n"
 
@@ -133,6 +136,7 @@ class Reply(Response):
             if not self._has_begun:
                 self._has_begun = True
                 pairs = [(k.encode(), v.encode()) for k, v in (headers | self._extra).items()]
+                pairs += self.raw_headers
                 if not more:
                     pairs.append((b"content-length", str(len(data)).encode()))
                 await send({"type": "http.response.start", "status": 200, "headers": pairs})
