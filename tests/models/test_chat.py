@@ -118,6 +118,14 @@ def test_a_final_message_can_be_continued() -> None:
         text("{{ messages[0].content }}", messages, **options)
 
 
+def test_developer_is_the_system_where_a_template_knows_no_developer() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    assert text(plain, messages).startswith("system: Be brief.")
+    knowing = "{% if messages[0].role == 'developer' %}{{ messages[0].role }}{% endif %}"
+    assert text(knowing, messages) == "developer"
+
+
 def test_bos_is_added_once() -> None:
     tokenizer = Tokenizer(byte_level(), bos_id=1, add_bos=True)
     for source in ("Hi", "{{ bos_token }}Hi"):

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from tests.server.serving import Served
+from tests.server.serving import Served, serving
 from tests.test_llm import HELLO
 
 ASK: dict[str, Any] = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 12}
@@ -133,6 +133,22 @@ def test_an_answer_can_be_sent_back_as_it_came(served: Served) -> None:
             else:
                 text = found.choices[0].message.content  # type: ignore[union-attr, assignment]
             assert text == wanted
+
+
+def test_the_fingerprint_is_that_of_model_and_formats(served: Served, model: Path) -> None:
+    client = served.client()
+    whole = client.chat.completions.create(**ASK)
+    assert whole.system_fingerprint
+    for chunk in client.chat.completions.create(**ASK, stream=True):
+        assert chunk.system_fingerprint == whole.system_fingerprint
+    text = client.completions.create(prompt="hello", **GO_ON)
+    assert text.system_fingerprint == whole.system_fingerprint
+    found = []
+    for dtype in ("auto", "f32"):
+        with serving(model, {"kv_cache_dtype": dtype}) as other:
+            answer = other.client().completions.create(prompt="hello", **GO_ON)
+            found.append(answer.system_fingerprint)
+    assert found[0] == whole.system_fingerprint != found[1]
 
 
 def test_usage_in_every_chunk(served: Served) -> None:

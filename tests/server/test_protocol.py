@@ -30,7 +30,7 @@ WRONG = [True, "5", [], {}, float("nan")]
         ({"n": 129}, "n"),
         ({"n": 10**30}, "n"),
         ({"n": 1.0}, "n"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"stop": ""}, "stop"),
         ({"stop": [7]}, "stop[0]"),
         ({"stop": "a" * 1025}, "stop"),
@@ -161,6 +161,54 @@ def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -
     assert (status, error["param"]) == (400, next(iter(fields)))
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (COMPLETE, {"stop": ["a"] * 65}, "stop asks for 65: this server allows at most 64"),
+        (COMPLETE, {"min_tokens": 1 << 40}, f"min_tokens is {1 << 40}: "),
+        (COMPLETE, {"max_tokens": 1 << 40}, f"max_tokens is {1 << 40}: "),
+        (CHAT, {"max_tokens": None, "max_completion_tokens": 1 << 40}, "max_completion_tokens is "),
+        ("/tokenize", {"prompt": None}, "prompt is missing"),
+        ("/tokenize", {"prompt": None, "messages": []}, "messages is wrong: "),
+        ("/tokenize", {"prompt": "a", "messages": None, "x": 1}, "x is not a parameter here"),
+    ],
+)
+def test_a_refusal_names_what_was_sent(
+    served: Served, path: str, fields: dict[str, Any], message: str
+) -> None:
+    body = {CHAT: ASK, COMPLETE: GO_ON, "/tokenize": {}}[path] | fields
+    error = served.refused(path, body)[1]
+    assert error["message"].startswith(message)
+    assert error["param"] == message.split()[0]
+
+
+def test_many_stop_strings(served: Served) -> None:
+    stop = [f"never {i}" for i in range(64)]
+    assert served.call(COMPLETE, GO_ON | {"stop": stop})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        (COMPLETE, GO_ON, {"content_type": "text/plain"}, 415),
+        (COMPLETE, b" " * ((8 << 20) + 1), {}, 413),
+        (COMPLETE, GO_ON | {"prompt": []}, {}, 400),
+    ],
+)
+def test_refusals_have_a_code(
+    served: Served, path: str, body: Any, headers: dict[str, str], status: int
+) -> None:
+    found, error = served.refused(path, body, **headers)
+    assert found == status
+    assert error["code"]
+
+
+def test_a_bug_has_a_code_too(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.running.service, "reply", None)
+    status, error = served.refused(COMPLETE, GO_ON)
+    assert (status, error["code"]) == (500, "internal_error")
+
+
 def test_flags_lower_the_limits(model: Path) -> None:
     bounds = {"max_n": 2, "max_stop": 1, "max_logprobs": 3, "max_temperature": 1.0}
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -250,6 +298,8 @@ def test_message_forms(served: Served) -> None:
     assert ids([{"role": "user", "content": parts}]) == ids([user])
     for role in ("system", "developer", "assistant", "tool"):
         assert ids([{"role": role, "content": "x", "name": "n"}, user]) != ids([user])
+    system = {"role": "system", "content": "x"}
+    assert ids([system | {"role": "developer"}, user]) == ids([system, user])
     begun = [user, {"role": "assistant", "content": "I"}]
     assert ids(begun, continue_final_message=True) == ids(begun, add_generation_prompt=False)
 

@@ -34,6 +34,7 @@ class ChatTemplate:
         self, source: str | None, tokenizer: Tokenizer, bos_token: str = "", eos_token: str = ""
     ):
         self._renderer = None if source is None else Renderer(source)
+        self._knows_developer = "developer" in (source or "")
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
 
@@ -144,6 +145,8 @@ class ChatTemplate:
             content = "\n".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(content))
         if not isinstance(content, str):
             raise ValueError(f"{where}.content must be a string or a list of text parts")
+        if role == "developer" and not self._knows_developer:
+            role = "system"  # OpenAI's newer name for it
         own_words = role == "assistant"
         return {
             **{k: self._shield(v, f"{where}.{k}") for k, v in message.items() if k != "role"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +26,11 @@ from ridgeline.server.live import Live
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (
+    AnyTokenizeRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeChatRequest,
-    TokenizeRequest,
 )
 from ridgeline.server.replies import Reply
 from ridgeline.server.schemas import ChatCompletion, Completion, documented
@@ -47,6 +48,7 @@ class Service:
         self.llm, self.bridge, self.metrics, self.options = llm, bridge, metrics, options
         self.name = name
         self.created = int(time.time())
+        self.fingerprint = _fingerprint(llm)
         self.prompts = Prompts(llm)
         self.live = Live(bridge)
         self.limits = Limits(
@@ -107,7 +109,8 @@ class Service:
         self._check_queue(len(prompts))
         stream = Stream(prompts, params, self.llm.new_text, request.state.tenant, bool(body.stream))
         answers = Answers(self.llm, body, stream)
-        return Reply(self.bridge, self.limits, stream, answers, body, self.name, self.options)
+        names = (self.name, self.fingerprint)
+        return Reply(self.bridge, self.limits, stream, answers, body, *names, self.options)
 
     def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
         """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
@@ -143,6 +146,13 @@ class Service:
             )
 
 
+def _fingerprint(llm: LLM) -> str:
+    """Return what stays the same as long as equal requests with a seed have equal answers."""
+    formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
+    facts = (__version__, llm.path.name, llm.arch, *formats)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
+
+
 def new_app(service: Service) -> FastAPI:
     """Return the application, with its routes over ``service``."""
     app = FastAPI(title="Ridgeline", version=__version__, redoc_url=None)
@@ -176,7 +186,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     llm = service.llm
 
     @app.post("/tokenize", responses=_ERRORS)
-    async def tokenize(body: TokenizeRequest | TokenizeChatRequest) -> dict[str, Any]:
+    async def tokenize(body: AnyTokenizeRequest) -> dict[str, Any]:
         """Turn a text or a conversation into token ids."""
         service.check_open(body.model)
         if isinstance(body, TokenizeChatRequest):

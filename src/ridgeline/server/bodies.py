@@ -10,7 +10,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
@@ -35,7 +35,9 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        adapter = TypeAdapter[Any](self.body_field.field_info.annotation or object)
+        info = self.body_field.field_info
+        kind: Any = Annotated[info.annotation, info]
+        adapter = TypeAdapter[Any](kind)
 
         async def read_first(request: Request) -> Response:
             data = await request.body()

@@ -7,6 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {  # where whoever raises gives none
+    400: "invalid_request",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    431: "head_too_large",
+    500: "internal_error",
+}
 _NAMED = (
     "unknown_parameter",
     "unsupported_parameter",
@@ -29,7 +37,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.param = param
-        self.code = code
+        self.code = code or _CODES.get(status)
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:

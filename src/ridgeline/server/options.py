@@ -25,7 +25,7 @@ class ServeOptions:
     max_concurrent_requests: int | None = flag_field(None, "Requests of one key at a time.")
     max_queued_requests: int = flag_field(1000, "Prompts that may wait for the engine.")
     max_n: int = flag_field(128, "Answers that one prompt may ask for.")
-    max_stop: int = flag_field(4, "Stop strings that a request may have.")
+    max_stop: int = flag_field(64, "Stop strings that a request may have.")
     max_logprobs: int = flag_field(20, "Likeliest tokens that a request may see of each.")
     max_temperature: float = flag_field(2.0, "Highest temperature that a request may ask for.")
     max_logit_bias: float = flag_field(100.0, "Largest bias of a token that a request may set.")

@@ -230,17 +230,17 @@ class _Sampled(_Strict):
         given = {name: getattr(self, name) for name in _PLAIN} | more
         given = {name: value for name, value in given.items() if value is not None}
         given["max_tokens"] = more["max_tokens"]  # None means: to the model's length
-        for name in ("top_k", "min_tokens", "max_tokens"):  # more than any model has is all
-            if given.get(name) is not None:
-                given[name] = min(given[name], 1 << 31)
+        if self.top_k is not None:
+            given["top_k"] = min(self.top_k, 1 << 31)  # more than any model has is all
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         try:
             params = default(**given)
             params.validate_ids(vocab_size)
         except ValueError as error:  # begins with the field's name
-            name = str(error).partition(" ")[0]
-            raise ApiError(400, str(error), param=name, code="invalid_value") from None
+            name, _, rest = str(error).partition(" ")
+            name = self.length_field if name == "max_tokens" else name
+            raise ApiError(400, f"{name} {rest}", param=name, code="invalid_value") from None
         return params
 
 
@@ -396,6 +396,19 @@ class TokenizeChatRequest(Rendering):
 
     model: str | None = None
     return_token_strs: bool | None = None
+
+
+def _kind_of_text(body: Any) -> str:
+    """Return which kind of request to tokenise this is, also where it is one already."""
+    if isinstance(body, dict):
+        return "[text]" if body.get("messages") is None else "[chat]"
+    return "[chat]" if isinstance(body, Rendering) else "[text]"
+
+
+AnyTokenizeRequest = Annotated[
+    Annotated[TokenizeRequest, Tag("[text]")] | Annotated[TokenizeChatRequest, Tag("[chat]")],
+    Discriminator(_kind_of_text),
+]
 
 
 class DetokenizeRequest(_Strict):

@@ -36,6 +36,7 @@ class Reply(Response):
         answers: Answers,
         body: ChatRequest | CompletionRequest,
         model: str,
+        fingerprint: str,
         options: ServeOptions,
     ) -> None:
         """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` as ``body`` wants."""
@@ -49,6 +50,7 @@ class Reply(Response):
             kind += ".chunk"
         self._start: dict[str, Any] = {"id": prefix + uuid.uuid4().hex, "object": kind}
         self._start |= {"created": int(time.time()), "model": model}
+        self._start["system_fingerprint"] = fingerprint
         self._log_content, self._content = options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._extra: dict[str, str] = {}

@@ -105,6 +105,7 @@ class _Answer(_Shape):
     id: str
     created: int
     model: str
+    system_fingerprint: str
     usage: Usage
     metrics: Timings | None = None
 
