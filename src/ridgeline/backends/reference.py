@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch import ModelArch, Rope
+from ridgeline.arch import ModelArch
+from ridgeline.backends.rope import rope_tables
 from ridgeline.backends.sampling import Row, rank_tokens, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
@@ -283,15 +284,6 @@ def footprint(arch: ModelArch, num_tokens: int, max_model_len: int) -> tuple[int
     logits = 3 * min(num_tokens, _LOGIT_ROWS) * arch.vocab_size
     step_bytes = 4 * (num_tokens * activations + scores + gathered + logits)
     return weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4)
-
-
-def rope_tables(rope: Rope, max_model_len: int) -> tuple[Floats, Floats]:
-    """Return cosine and sine for every position and pair, ``[max_model_len, dim / 2]``."""
-    pairs = np.arange(rope.dim // 2)
-    frequencies = rope.theta ** (-2.0 * pairs / rope.dim) / rope.divisors_for(max_model_len)
-    angles = np.arange(max_model_len)[:, None] * frequencies
-    cos, sin = np.cos(angles) * rope.attention_factor, np.sin(angles) * rope.attention_factor
-    return cos.astype(np.float32), sin.astype(np.float32)
 
 
 def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from ridgeline.arch import Rope
 from ridgeline.models.facts import Facts, positive
 from ridgeline.models.weights import Tensor
+from ridgeline.portable_math import log, power
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -50,7 +52,7 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
         rope = Rope(theta, dim, divisors, attention_factor, original_max_position=original)
         # Published configs often leave the length as it was before the extension.
         return rope, max(max_position, int(original * factor))
-    growth = max(0.0, math.log(factor)) / math.log(original)
+    growth = max(0.0, log(factor)) / log(original)
     rope = Rope(
         theta,
         dim,
@@ -138,7 +140,7 @@ def _llama3(
         scaling.fail(f"low_freq_factor {low} must be below high_freq_factor {high}")
 
     def kept(pair: int) -> float:
-        turns: float = original / (2 * math.pi * theta ** (2 * pair / dim))
+        turns: float = original / (2 * math.pi * power(theta, Fraction(2 * pair, dim)))
         return (turns - low) / (high - low)
 
     return _blend(dim, factor, kept)
@@ -152,7 +154,7 @@ def _yarn(
         facts.fail(f"YaRN needs a rope base above 1, found {theta}")
 
     def pair_with(turns: float) -> float:
-        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return dim * log(original / (turns * 2 * math.pi)) / (2 * log(theta))
 
     begin = pair_with(facts.number(prefix + "beta_fast", 32.0))
     end = pair_with(facts.number(prefix + "beta_slow", 1.0))
@@ -172,4 +174,4 @@ def _yarn_attention(scaling: Facts, factor: float) -> float:
 
 def _magnitude(factor: float, weight: float = 1.0) -> float:
     """YaRN's correction of the attention's temperature, applied to cosine and sine."""
-    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
+    return 1.0 + 0.1 * weight * log(factor) if factor > 1 else 1.0

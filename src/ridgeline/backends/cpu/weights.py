@@ -23,7 +23,7 @@ from ridgeline.backends.cpu.memory import address, aligned, settled
 from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded, sketch
 from ridgeline.backends.cpu.packed import Packed
 from ridgeline.backends.cpu.plan import LAYER, MATRICES, MATRIX, SCREENED_ROWS, Sizes
-from ridgeline.backends.reference import rope_tables
+from ridgeline.backends.rope import rope_tables
 from ridgeline.costs import weight_bytes
 from ridgeline.models.weights import Checkpoint
 
