@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
+import gguf as gguf_package
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import ridgeline
 from ridgeline.backends.cpu import packed, weights
 from ridgeline.backends.cpu.packed import Packed
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.weights import Tensor
+from tests.models.tiny import (
+    CONFIG,
+    gguf_metadata,
+    gguf_weights,
+    hf_weights,
+    vocabulary,
+    write_gguf,
+)
 from tests.tiny import PLAIN, checkpoint
 
 ARRAYS = {
@@ -94,6 +111,60 @@ def test_the_name_follows_the_files_and_the_dtype(tmp_path: Path) -> None:
     model.write_bytes(b"other")
     assert packed.file_name(model, "auto") != first
     assert packed.file_name(tmp_path, "auto") not in ("", first)
+
+
+@pytest.mark.parametrize("layout", ["GGUF", "directory"])
+def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Path) -> None:
+    """Whoever mends a wrong permutation must not find the old weights again."""
+    if layout == "GGUF":
+        metadata = gguf_metadata(CONFIG, "llama") | vocabulary()
+        model = load_checkpoint(
+            write_gguf(tmp_path / "m.gguf", metadata, gguf_weights(CONFIG, "llama"))
+        )
+    else:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+        (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+        save_file(hf_weights(CONFIG), tmp_path / "model.safetensors")
+        model = load_checkpoint(tmp_path)
+    q = model.tensors["layers.0.q"]
+    # Of a type that only the gguf package reads.
+    foreign = Tensor("q", "IQ4_NL", q.shape, np.zeros((q.shape[0], 18), np.uint8))
+    model = replace(model, tensors=dict(model.tensors) | {"layers.0.q": foreign})
+    sizes, passed = weights.model_sizes(model.arch, "auto", "int8"), set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        passed.add(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        load_checkpoint(model.path)
+        weights._pack_all(model, sizes, "auto", lambda done, total: None)
+    finally:
+        sys.setprofile(before)
+    ours, gguf = Path(ridgeline.__file__).parent, Path(gguf_package.__file__).parent
+    passed_files = {Path(name) for name in passed if Path(name).is_relative_to(ours)}
+    assert {path.name for path in passed_files} >= {"families.py", "weights.py", "pack.py"}
+    assert gguf / "quants.py" in set(map(Path, passed))
+    assert passed_files | {gguf / "quants.py"} <= set(packed.sources())
+
+
+def test_the_name_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"one")
+    sources = packed.sources()
+    copies = [tmp_path / f"{i}.py" for i in range(len(sources))]
+    for source, copy in zip(sources, copies, strict=True):
+        shutil.copy(source, copy)
+    monkeypatch.setattr(packed, "sources", lambda: copies)
+    names = {packed.file_name(model, "auto")}
+    for copy in copies:
+        with copy.open("a") as file:
+            file.write("# a fix")
+        names.add(packed.file_name(model, "auto"))
+    monkeypatch.setattr(np, "__version__", "1.0")
+    names.add(packed.file_name(model, "auto"))
+    assert len(names) == len(copies) + 2
 
 
 def test_what_is_out_of_date_goes_and_nothing_else(tmp_path: Path) -> None:

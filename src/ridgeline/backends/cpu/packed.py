@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -36,14 +37,29 @@ def file_name(path: Path, dtype: str) -> str:
 
     What stands before the last two parts is the same for all that was ever packed from ``path``.
     """
-    digest = hashlib.sha256()
-    for source in ("blocks", "pack", "linear", "weights", "packed", "heads", "key_bias", "rows"):
-        digest.update((Path(__file__).parent / f"{source}.py").read_bytes())
+    digest = hashlib.sha256(np.__version__.encode())
+    for source in sources():
+        digest.update(source.read_bytes())
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         found = file.stat()
         digest.update(f"{file.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     return f"{path.stem}.{dtype}.{place}.{digest.hexdigest()[:32]}.weights"
+
+
+def sources() -> list[Path]:
+    """Return the files of code that a tensor passes from a model's file to a packed one.
+
+    Those of gguf stand for its version: to import either takes a tenth of a start.
+    """
+    package = Path(__file__).parents[2]
+    folders = (package / "models", package / "backends" / "cpu")
+    found = [package / "arch.py", package / "portable_math.py"]
+    found += [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    spec = find_spec("gguf")
+    if spec is not None and spec.origin is not None:
+        found += [Path(spec.origin).with_name(name) for name in ("constants.py", "quants.py")]
+    return found
 
 
 def read(path: Path) -> dict[str, Packed] | None:
