@@ -205,5 +205,5 @@ def test_more_sequences_than_tokens_a_step_are_refused_before_anything_is_loaded
 
 
 def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> None:
-    (_, short, _), (_, long, _) = (footprint(ARCH, 2048, length) for length in (256, 4096))
+    (_, short, _), (_, long, _) = (footprint(ARCH, 2048, length, 256) for length in (256, 4096))
     assert long - short > 4 * 2 * ARCH.num_heads * (1 << 20)

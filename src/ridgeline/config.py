@@ -132,7 +132,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
             arch, dtype, kv_cache_dtype, batched, model_len, threads, max_num_seqs
         )
     else:
-        footprint = reference.footprint(arch, batched, model_len)
+        footprint = reference.footprint(arch, batched, model_len, max_num_seqs)
     weights_bytes, step_bytes, kv_bytes_per_token = footprint
     kv_bytes_per_block = options.block_size * kv_bytes_per_token
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)

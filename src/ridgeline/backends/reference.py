@@ -274,15 +274,18 @@ class ReferenceRunner:
         self._head = self._embed if arch.tied_embeddings else get("head")
 
 
-def footprint(arch: ModelArch, num_tokens: int, max_model_len: int) -> tuple[int, int, int]:
+def footprint(
+    arch: ModelArch, num_tokens: int, max_model_len: int, max_num_seqs: int
+) -> tuple[int, int, int]:
     """Return bytes of the weights, of a step of ``num_tokens``, and of a token in the cache."""
     kv_size = arch.num_kv_heads * arch.head_dim
     activations = 6 * arch.hidden_size + 4 * (arch.intermediate_size + kv_size)
     activations += 4 * arch.num_heads * arch.head_dim
     scores = 2 * arch.num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
-    logits = 3 * min(num_tokens, _LOGIT_ROWS) * arch.vocab_size
-    step_bytes = 4 * (num_tokens * activations + scores + gathered + logits)
+    # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
+    logits = (1.25 * max_num_seqs + min(num_tokens, _LOGIT_ROWS)) * arch.vocab_size
+    step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
     return weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4)
 
 

@@ -115,6 +115,7 @@ def footprint(
         scores_stride(max_model_len)
     )
     step_bytes += max(max_num_seqs, LOGIT_ROWS) * logits_stride(arch.vocab_size)
+    step_bytes += SCREENED_ROWS * sizes.rough_stride
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
     sketch_bytes = 0
     if kind == "w8":

@@ -1,0 +1,86 @@
+"""What a start sets aside for a step is what steps take, however many sequences may run."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ridgeline.backends import reference
+from ridgeline.backends.cpu import weights as cpu
+from ridgeline.backends.cpu.draws import LOGIT_ROWS
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Runner, Sampling, Step, Work
+from tests.tiny import PLAIN, checkpoint
+
+ARCH = replace(PLAIN, vocab_size=20_000)
+MAX_LEN, PROMPT_LEN, BLOCK_SIZE = 512, 300, 16
+BATCHED = 2048
+SHAPE = {"block_size": BLOCK_SIZE, "max_model_len": MAX_LEN, "num_threads": 2}
+
+
+def run_the_largest_step(runner: Runner, num_seqs: int) -> None:
+    """Sample as many sequences as may run, one of them with a prompt whose tokens are ranked."""
+    drawn = SamplingParams(temperature=1.0)
+    blocks = -(-PROMPT_LEN // BLOCK_SIZE)
+    prompt, sampling = tuple(range(PROMPT_LEN)), Sampling(drawn, 1, ())
+    ranked = Sampling(replace(drawn, prompt_logprobs=1), PROMPT_LEN, ())
+    items = [Work((0, 0), 0, prompt, tuple(range(blocks)), (1,), ranked, prompt, prompt[1:])]
+    items += [
+        Work((i, 0), 0, (i,), (blocks + i,), (1,), sampling, (i,), ()) for i in range(1, num_seqs)
+    ]
+    assert not runner.execute(Step(tuple(items), (), (), (), ())).errors
+
+
+def arrays_of(runner: CpuRunner) -> Iterator[NDArray[np.generic]]:
+    """Every array that the runner keeps, but for the cache and the weights."""
+    for name, value in vars(runner).items():
+        for array in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(array, np.ndarray) and name != "cache":
+                yield array
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 256, 1024])
+def test_of_the_cpu_backend(max_num_seqs: int, kernels: Path) -> None:
+    runner = CpuRunner(
+        checkpoint(ARCH),
+        dtype="int8",
+        cache_dtype="int8",
+        num_blocks=max_num_seqs + MAX_LEN // BLOCK_SIZE,
+        max_num_batched_tokens=BATCHED,
+        kernel_cache=kernels,
+        **SHAPE,
+    )
+    run_the_largest_step(runner, max_num_seqs)
+    taken = sum(array.nbytes for array in arrays_of(runner))
+    runner.close()
+    assert taken > max(max_num_seqs, LOGIT_ROWS) * ARCH.vocab_size * 4
+    _, counted, _ = cpu.footprint(ARCH, "int8", "int8", BATCHED, MAX_LEN, 2, max_num_seqs)
+    assert counted == pytest.approx(taken, rel=0.03)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 256, 1024])
+def test_of_the_reference(max_num_seqs: int) -> None:
+    blocks = max_num_seqs + MAX_LEN // BLOCK_SIZE
+    runner = ReferenceRunner(checkpoint(ARCH), num_blocks=blocks, **SHAPE)
+    tracemalloc.start()
+    run_the_largest_step(runner, max_num_seqs)
+    _, taken = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    _, counted, _ = reference.footprint(ARCH, BATCHED, MAX_LEN, max_num_seqs)
+    assert taken <= counted  # which has room for longer contexts and wider tiles
+    _, of_one, _ = reference.footprint(ARCH, BATCHED, MAX_LEN, 1)
+    logits_bytes = (max_num_seqs - 1) * ARCH.vocab_size * 5
+    assert counted - of_one == pytest.approx(logits_bytes, abs=1)
