@@ -99,8 +99,7 @@ def test_damage_in_the_middle_of_a_prompt_is_not_forgotten(poisoned: CpuRunner) 
 def test_damaged_weights_are_an_error(make: Make, name: str, row: int, kind: str) -> None:
     arrays = random_arrays(PLAIN)
     arrays[name][row, 3] = np.nan
-    with np.errstate(invalid="ignore"):
-        runner = make(checkpoint(PLAIN, arrays), kind, num_threads=2)
+    runner = make(checkpoint(PLAIN, arrays), kind, num_threads=2)
     for count in (1, 9):
         plain = work(TOKENS[:count], (0,), params=PLAIN_GREEDY)
         assert set(runner.execute(step(plain, work(TOKENS[:count], (1,)))).errors) == {0, 1}

@@ -51,7 +51,8 @@ def split(heads: Heads, bias: Floats, spread: Floats) -> tuple[Floats, Floats, N
     apart = np.zeros((heads.num_kv_heads, 2 * half), np.float32)
     pairs = np.zeros((heads.num_kv_heads, 1 + half), np.int32)
     for head, size in enumerate(sizes):
-        middle = np.median(size[size > 0]) if size.any() else 0
+        known = size[size > 0]  # neither padding nor damaged
+        middle = np.median(known) if len(known) else 0
         large = np.flatnonzero(biases[head] > _LARGE * middle)
         pairs[head, 0], pairs[head, 1 : 1 + len(large)] = len(large), large
         for channels in (large, half + large):

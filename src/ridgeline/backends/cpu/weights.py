@@ -123,6 +123,7 @@ def footprint(
     return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
 
 
+@np.errstate(all="ignore")  # what is not finite is an error of the answers that it reaches
 def load_weights(
     checkpoint: Checkpoint,
     sizes: Sizes,
