@@ -39,7 +39,7 @@ def test_a_gguf_file(tiny_gguf: Path) -> None:
     assert (checkpoint.bos_id, checkpoint.add_bos) == (1, False)
     assert checkpoint.chat_template == "{{ messages }}"
     assert isinstance(checkpoint.tokenizer, dict)
-    assert set(checkpoint.tokenizer) == set(vocabulary())
+    assert set(checkpoint.tokenizer) == {*vocabulary(), "general.architecture"}
     assert checkpoint.tokenizer["tokenizer.ggml.tokens"][2] == "</s>"
 
 
@@ -62,7 +62,9 @@ def test_ends_of_an_answer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.add_bos_token": False}, "llama", (1, False)),
         ({"tokenizer.ggml.add_bos_token": True}, "gpt2", (1, True)),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "gpt2", (1, True)),
+        ({"tokenizer.ggml.pre": "falcon3"}, "gpt2", (1, True)),
         ({"tokenizer.ggml.pre": "qwen2"}, "gpt2", (1, False)),
+        ({"tokenizer.ggml.pre": "dbrx"}, "gpt2", (1, False)),
         (
             {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True},
             "gpt2",

@@ -13,8 +13,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.gguf_tokenizer import tokenizer_json
-from ridgeline.models.tokenizer import load_tokenizer
+from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
 from ridgeline.models.weights import ModelFileError
 from tests.models.vocabularies import VOCABULARIES, vocabulary
 
@@ -163,31 +164,95 @@ def test_llama_bpe_takes_whole_words_before_merging() -> None:
         "tokenizer.ggml.tokens": ["a", "b", "c", "ab", "bc", "abc"],
         "tokenizer.ggml.merges": ["b c", "a b", "ab c"],  # "abc" cannot be reached by merging
     }
-    for pre, ids in (("llama-bpe", [5]), ("llama3", [5]), ("gpt-2", [0, 4]), ("qwen2", [0, 4])):
+    whole, merged = ["llama-bpe", "llama3", "falcon3"], ["gpt-2", "qwen2", "dbrx", "smaug-bpe"]
+    for pre, ids in [*((pre, [5]) for pre in whole), *((pre, [0, 4]) for pre in merged)]:
         assert load_tokenizer(metadata | {"tokenizer.ggml.pre": pre}).encode("abc") == ids
 
 
+GPT2 = ["It", "'s", " 1234", " ...", "  ", " x", "\n", "\n", "y"]
+DIGITS = ["It", "'s", " ", "1", "2", "3", "4", " ...", "  ", " x", "\n", "\n", "y"]
+QWEN2 = ["It", "'s", " ", "1", "2", "3", "4", " ...", "  ", " x", "\n\n", "y"]
+LLAMA3 = ["It", "'s", " ", "123", "4", " ...", "  ", " x", "\n\n", "y"]
+DEFAULT = ["It", "'", "s", " ", "123", "4", " ", "...", "  ", " x", "\n", "\n", "y"]
+
+
 @pytest.mark.parametrize(
-    ("pre", "words"),
+    ("names", "words"),
     [
-        ("gpt-2", ["It", "'s", " 1234", " ...", "  ", " x", "\n", "\n", "y"]),
-        ("smollm", ["It", "'s", " ", "1", "2", "3", "4", " ...", "  ", " x", "\n", "\n", "y"]),
-        ("qwen2", ["It", "'s", " ", "1", "2", "3", "4", " ...", "  ", " x", "\n\n", "y"]),
-        ("default", ["It", "'", "s", " ", "123", "4", " ", "...", "  ", " x", "\n", "\n", "y"]),
-        ("llama3", ["It", "'s", " ", "123", "4", " ...", "  ", " x", "\n\n", "y"]),
+        ("default", DEFAULT),
+        ("gpt-2 phi-2 olmo mpt jais mellum trillion a.x-4.0 gigachat exaone4", GPT2),
+        ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", DIGITS),
+        ("qwen2 deepseek-r1-qwen megrez kormo hunyuan stablelm2 solar-open grok-2", QWEN2),
+        ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", LLAMA3),
+        ("dbrx smaug-bpe", LLAMA3),
     ],
 )
-def test_pre_tokenizers_cut_where_they_should(pre: str, words: list[str]) -> None:
-    text = "It's 1234 ...   x\n\ny"
-    spec = tokenizer_json(
+def test_pre_tokenizers_cut_where_they_should(names: str, words: list[str]) -> None:
+    """Under each of their names in llama.cpp."""
+    for pre in names.split():
+        spec = tokenizer_json(
+            {
+                "tokenizer.ggml.model": "gpt2",
+                "tokenizer.ggml.pre": pre,
+                "tokenizer.ggml.tokens": ["a"],
+                "tokenizer.ggml.merges": [],
+            }
+        )
+        spec["model"]["vocab"] = {"a": 0}
+        library = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | spec))
+        cut = library.pre_tokenizer.pre_tokenize_str("It's 1234 ...   x\n\ny")
+        assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word, _ in cut] == words
+
+
+def phi3(**changes: Any) -> Tokenizer:
+    """A vocabulary with the types that GGUF files of Phi-3 have."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "H", "i", "▁H"]
+    tokens += ["▁Hi", "<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>", "[PAD]"]
+    return load_tokenizer(
         {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": pre,
-            "tokenizer.ggml.tokens": ["a"],
-            "tokenizer.ggml.merges": [],
+            "general.architecture": "phi3",
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": np.arange(0, -len(tokens), -1, np.float32),
+            "tokenizer.ggml.token_type": np.array([3, 3, 4] + [6] * 256 + [1] * 5 + [3] * 4 + [2]),
         }
+        | changes
     )
-    spec["model"]["vocab"] = {"a": 0}
-    library = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | spec))
-    cut = library.pre_tokenizer.pre_tokenize_str(text)
-    assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word, _ in cut] == words
+
+
+HI = 263
+ENDOFTEXT, ASSISTANT, END, USER, PAD = range(264, 269)
+SPACE, NEWLINE = 259, 3 + ord("\n")
+
+
+def test_control_tokens_of_phi_3_strip_the_white_space_behind_them() -> None:
+    tokenizer = phi3()
+    turn = "<|user|>\nHi<|end|>\n<|assistant|>\n"
+    assert tokenizer.encode(turn) == [USER, HI, END, ASSISTANT]
+    assert tokenizer.encode_shielded(turn) == [USER, HI, END, ASSISTANT]
+    assert tokenizer.encode("</s> \t\r\n Hi[PAD]\n") == [2, HI, PAD]
+    # White space before them stays, and behind these three.
+    assert tokenizer.encode("Hi\n<|end|>") == [HI, NEWLINE, END]
+    for token in (0, 1, ENDOFTEXT):
+        text = tokenizer.token_bytes(token).decode() + "\nHi"
+        assert tokenizer.encode(text)[:3] == [token, SPACE, NEWLINE]
+    # What a user wrote is text, its first white space too where it is no control token's.
+    shielded = tokenizer.shield("<|end|>\nHi")
+    assert END not in tokenizer.encode_shielded(shielded)
+    assert NEWLINE in tokenizer.encode_shielded(shielded)
+
+
+def test_a_conversation_has_llama_cpps_ids_with_phi_3s_template() -> None:
+    source = (
+        "{{ bos_token }}{% for message in messages %}{{ '<|user|>' + '\n' + message['content'] "
+        "+ '<|end|>' + '\n' + '<|assistant|>' + '\n' }}{% endfor %}"
+    )
+    template = ChatTemplate(source, phi3(), bos_token="<s>")
+    messages = [{"role": "user", "content": "Hi"}]
+    assert template.render_ids(messages) == [1, USER, HI, END, ASSISTANT]
+    template.close()
+
+
+def test_no_other_model_strips() -> None:
+    for changes in ({"general.architecture": "llama"}, {"general.architecture": None}):
+        assert phi3(**changes).encode("<|user|>\nHi")[:3] == [USER, SPACE, NEWLINE]

@@ -16,9 +16,11 @@ import numpy as np
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf import MAGIC, read_gguf
+from ridgeline.models.gguf_tokenizer import pre_tokenizer
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.weights import Checkpoint, ModelFileError
 
+_OF_THE_TOKENIZER = ("tokenizer.", "general.architecture")
 _CONTROL = 3  # GGUF's token type of special tokens
 # A control token with one of these texts ends a turn, whatever the file's eos is.
 _END_OF_TURN = frozenset(
@@ -33,7 +35,6 @@ _END_OF_TURN = frozenset(
         "<EOT>",
     }
 )
-_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -63,7 +64,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     kind = facts.text("tokenizer.ggml.model")
     spm = kind == "llama"
     bos = _token_id(facts, "bos", arch.vocab_size) or ([1] if spm else [])
-    add_bos = spm or facts.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
+    add_bos = spm or pre_tokenizer(metadata) == "llama-bpe"
     return Checkpoint(
         path=path,
         arch=arch,
@@ -72,7 +73,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         bos_id=bos[0] if bos else None,
         add_bos=bool(bos) and facts.flag("tokenizer.ggml.add_bos_token", add_bos),
         chat_template=facts.text("tokenizer.chat_template", "") or None,
-        tokenizer={k: v for k, v in metadata.items() if k.startswith("tokenizer.")},
+        tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
     )
 
 

@@ -34,14 +34,34 @@ _SPLITS = {
     "smollm": (r"\p{N}", _GPT2),
     "qwen2": (_CL100K.replace(r"\p{N}{1,3}", r"\p{N}"),),
     "llama-bpe": (_CL100K,),
-    "llama3": (_CL100K,),
+    "dbrx": (_CL100K,),
 }
+# Other names of each, which llama.cpp reads alike: converters have one for every vocabulary.
+_OTHER_NAMES = {
+    "gpt-2": "a.x-4.0 exaone4 gigachat granite-docling jais jina-de jina-es jina-v2-de jina-v2-es "
+    "mellum modern-bert mpt olmo phi-2 trillion",
+    "smollm": "codeshell command-r exaone mellum2 minerva-7b refact starcoder",
+    "qwen2": "deepseek-r1-qwen f2llmv2 grok-2 hunyuan kormo megrez solar-open stablelm2",
+    "llama-bpe": "falcon-h1 falcon3 jina-v5-nano lfm2 llama-v3 llama3 midm-2.0 pixtral",
+    "dbrx": "smaug-bpe",
+}
+_KNOWN_NAMES = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
+
+# Phi-3's control tokens take the white space behind them away, but for these. GGUF cannot say so.
+_PHI3_LEAVES_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def pre_tokenizer(metadata: Mapping[str, Any]) -> str:
+    """Return which pre-tokenizer a file names: its first name in ``_SPLITS``, or as it is."""
+    name = str(metadata.get("tokenizer.ggml.pre", "default"))
+    return _KNOWN_NAMES.get(name, name)
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of a tokenizer.json for the ``tokenizer.ggml.*`` keys of ``metadata``.
 
-    But for the vocabulary: it is the list of tokens as it was, by id.
+    But for the vocabulary: it is the list of tokens as it was, by id. ``general.architecture``
+    says whether it is Phi-3's.
 
     Raises:
         ModelFileError: the keys are missing, contradict each other, or name a tokenizer that is
@@ -61,6 +81,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
             f"tokenizer.ggml.model is {kind!r}; supported: gpt2 (byte-level BPE), llama "
             "(SentencePiece BPE)"
         )
+    strips = kind == "llama" and metadata.get("general.architecture") == "phi3"
     spec["added_tokens"] = [
         {
             "id": i,
@@ -68,7 +89,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
             "special": bool(types[i] != _USER_DEFINED),
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": strips and tokens[i] not in _PHI3_LEAVES_SPACE,
             "normalized": False,
         }
         for i in np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
@@ -78,7 +99,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    pre = pre_tokenizer(metadata)
     if pre not in _SPLITS:
         raise ModelFileError(f"tokenizer.ggml.pre is {pre!r}; supported: {', '.join(_SPLITS)}")
     merges = metadata.get("tokenizer.ggml.merges")
@@ -97,7 +118,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
     return {
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, bytes_step]},
         "decoder": bytes_step,
-        "model": {"merges": merges, "ignore_merges": pre in ("llama-bpe", "llama3")},
+        "model": {"merges": merges, "ignore_merges": pre == "llama-bpe"},
     }
 
 

@@ -88,7 +88,7 @@ class Checkpoint:
         chat_template: jinja2 source, None where the file has none.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
         tokenizer: what ``models.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
-            GGUF metadata (keys that begin with ``tokenizer.``).
+            GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
     """
 
     path: Path
