@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ridgeline import config, costs
 from ridgeline.backends.reference import footprint
 from ridgeline.config import Options, default_home, parse_bytes, resolve
 from ridgeline.core.policies import Orca, SplitFuse, Static
+from ridgeline.machine import usable_cpus
 from tests.tiny import PLAIN
 
 MIB = 1 << 20
@@ -93,7 +93,7 @@ def test_what_is_left_open_is_chosen(memory: pytest.MonkeyPatch) -> None:
     assert (chosen.dtype, chosen.kv_cache_dtype) == ("auto", "int8")
     assert (chosen.max_model_len, chosen.max_num_seqs) == (ARCH.max_position, 256)
     assert (chosen.max_num_batched_tokens, chosen.block_size) == (2048, 16)
-    assert chosen.threads == len(os.sched_getaffinity(0))
+    assert chosen.threads == usable_cpus()
     # A byte for each of 4, and something for scales and padding.
     assert TOKEN_BYTES // 4 < chosen.kv_bytes // (chosen.num_blocks * 16) < TOKEN_BYTES // 2
     assert chosen.notes == ()

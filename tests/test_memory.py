@@ -1,113 +1,15 @@
-"""Memory: reading what a (made-up) kernel says, and fitting the KV cache into it."""
+"""Fitting the KV cache into the memory that is there."""
 
 from __future__ import annotations
-
-import os
-import resource
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.memory import KVPlan, available_bytes, fit_kv_cache
+from ridgeline.memory import KVPlan, fit_kv_cache
 
 MIB = 1024**2
 GIB = 1024**3
-
-
-class Kernel:
-    """A tree of files like /proc and /sys/fs/cgroup."""
-
-    def __init__(self, root: Path) -> None:
-        self.proc, self.cgroup = root / "proc", root / "cgroup"
-        self.write(self.proc / "meminfo", f"MemTotal: 99 kB\nMemAvailable: {8 * GIB // 1024} kB\n")
-
-    def write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def group(
-        self, path: str, limit: int | str, usage: int, stat: str = "", v1: bool = False
-    ) -> None:
-        names = ("limit_in_bytes", "usage_in_bytes") if v1 else ("max", "current")
-        for name, value in zip((*names, "stat"), (limit, usage, stat), strict=True):
-            self.write(self.cgroup / path / f"memory.{name}", f"{value}\n")
-
-    def available(self) -> int:
-        return available_bytes(self.proc, self.cgroup)
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
-    return Kernel(tmp_path)
-
-
-def test_a_machine_without_groups_has_what_meminfo_says(kernel: Kernel) -> None:
-    assert kernel.available() == 8 * GIB
-
-
-def test_a_group_of_version_2_limits(kernel: Kernel) -> None:
-    kernel.write(kernel.proc / "self/cgroup", "0::/user/job\n")
-    kernel.group("user/job", 2 * GIB, 512 * MIB)
-    assert kernel.available() == 2 * GIB - 512 * MIB
-
-
-def test_cached_files_of_a_group_can_be_given_up(kernel: Kernel) -> None:
-    kernel.write(kernel.proc / "self/cgroup", "0::/\n")
-    stat = f"anon 5\ninactive_file {100 * MIB}\nactive_file {200 * MIB}\n"
-    kernel.group("", GIB, 500 * MIB, stat)
-    assert kernel.available() == GIB - 200 * MIB
-
-
-def test_the_tightest_group_up_the_tree_counts(kernel: Kernel) -> None:
-    kernel.write(kernel.proc / "self/cgroup", "0::/a/b/c\n")
-    kernel.group("a/b/c", "max", 1)
-    kernel.group("a/b", 3 * GIB, GIB)
-    kernel.group("a", 6 * GIB, 5 * GIB)
-    assert kernel.available() == GIB
-
-
-def test_groups_of_version_1_count_their_children(kernel: Kernel) -> None:
-    lines = "5:cpuset,cpu:/x\n4:memory:/docker/abc\n1:name=systemd:/x:y\n0::/\n"
-    kernel.write(kernel.proc / "self/cgroup", lines)
-    stat = f"inactive_file 7\ntotal_inactive_file {50 * MIB}\ntotal_active_file {25 * MIB}\n"
-    kernel.group("memory/docker/abc", 300 * MIB, 175 * MIB, stat, v1=True)
-    kernel.group("memory", 0x7FFFFFFFFFFFF000, 9 * GIB, v1=True)
-    assert kernel.available() == 200 * MIB
-
-
-@pytest.mark.parametrize("path", ["/docker/on-the-host", "/../../sibling"])
-def test_a_path_from_outside_the_container_means_its_root(path: str, kernel: Kernel) -> None:
-    kernel.write(kernel.proc / "self/cgroup", f"4:memory:{path}\n")
-    kernel.group("memory", 300 * MIB, 100 * MIB, v1=True)
-    kernel.group("../sibling", MIB, 0, v1=True)
-    assert kernel.available() == 200 * MIB
-
-
-def test_a_group_over_its_limit_leaves_nothing(kernel: Kernel) -> None:
-    kernel.write(kernel.proc / "self/cgroup", "0::/\n")
-    kernel.group("", MIB, 2 * MIB)
-    assert kernel.available() == 0
-
-
-def test_a_limit_on_the_address_space_counts(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel.write(kernel.proc / "self/status", "Name:\tx\nVmSize:\t  1048576 kB\nVmRSS: 7 kB\n")
-    limits = {resource.RLIMIT_AS: (3 * GIB, resource.RLIM_INFINITY)}
-    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
-    assert kernel.available() == 2 * GIB
-
-
-def test_a_machine_without_proc_counts_on_half(tmp_path: Path) -> None:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert available_bytes(tmp_path, tmp_path) == total // 2
-
-
-def test_this_machine_has_some_memory() -> None:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 16 * MIB < available_bytes() <= total
 
 
 def fit(

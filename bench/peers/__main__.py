@@ -39,6 +39,7 @@ from bench.peers.engines import (
     prepare,
 )
 from bench.peers.shapes import NAMES, SHAPES, START, Job, Shape, quick_shapes
+from ridgeline.machine import usable_cpus
 
 _PATIENCE_S = 60.0
 _TIMEOUT_S = 1800.0
@@ -226,7 +227,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="a short name or a .gguf file")
     parser.add_argument("--only", action="append", default=[], metavar='"ENGINE FORMAT"')
     parser.add_argument("--shape", action="append", default=[], choices=NAMES[:-1])
-    parser.add_argument("--threads", type=int, default=machine.threads())
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--quick", action="store_true", help="tiny shapes: does everything run?")
     parser.add_argument("--anyway", action="store_true", help="measure on a busy machine too")
     return parser.parse_args(argv)

@@ -7,6 +7,8 @@ import platform
 import time
 from pathlib import Path
 
+from ridgeline.machine import usable_cpus
+
 BUSY_CORES = 0.10  # more than this much of a core used by others, and nothing is measured
 _STAT = Path("/proc/stat")
 # Of the columns: user nice system idle iowait irq softirq steal.
@@ -60,11 +62,6 @@ def refusal(busy: float) -> str | None:
     )
 
 
-def threads() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def description() -> dict[str, str | int]:
     """Return what the result says of the machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -78,7 +75,7 @@ def description() -> dict[str, str | int]:
     family = " ".join(facts[k] for k in ("cpu family", "model") if k in facts)
     return {
         "cpu": f"{model} (family and model {family})" if family else model,
-        "cores": threads(),
+        "cores": usable_cpus(),
         "instruction_sets": " ".join(name for name in wanted if name in flags),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",

@@ -19,7 +19,8 @@ from ridgeline.backends import reference
 from ridgeline.backends.cpu import weights as cpu
 from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
-from ridgeline.memory import available_bytes, fit_kv_cache
+from ridgeline.machine import available_bytes, usable_cpus
+from ridgeline.memory import fit_kv_cache
 
 POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfuse": SplitFuse}
 
@@ -59,7 +60,9 @@ class Options:
         "splitfuse", "How steps are filled: see docs/architecture.md."
     )
     enable_prefix_caching: bool = flag_field(True, "Share the KV cache of equal prefixes.")
-    threads: int | None = flag_field(None, "Threads of the backend. Default: one per core.")
+    threads: int | None = flag_field(
+        None, "Threads of the backend. Default: one for each usable core."
+    )
     seed: int = flag_field(0, "Seed of requests that bring none.")
     backend: Literal["auto", "cpu", "cuda", "reference"] = flag_field("auto", "What computes.")
     trace: str | Path | None = flag_field(
@@ -119,7 +122,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
             f"--max-model-len {options.max_model_len} is more than the {arch.max_position} tokens "
             f"that this model was trained for"
         )
-    threads = options.threads or len(os.sched_getaffinity(0))
+    threads = options.threads or usable_cpus()
     policy = POLICIES[options.policy]()
     batched = options.max_num_batched_tokens or max(
         _DEFAULT_MAX_NUM_BATCHED_TOKENS,

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info
 
 from ridgeline.backends.cpu.module import host_target
 from ridgeline.backends.cpu.roof import measure_roof
-from ridgeline.memory import available_bytes
+from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.names import SHORT_NAMES, pulled_models
 from ridgeline.progress import count_bar
 
@@ -48,7 +48,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     """Yield what there is and what will be used: name and text."""
     flags = _cpu_fact("flags", "Features").split()
     sets = [name for name in _INSTRUCTION_SETS if name in flags]
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     name = _cpu_fact("model name", "Model") or platform.processor() or platform.machine()
     yield "processor", f"{name}, {cores} of {os.cpu_count()} cores usable"
     yield "instruction sets", " ".join(sets) or "unknown"
@@ -67,7 +67,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
 def roof_facts() -> Iterator[tuple[str, str]]:
     """Measure this machine's roof; yield a line for each part of it."""
     with count_bar("Measuring the roof", note="rounds") as show:
-        roof = measure_roof(len(os.sched_getaffinity(0)), show)
+        roof = measure_roof(usable_cpus(), show)
     for name, attribute, unit in (
         ("memory roof", "read_bytes_per_s", "GB/s"),
         ("int8 roof", "int8_ops_per_s", "GOP/s"),
@@ -83,7 +83,7 @@ def roof_facts() -> Iterator[tuple[str, str]]:
 
 def problems(home: Path) -> Iterator[str]:
     """Yield what will hurt, and what to do about it."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     if available_bytes() < 2 << 30:
         yield f"only {_gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
     if cores < (os.cpu_count() or 1):

@@ -1,17 +1,12 @@
-"""How much memory there really is, and how large a KV cache to make of it.
+"""How large a KV cache to make of the memory that is there.
 
-Reads the kernel's own files and this process's limits, nothing else; it knows no model (sizes come
-in as bytes) and allocates nothing.
+It knows no model (sizes come in as bytes), reads nothing and allocates nothing.
 """
 
 from __future__ import annotations
 
-import os
-import resource
 from dataclasses import dataclass
-from pathlib import Path
 
-_KIB = 1024
 _MIB = 1024**2
 
 
@@ -102,75 +97,6 @@ def fit_kv_cache(
         f"tokens), {', '.join(given_up)}: {reason} {' and '.join(flags)}"
     )
     return KVPlan(num_blocks, max_model_len, (note,))
-
-
-def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that this process can still have, in bytes; at least 0.
-
-    This is the least of what the machine has, what each control group around the process (a
-    container, a service) has left, and what the limit on its address space leaves.
-
-    Args:
-        proc: where the kernel's process files are; they may be missing (macOS).
-        cgroup: where control groups are mounted, version 1 or 2; may be missing too.
-    """
-    room = [_machine_bytes(proc), *_cgroup_bytes(proc, cgroup)]
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        room.append(limit - _address_space_bytes(proc))
-    return max(0, min(room))
-
-
-def _machine_bytes(proc: Path) -> int:
-    available = _fields(proc / "meminfo").get("MemAvailable:")
-    if available is not None:
-        return available * _KIB
-    # A system that does not say what is free: count on half of what it has.
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _cgroup_bytes(proc: Path, cgroup: Path) -> list[int]:
-    """Return what is left in each group from the process's own up to the root."""
-    room = []
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2 has one hierarchy, without a name
-            top, limit_file, usage_file, prefix = cgroup, "memory.max", "memory.current", ""
-        elif "memory" in controllers.split(","):
-            top, prefix = cgroup / "memory", "total_"
-            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        # In a container the path may be the host's and not exist here; its own group is then top.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            group = top.joinpath(*parts[:depth])
-            limit = _text(group / limit_file).strip()
-            usage = _text(group / usage_file).strip()
-            if limit.isdigit() and usage.isdigit():  # "max" is no limit
-                stat = _fields(group / "memory.stat")
-                # Cached files count as used but are given up for whoever needs the memory. Our own
-                # mapped model files are the greatest part of them.
-                cached = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
-                room.append(int(limit) - max(0, int(usage) - cached))
-    return room
-
-
-def _address_space_bytes(proc: Path) -> int:
-    return _fields(proc / "self" / "status").get("VmSize:", 0) * _KIB
-
-
-def _fields(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number; other lines and a missing file are passed over."""
-    words = [line.split() for line in _text(path).splitlines()]
-    return {w[0]: int(w[1]) for w in words if len(w) >= 2 and w[1].isdigit()}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _size(num_bytes: int) -> str:

@@ -24,7 +24,7 @@ from ridgeline.backends.cpu.ir import F32, I8, I32, I64, Function, Value, fma, v
 from ridgeline.backends.cpu.isa import broadcast4, dot, dot_bf16, prefetch
 from ridgeline.backends.cpu.memory import address, aligned
 from ridgeline.backends.cpu.module import Kernels, Target, compile_object, host_target
-from ridgeline.memory import available_bytes
+from ridgeline.machine import available_bytes
 
 _READ_BYTES = 512 << 20  # several times the caches of most machines
 _QUICK_READ_BYTES = 128 << 20

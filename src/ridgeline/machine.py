@@ -1,0 +1,116 @@
+"""What this machine gives to this process: memory and processors, also inside a container.
+
+Reads the kernel's own files and this process's limits, nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_KIB = 1024
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the memory that this process can still have, in bytes; at least 0.
+
+    This is the least of what the machine has, what each control group around the process (a
+    container, a service) has left, and what the limit on its address space leaves.
+
+    Args:
+        proc: where the kernel's process files are; they may be missing (macOS).
+        cgroup: where control groups are mounted, version 1 or 2; may be missing too.
+    """
+    room = [_machine_bytes(proc), *_group_bytes(proc, cgroup)]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        room.append(limit - _address_space_bytes(proc))
+    return max(0, min(room))
+
+
+def usable_cpus(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many CPUs this process can keep busy; at least 1.
+
+    This is the least of what it may be scheduled on (``taskset``, cpusets) and of the CPU quota of
+    each control group around it (a container, a service), rounded up.
+
+    Args:
+        proc: where the kernel's process files are.
+        cgroup: where control groups are mounted, version 1 or 2; may be missing.
+    """
+    return max(1, min([len(os.sched_getaffinity(0)), *_group_cpus(proc, cgroup)]))
+
+
+def _machine_bytes(proc: Path) -> int:
+    available = _fields(proc / "meminfo").get("MemAvailable:")
+    if available is not None:
+        return available * _KIB
+    # A system that does not say what is free: count on half of what it has.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _group_bytes(proc: Path, cgroup: Path) -> Iterator[int]:
+    """Yield the memory that is left in each group around the process, in bytes."""
+    for group, version in _groups("memory", proc, cgroup):
+        if version == 2:
+            limit_file, usage_file, prefix = "memory.max", "memory.current", ""
+        else:
+            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            prefix = "total_"
+        limit = _text(group / limit_file).strip()
+        usage = _text(group / usage_file).strip()
+        if limit.isdigit() and usage.isdigit():  # "max" is no limit
+            stat = _fields(group / "memory.stat")
+            # Cached files count as used but are given up for whoever needs the memory. Our own
+            # mapped model files are the greatest part of them.
+            cached = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+            yield int(limit) - max(0, int(usage) - cached)
+
+
+def _group_cpus(proc: Path, cgroup: Path) -> Iterator[int]:
+    """Yield the CPUs that each group around the process may keep busy, rounded up."""
+    for group, version in _groups("cpu", proc, cgroup):
+        if version == 2:
+            words = _text(group / "cpu.max").split()
+        else:
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [_text(group / name).strip() for name in files]
+        if len(words) == 2 and all(word.isdigit() for word in words):  # no limit: "max", or -1
+            quota_us, period_us = map(int, words)
+            if period_us:
+                yield -(-quota_us // period_us)
+
+
+def _groups(controller: str, proc: Path, cgroup: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the control groups around the process, the root first, with their version, 1 or 2."""
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2 has one hierarchy, without a name
+            top, version = cgroup, 2
+        elif controller in controllers.split(","):
+            top, version = cgroup / controller, 1
+        else:
+            continue
+        # In a container the path may be the host's and not exist here; its own group is then top.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            yield top.joinpath(*parts[:depth]), version
+
+
+def _address_space_bytes(proc: Path) -> int:
+    return _fields(proc / "self" / "status").get("VmSize:", 0) * _KIB
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Read lines of a name and a number; other lines and a missing file are passed over."""
+    words = [line.split() for line in _text(path).splitlines()]
+    return {w[0]: int(w[1]) for w in words if len(w) >= 2 and w[1].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
