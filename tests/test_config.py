@@ -173,6 +173,7 @@ def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) ->
         ({"backend": "reference", "dtype": "int4"}, "--dtype int4: the reference"),
         ({"backend": "reference", "kv_cache_dtype": "f16"}, "--kv-cache-dtype f16: the reference"),
         ({"block_size": 8}, "--block-size is 8: the cpu backend needs a multiple of 16"),
+        ({"threads": 65536}, "--threads is 65536: at most 65535"),
         ({"kv_cache_memory": "lots"}, "'lots' is not a size"),
     ],
 )

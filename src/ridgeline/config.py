@@ -18,6 +18,7 @@ from ridgeline.arch import ModelArch
 from ridgeline.backends import reference
 from ridgeline.backends.cpu import weights as cpu
 from ridgeline.backends.cpu.heads import TOKENS
+from ridgeline.backends.cpu.threads import MOST_THREADS
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.memory import fit_kv_cache
@@ -131,6 +132,8 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
     )
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     if backend == "cpu":
+        if threads > MOST_THREADS:
+            raise ValueError(f"--threads is {threads}: at most {MOST_THREADS} can work together")
         footprint = cpu.footprint(
             arch, dtype, kv_cache_dtype, batched, model_len, threads, max_num_seqs
         )

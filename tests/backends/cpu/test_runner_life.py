@@ -193,6 +193,22 @@ def test_close_ends_the_threads(make: Make) -> None:
     runner.close()  # once more changes nothing
 
 
+def test_more_threads_than_a_byte_can_say_give_the_same_answer(tmp_path: Path) -> None:
+    """In a process of its own, as a barrier that waits for too many would never end."""
+    script = f"""
+        from pathlib import Path
+        from tests.backends.cpu.test_runner_life import CpuRunner, crowd, options
+        from tests.tiny import PLAIN, checkpoint, random_arrays
+        model = checkpoint(PLAIN, random_arrays(PLAIN))
+        wishes = options(Path({str(tmp_path)!r}))
+        one = CpuRunner(model, **wishes | {{"num_threads": 1}}).execute(crowd())
+        many = CpuRunner(model, **wishes | {{"num_threads": 256}}).execute(crowd())
+        print(many == one and len(many.tokens), flush=True)
+    """
+    done = run(script)
+    assert done.stdout == f"{len(crowd().work)}\n", done.stderr
+
+
 def test_disuse_ends_the_threads(tmp_path: Path) -> None:
     others = set(workers())
     runner = CpuRunner(checkpoint(PLAIN), **options(tmp_path))
@@ -238,13 +254,17 @@ def test_python_ends_without_close(tmp_path_factory: Any, ending: str, code: int
         print("done", flush=True)
         {ending}
     """
-    done = subprocess.run(
+    done = run(script)
+    assert done.stdout == "done\n", done.stderr
+    assert done.returncode in (code, -2 if code == 130 else code)
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
-    assert done.stdout == "done\n", done.stderr
-    assert done.returncode in (code, -2 if code == 130 else code)

@@ -11,7 +11,7 @@ and a lone stream's 150 barriers per token wait for it. One thread fewer is fast
 
 The words of ``sync``, each in a cache line of its own: arrivals at the barrier, the barrier's
 turn, its sleepers; the call's number, its sleepers; and a flag that ends the workers. The call's
-number has the threads that take part in its last byte.
+number has the threads that take part in its lower half.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ridgeline.backends.cpu.isa import spin_hint
 
 SYNC_BYTES = 384
 _ARRIVALS, _TURN, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
-MOST_THREADS = 255
+MOST_THREADS = (1 << 16) - 1  # the lower half of the call's word says how many take part
 CREW_ROWS = 16  # most rows of steps that ``Crew`` compares: above, threads seldom meet
 _SPINS = 2000  # pauses; some 50 microseconds
 _CALL_SPINS = 50_000  # between steps: Python needs a millisecond to prepare the next one
@@ -73,7 +73,7 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
     fn = Function(module, "run", 1)
     (plan,) = fn.args
     sync, num_threads = fn.load(plan, I64, 8), fn.load(plan + 8, I64, 8)
-    call = (_read(fn, sync + _CALL) | MOST_THREADS) + 1  # the next, with an empty last byte
+    call = (_read(fn, sync + _CALL) | MOST_THREADS) + 1  # the next, its lower half empty
     _write(fn, sync + _CALL, call + num_threads.signed(I32))
     quits = _read(fn, sync + _QUIT)
     with fn.when((num_threads > 1) | (quits > 0)):
