@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -17,7 +16,7 @@ from threadpoolctl import threadpool_info
 from ridgeline.backends.cpu.module import host_target
 from ridgeline.backends.cpu.roof import measure_roof
 from ridgeline.machine import available_bytes, usable_cpus
-from ridgeline.models.names import SHORT_NAMES, pulled_models
+from ridgeline.models.names import pulled_models
 from ridgeline.progress import count_bar
 
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
@@ -93,8 +92,6 @@ def problems(home: Path) -> Iterator[str]:
         yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
     if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
         yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
-    if importlib.util.find_spec("pip") is None and not pulled_models(home):
-        yield f"pip is missing, and {next(iter(SHORT_NAMES))} comes through pip: run ensurepip"
     if not os.access(_existing(home), os.W_OK):
         yield f"{home} cannot be written: set RIDGELINE_HOME to a directory of yours"
 

