@@ -84,6 +84,36 @@ def test_run_answers_on_standard_output_alone() -> None:
 
 
 @pytest.mark.engine
+def test_each_run_draws_a_seed_that_repeats_it() -> None:
+    def run(*arguments: str) -> tuple[str, str]:
+        """Return the answer and the seed that stands behind it."""
+        prompt = ("run", "smollm2", "Once upon a time", "--raw", "--max-tokens", "12")
+        with Terminal(*prompt, *arguments) as terminal:
+            terminal.wait_for(r"\[12 tokens[^\]]*\]")
+            assert terminal.status() == 0
+        text, _, remark = terminal.seen.rpartition("[12 tokens")
+        found = re.search(r"seed\s+(\d+)\]", remark)
+        answer = text.rpartition("\x1b[2K")[2]  # behind the bar
+        return answer, found[1] if found else ""
+
+    hot = ("--temperature", "1.5")
+    first, second = run(*hot), run(*hot)
+    assert first[1] != second[1]
+    assert first[0] != second[0]
+    assert run(*hot, "--seed", first[1]) == first
+    assert not run("--temperature", "0")[1]  # where it changes nothing
+
+
+@pytest.mark.engine
+def test_the_short_name_samples_as_its_card_does() -> None:
+    with LLM("smollm2", kv_cache_memory="16MiB") as llm:
+        assert llm.default_params() == SamplingParams(temperature=0.2, top_p=0.9)
+        assert llm.default_params(temperature=1).temperature == 1
+    with LLM(llm.path, kv_cache_memory="16MiB") as llm:  # a file alone has no card
+        assert llm.default_params() == SamplingParams()
+
+
+@pytest.mark.engine
 def test_run_takes_a_piped_prompt_and_writes_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "run.jsonl"
     done = ridgeline(

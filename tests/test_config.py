@@ -186,6 +186,11 @@ def test_what_this_model_or_version_cannot_do(
         assert resolve(Options(max_model_len=4096), ARCH).max_model_len == 4096
 
 
+def test_python_keeps_the_seed_0_unless_one_is_given(memory: pytest.MonkeyPatch) -> None:
+    assert resolve(Options(), ARCH).seed == 0
+    assert resolve(Options(seed=7), ARCH).seed == 7
+
+
 def test_home_is_the_variable_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIDGELINE_HOME", "/somewhere")
     assert default_home() == Path("/somewhere")

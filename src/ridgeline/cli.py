@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -163,7 +164,9 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue PROMPT as it is, without the chat template.")
     ] = False,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: 0.7.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy. Default: the model's, or 0.7.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep this much probability.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop what is rarer than this.")] = None,
@@ -188,7 +191,7 @@ def run(
         "stop": stop or (),
     }
     given = {name: value for name, value in wishes.items() if value is not None}
-    with _load(model, options, given) as (llm, params):
+    with _load(model, _seeded(options), given) as (llm, params):
         if prompt is None and not sys.stdin.isatty():
             prompt = sys.stdin.read()
         if prompt is None:
@@ -206,7 +209,8 @@ def serve_command(model: Model, *, serving: ServeOptions, options: Options) -> N
 
     @contextmanager
     def load() -> Iterator[LLM]:
-        with _load(model, options, {}) as (llm, _):
+        with _load(model, _seeded(options), {}) as (llm, _):
+            print(f"seed {llm.config.seed} for requests that bring none", file=sys.stderr)
             yield llm
 
     serve(model, load, serving)
@@ -299,6 +303,11 @@ def _load(
             print(f"note: {note}", file=sys.stderr)
         llm.tokenizer.prepare()  # before anybody is asked for text, or presses Ctrl-C at an answer
         yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.generation_defaults | sampling))
+
+
+def _seeded(options: Options) -> Options:
+    """Return ``options`` with a fresh seed unless they have one, short enough to type again."""
+    return options if options.seed is not None else replace(options, seed=secrets.randbelow(10**6))
 
 
 def _width() -> int | None:

@@ -64,7 +64,9 @@ class Options:
     threads: int | None = flag_field(
         None, "Threads of the backend. Default: one for each usable core."
     )
-    seed: int = flag_field(0, "Seed of requests that bring none.")
+    seed: int | None = flag_field(
+        None, "Seed of requests that bring none. Default: run and serve draw one, else 0."
+    )
     backend: Literal["auto", "cpu", "cuda", "reference"] = flag_field("auto", "What computes.")
     trace: str | Path | None = flag_field(
         None, "Write a record of every step and request to this file, as JSON lines."
@@ -87,7 +89,7 @@ class Options:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
                 f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
             )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
 
 
@@ -166,7 +168,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         kv_bytes=plan.num_blocks * kv_bytes_per_block,
         enable_prefix_caching=options.enable_prefix_caching,
         threads=threads,
-        seed=options.seed,
+        seed=options.seed or 0,
         notes=plan.notes,
     )
 

@@ -24,7 +24,7 @@ from ridgeline.decoding.text import TextStream
 from ridgeline.interrupts import Interrupts
 from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.names import NotPulledError, find_model
+from ridgeline.models.names import SHORT_NAMES, NotPulledError, find_model
 from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
 from ridgeline.models.weights import Checkpoint
 from ridgeline.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
@@ -69,13 +69,15 @@ class LLM:
         self.tokenizer = load_tokenizer(*facts)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
-        self.generation_defaults: dict[str, Any] = dict(checkpoint.generation_defaults)
+        entry = SHORT_NAMES.get(str(model))
+        card = entry.sampling if entry else {}
+        self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
         self.engine = new_engine(self.config, checkpoint, self.runner, _writer(self._trace))
         self._interrupts = Interrupts()
         self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
 
     def default_params(self, **changes: Any) -> SamplingParams:
-        """Return the sampling defaults that the model's own files recommend, with ``changes``."""
+        """Return the sampling that the model's files or its card recommend, with ``changes``."""
         return SamplingParams(**(self.generation_defaults | changes))
 
     # --- answers -------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def answer(llm: LLM, prompt: str, params: SamplingParams, *, raw: bool) -> None:
         chunks = llm.stream(prompt, params)
     else:
         chunks = llm.stream([{"role": "user", "content": prompt}], params)
-    _show(chunks)
+    _show(chunks, _seed(llm, params))
 
 
 def chat(llm: LLM, params: SamplingParams) -> None:
@@ -65,7 +65,7 @@ def chat(llm: LLM, params: SamplingParams) -> None:
         elif text:
             messages.append({"role": "user", "content": text})
             try:
-                reply = _show(llm.stream(messages, params))
+                reply = _show(llm.stream(messages, params), _seed(llm, params))
             except ValueError as error:
                 messages.pop()
                 _remarks.print(f"{error}; /clear begins anew", style="yellow")
@@ -76,8 +76,13 @@ def chat(llm: LLM, params: SamplingParams) -> None:
                 messages.append({"role": "assistant", "content": reply})
 
 
-def _show(chunks: Iterable[Chunk]) -> str:
-    """Print an answer as it comes, then its size and speed; return its text."""
+def _seed(llm: LLM, params: SamplingParams) -> list[str]:
+    """Return the remark that lets the user repeat an answer; a greedy one repeats itself."""
+    return [f"seed {llm.config.seed}"] if params.temperature else []
+
+
+def _show(chunks: Iterable[Chunk], seed: list[str]) -> str:
+    """Print an answer as it comes, then its size, speed and ``seed``; return its text."""
     texts: list[str] = []
     arrivals_s: list[float] = []
     start_s = time.monotonic()
@@ -98,7 +103,7 @@ def _show(chunks: Iterable[Chunk]) -> str:
         pass
     print()
     if _remarks.is_terminal:
-        remarks = [f"{len(arrivals_s)} tokens", *_speed(start_s, arrivals_s), how]
+        remarks = [f"{len(arrivals_s)} tokens", *_speed(start_s, arrivals_s), how, *seed]
         _remarks.print(f"[{', '.join(remarks)}]", style="dim", markup=False)
     return "".join(texts)
 

@@ -89,6 +89,7 @@ def entry(wheel: bytes) -> PackagedModel:
         version="1",
         member="pkg/tiny.gguf",
         wheel_sha256=sha256(wheel),
+        sampling={},
     )
 
 

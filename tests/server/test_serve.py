@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -137,6 +138,23 @@ def test_no_thread_outlives_a_server(model: Path) -> None:
     assert not [name for name in left if name.startswith("engine")]
 
 
+def test_each_start_draws_a_seed_unless_one_is_given(model: Path, tmp_path: Path) -> None:
+    def seed(*flags: str) -> tuple[int, str]:
+        """Return the seed that the engine has, and what is said of it."""
+        trace = tmp_path / "trace.jsonl"
+        with process(model, "--trace", str(trace), *flags) as (server, _):
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(10) == 0
+            assert server.stderr is not None
+            words = server.stderr.read()
+        return json.loads(trace.read_text().splitlines()[0])["seed"], words
+
+    (first, words), (second, _) = seed(), seed()
+    assert first != second
+    assert f"seed {first} " in words
+    assert seed("--seed", "17")[0] == 17
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
@@ -182,7 +200,7 @@ def test_sighup_reads_the_keys_again_and_an_open_host_is_warned_of(
         assert OpenAI(base_url=f"{url}/v1", api_key="new").models.list().data
     with process(model, "--host", "0.0.0.0") as (server, _):
         assert server.stderr is not None
-        assert "--api-key" in server.stderr.readline()
+        assert any("--api-key" in line for line in iter(server.stderr.readline, ""))
 
 
 def test_chat_with_a_real_model() -> None:

