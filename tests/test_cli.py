@@ -56,6 +56,40 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.parametrize("module", ["ridgeline.cli", "typer", "numpy", "llvmlite.binding"])
+def test_ctrl_c_while_the_program_still_imports_ends_it_quietly(
+    module: str, tmp_path: Path
+) -> None:
+    """The signal comes as ``module`` is looked for, so at the same point on any machine."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import os, signal, sys
+
+class Interrupter:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter)
+"""
+    )
+    done = subprocess.run(
+        [str(RIDGELINE), "run", "smollm3", "x"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_shells_wish_to_ignore_ctrl_c_is_kept() -> None:
+    ignore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    main = "from ridgeline.__main__ import main; sys.argv[1:] = ['--version'];"
+    check = "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN"
+    code = f"{ignore}{main}\ntry: main()\nexcept SystemExit: {check}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
+
+
 def test_damaged_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "damaged.gguf"
     path.write_bytes(b"GGUF" + bytes(7))
