@@ -22,11 +22,13 @@ RIDGELINE = Path(sys.executable).parent / "ridgeline"
 TIMEOUT_S = 300
 
 
-def ridgeline(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [str(RIDGELINE), *arguments]
+def ridgeline(
+    *arguments: str, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+        [str(RIDGELINE), *arguments], input=stdin, capture_output=True, text=True,
+        encoding="utf-8", env=os.environ | environment, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,70 @@ def test_run_takes_a_piped_prompt_and_writes_a_trace(tmp_path: Path) -> None:
     records = [json.loads(line) for line in trace.read_text().splitlines()]
     assert [record["type"] for record in records[:2]] == ["engine", "step"]
     assert records[-1]["type"] == "request"
+
+
+GREEDY = ("--raw", "--temperature", "0", "--max-tokens", "6")
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("locale", [ASCII, {"PYTHONIOENCODING": "ascii"}])
+def test_a_locale_of_ascii_reads_all_and_shows_what_it_can(locale: dict[str, str]) -> None:
+    prompt = "é è é è é è é"
+    wanted = ridgeline("run", "smollm2", prompt, *GREEDY)
+    assert not wanted.stdout.isascii()
+    shown = wanted.stdout.encode("ascii", "replace").decode()
+    for arguments, stdin in ((("smollm2", prompt), ""), (("smollm2",), prompt)):
+        done = ridgeline("run", *arguments, *GREEDY, stdin=stdin, **locale)
+        assert (done.returncode, done.stdout) == (0, shown), done.stderr
+
+
+def test_an_argument_that_is_no_text_is_named() -> None:
+    command: list[str | bytes] = [str(RIDGELINE), "run", "smollm2", b"caf\xe9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert "'caf\\udce9' is not UTF-8" in done.stderr
+
+
+@pytest.mark.engine
+def test_standard_input_stands_behind_the_prompt() -> None:
+    both = ridgeline("run", "smollm2", "The capital of", *GREEDY, stdin="France is")
+    whole = ridgeline("run", "smollm2", "The capital of\n\nFrance is", *GREEDY)
+    alone = ridgeline("run", "smollm2", "The capital of", *GREEDY, stdin=" \n")
+    assert both.stdout == whole.stdout != alone.stdout
+    assert both.returncode == whole.returncode == alone.returncode == 0
+
+
+@pytest.mark.engine
+def test_standard_input_that_stays_silent_is_not_waited_for_for_ever() -> None:
+    command = [str(RIDGELINE), "run", "smollm2", "The capital of France is", *GREEDY]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as silent:
+        assert silent.wait(TIMEOUT_S) == 0  # while its standard input is open
+        assert silent.stdout is not None
+        assert silent.stderr is not None
+        assert silent.stdout.read().startswith(" Paris.")
+        assert "nothing came on standard input" in silent.stderr.read()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_without_any_prompt_the_way_out_is_named(is_closed: bool) -> None:
+    command = f"exec {RIDGELINE} run smollm2 " + ("<&-" if is_closed else "</dev/null")
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 2
+    assert "give a PROMPT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_endless_input_is_refused() -> None:
+    done = subprocess.run(
+        f"yes | {RIDGELINE} run smollm2 x", shell=True, capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "standard input has more than" in done.stderr
 
 
 @pytest.mark.engine

@@ -6,14 +6,17 @@ standard error; ``--debug`` shows the traceback.
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import os
 import secrets
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields, replace
 from functools import wraps
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -46,6 +49,8 @@ bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 _AS_TYPED = {"kv_cache_memory": str | None, "trace": Path | None}
+_STDIN_WAIT_S = 10.0  # for the first of what another program may still have to compute
+_MAX_STDIN_CHARS = 8 << 20
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
 Model = Annotated[
@@ -61,6 +66,7 @@ def main() -> None:
     """Run the command line, and turn exceptions into one line and a status."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
+    _bear_any_locale()
     try:
         app(arguments)
     except KeyboardInterrupt:
@@ -77,6 +83,14 @@ def _fail(error: Exception, status: int, debug: bool) -> None:
     text = str(error) or type(error).__name__
     print(f"ridgeline: {text}", file=sys.stderr)
     sys.exit(status)
+
+
+def _bear_any_locale() -> None:
+    """Show what the locale cannot show as "?", and read UTF-8 where it would read only ASCII."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8")
 
 
 def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -160,7 +174,9 @@ def models() -> None:
 @engine_options
 def run(
     model: Model,
-    prompt: Annotated[str | None, typer.Argument(help="Without it: a chat.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="What is piped in stands behind it. Without both: a chat.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue PROMPT as it is, without the chat template.")
     ] = False,
@@ -188,12 +204,11 @@ def run(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "max_tokens": max_tokens,
-        "stop": stop or (),
+        "stop": [_text(end) for end in stop or ()],
     }
     given = {name: value for name, value in wishes.items() if value is not None}
+    prompt = _with_stdin(None if prompt is None else _text(prompt))
     with _load(model, _seeded(options), given) as (llm, params):
-        if prompt is None and not sys.stdin.isatty():
-            prompt = sys.stdin.read()
         if prompt is None:
             chat(llm, params)
         else:
@@ -303,6 +318,44 @@ def _load(
             print(f"note: {note}", file=sys.stderr)
         llm.tokenizer.prepare()  # before anybody is asked for text, or presses Ctrl-C at an answer
         yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.generation_defaults | sampling))
+
+
+def _text(argument: str) -> str:
+    """Return an argument as the text it was, if the locale had no letters for it."""
+    if not any("\ud800" <= letter <= "\udfff" for letter in argument):
+        return argument
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{argument!r} is not UTF-8: {error.reason}") from error
+
+
+def _with_stdin(prompt: str | None) -> str | None:
+    """Return PROMPT and behind it what is piped in; None where a chat is meant."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return prompt
+    piped = _piped(None if prompt is None else _STDIN_WAIT_S)
+    if prompt is None and not piped.strip():
+        raise UsageError("standard input is empty: give a PROMPT, or chat on a terminal")
+    if not prompt or not piped.strip():
+        return prompt or piped
+    return f"{prompt}\n\n{piped}"
+
+
+def _piped(wait_s: float | None) -> str:
+    """Return standard input, "" where it is closed or stays silent for so long."""
+    if sys.stdin is None:
+        return ""
+    if not select.select([sys.stdin], [], [], wait_s)[0]:
+        print("note: nothing came on standard input: PROMPT is answered alone", file=sys.stderr)
+        return ""
+    try:
+        text = sys.stdin.read(_MAX_STDIN_CHARS + 1)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text: {error}") from error
+    if len(text) > _MAX_STDIN_CHARS:
+        raise UsageError(f"standard input has more than {_MAX_STDIN_CHARS:,} letters")
+    return text
 
 
 def _seeded(options: Options) -> Options:
