@@ -17,6 +17,7 @@ from typing import cast
 import pytest
 
 from ridgeline import LLM, SamplingParams, repl
+from tests.test_llm import write_model
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
 TIMEOUT_S = 300
@@ -90,6 +91,37 @@ def test_a_shells_wish_to_ignore_ctrl_c_is_kept() -> None:
     check = "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN"
     code = f"{ignore}{main}\ntry: main()\nexcept SystemExit: {check}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("home", ["/proc/nowhere", os.devnull])
+def test_a_home_that_cannot_be_written_is_named(home: str) -> None:
+    pulled = ridgeline("pull", "smollm2", RIDGELINE_HOME=home)
+    assert pulled.returncode == 1
+    assert re.fullmatch(rf"ridgeline: .*{home}/models .*RIDGELINE_HOME.*\n", pulled.stderr)
+    doctor = ridgeline("doctor", RIDGELINE_HOME=home)
+    assert f"{home} cannot be written" in doctor.stdout
+    assert "RIDGELINE_HOME" in doctor.stdout
+
+
+def test_where_kernels_cannot_be_kept_it_is_said_once(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from ridgeline import LLM
+        for _ in range(2):
+            with LLM(sys.argv[1], kv_cache_memory="1MiB", threads=1) as llm:
+                print(len(llm.generate([[40, 41]])))
+    """
+    home = tmp_path / "a file"
+    home.touch()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(write_model(tmp_path / "random"))],
+        env=os.environ | {"RIDGELINE_HOME": str(home)},
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.stdout == "1\n1\n", done.stderr
+    assert done.stderr.count(f"kernels cannot be kept in {home}") == 1
+    assert "RIDGELINE_HOME" in done.stderr
+    assert "(once)" not in done.stderr
 
 
 def test_damaged_file_is_one_line(tmp_path: Path) -> None:

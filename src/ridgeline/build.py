@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.config import EngineConfig, default_home
+from ridgeline.config import EngineConfig, default_home, why_unwritable
 from ridgeline.core.engine import Engine
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.scheduler import Scheduler
@@ -32,17 +34,31 @@ def new_runner(
     }
     if config.backend == "reference":
         return ReferenceRunner(checkpoint, progress=report, **shape)
+    home = default_home()
+    is_kept = _warn_of(home)
     return CpuRunner(
         checkpoint,
         dtype=config.dtype,
         cache_dtype=config.kv_cache_dtype,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        kernel_cache=default_home() / "kernels",
-        weights_cache=default_home() / "packed",
+        kernel_cache=home / "kernels",
+        weights_cache=home / "packed",
         progress=report,
-        announce=lambda: say("compiling kernels (once)"),
+        announce=lambda: say(f"compiling kernels{' (once)' if is_kept else ''}"),
         **shape,
     )
+
+
+@cache  # once per process
+def _warn_of(home: Path) -> bool:
+    """Return whether kernels and packed weights can be kept, and say it if they cannot."""
+    problem = why_unwritable(home / "kernels")
+    if problem:
+        say(
+            f"kernels cannot be kept in {home} ({problem}), nor packed weights: each start makes "
+            f"them anew; set RIDGELINE_HOME to a directory that can be written"
+        )
+    return problem is None
 
 
 def new_engine(

@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_info
 
 from ridgeline.backends.cpu.module import host_target
 from ridgeline.backends.cpu.roof import measure_roof
+from ridgeline.config import why_unwritable
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.names import pulled_models
 from ridgeline.progress import count_bar
@@ -92,8 +93,8 @@ def problems(home: Path) -> Iterator[str]:
         yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
     if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
         yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
-    if not os.access(_existing(home), os.W_OK):
-        yield f"{home} cannot be written: set RIDGELINE_HOME to a directory of yours"
+    if problem := why_unwritable(home):
+        yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
 
 
 def _cpu_fact(*names: str) -> str:
@@ -104,7 +105,7 @@ def _cpu_fact(*names: str) -> str:
 
 
 def _existing(path: Path) -> Path:
-    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    return next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
 
 
 def _gib(num_bytes: int) -> str:

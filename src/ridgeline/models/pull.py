@@ -224,8 +224,15 @@ def _hidden(target: Path, suffix: str) -> Path:
 @contextmanager
 def _only_one(target: Path) -> Iterator[None]:
     """Wait until nobody else on this machine writes ``target``. Makes its directory."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _hidden(target, "lock").open("w") as lock:  # never removed: that would be a race
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = _hidden(target, "lock").open("w")  # never removed: that would be a race
+    except OSError as error:
+        raise OSError(
+            f"models cannot be kept in {target.parent} ({error.strerror}): set RIDGELINE_HOME to a "
+            f"directory that can be written"
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
