@@ -63,7 +63,7 @@ def test_what_is_no_size_is_named(size: Any) -> None:
         ("policy", "fastest"),
         ("dtype", "f64"),
         ("kv_cache_dtype", None),
-        ("backend", "tpu"),
+        ("backend", "cuda"),  # not offered before it exists
         ("max_num_seqs", 0),
         ("max_num_seqs", 2.0),
         ("max_num_seqs", True),
@@ -169,7 +169,6 @@ def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) ->
     ("wishes", "message"),
     [
         ({"max_model_len": 4097}, "--max-model-len 4097 .* 4096"),
-        ({"backend": "cuda"}, "--backend cuda"),
         ({"backend": "reference", "dtype": "int4"}, "--dtype int4: the reference"),
         ({"backend": "reference", "kv_cache_dtype": "f16"}, "--kv-cache-dtype f16: the reference"),
         ({"block_size": 8}, "--block-size is 8: the cpu backend needs a multiple of 16"),

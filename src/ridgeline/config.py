@@ -68,7 +68,7 @@ class Options:
     seed: int | None = flag_field(
         None, "Seed of requests that bring none. Default: run and serve draw one, else 0."
     )
-    backend: Literal["auto", "cpu", "cuda", "reference"] = flag_field("auto", "What computes.")
+    backend: Literal["auto", "cpu", "reference"] = flag_field("auto", "What computes.")
     trace: str | Path | None = flag_field(
         None, "Write a record of every step and request to this file, as JSON lines."
     )
@@ -205,8 +205,6 @@ def parse_bytes(size: int | str) -> int:
 def _formats(options: Options) -> tuple[str, str, str]:
     """Return backend, dtype and K/V dtype, checked against each other."""
     backend = "cpu" if options.backend == "auto" else options.backend
-    if backend == "cuda":
-        raise ValueError("--backend cuda is not in this version yet: use cpu or reference")
     if backend == "reference":
         for name in ("dtype", "kv_cache_dtype"):
             if getattr(options, name) not in ("auto", "f32"):
