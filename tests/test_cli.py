@@ -53,6 +53,19 @@ def test_errors_are_short_and_have_a_status(arguments: list[str], status: int, w
     assert not done.stdout
 
 
+@pytest.mark.parametrize("command", [[], ["run"], ["bench"], ["bench", "offline"]])
+def test_h_is_help(command: list[str]) -> None:
+    short, long = ridgeline(*command, "-h"), ridgeline(*command, "--help")
+    assert (short.returncode, short.stdout) == (0, long.stdout)
+
+
+def test_a_value_that_is_no_choice_gets_the_choices_and_no_jargon() -> None:
+    for command in (["run"], ["bench", "offline"]):
+        done = ridgeline(*command, "smollm2", "--dtype", "q4")
+        assert done.returncode == 2
+        assert "Invalid value for '--dtype': 'q4' is not one of 'auto', 'f32'" in done.stderr
+
+
 def test_debug_shows_the_traceback() -> None:
     done = ridgeline("run", "smollm3", "x", "--debug")
     assert done.returncode == 1

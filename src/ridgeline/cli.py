@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
 from ridgeline.bench.offline import bench
@@ -37,8 +38,23 @@ from ridgeline.progress import bytes_bar
 from ridgeline.repl import answer, chat
 from ridgeline.server.options import ServeOptions
 
+
+class _Group(TyperGroup):
+    """Typer's commands, without the words that pydantic puts before the reason."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, as typer does."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
     name="ridgeline",
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="An LLM engine that knows its own physics.",
     no_args_is_help=True,
     add_completion=False,
