@@ -65,6 +65,53 @@ def test_who_was_away_cannot_save_up() -> None:
     assert order.count("busy") == 5
 
 
+def served_alone(num_tokens: int) -> FairQueue[str]:
+    """A queue through which one tenant, "old", went alone; nobody waits in it now."""
+    queue: FairQueue[str] = FairQueue()
+    queue.push("old", "old")
+    queue.charge(queue.pop(), num_tokens)
+    return queue
+
+
+def test_who_was_served_long_shares_with_a_newcomer_from_now_on() -> None:
+    queue = served_alone(1_000_000)
+    for _ in range(10):
+        queue.push("new", "new")
+    for _ in range(10):
+        queue.push("old", "old")
+    order = []
+    for _ in range(10):
+        order.append(queue.pop())
+        queue.charge(order[-1], 100)
+    assert order.count("old") == 5
+
+
+def test_a_newcomer_is_level_with_what_the_last_one_has_had_by_now() -> None:
+    queue = served_alone(10)
+    queue.charge("old", 500)  # its answer, after it left the queue
+    for _ in range(3):
+        queue.push("new", "new")
+    queue.push("old", "old")
+    queue.charge(queue.pop(), 1)
+    assert queue.pop() == "old"
+
+
+def test_no_counter_is_lowered_by_coming_back() -> None:
+    """Who had more than the last one served still has, and waits until that is made up for."""
+    queue = served_alone(1000)
+    queue.push("new", "new")
+    queue.charge(queue.pop(), 10)
+    queue.charge("old", 500)  # 1500; the one served last has 1010
+    for _ in range(9):
+        queue.push("new", "new")
+    queue.push("old", "old")
+    order = [queue.pop()]
+    while order[-1] != "old":
+        queue.charge(order[-1], 100)
+        order.append(queue.pop())
+    assert order.count("new") == 5
+
+
 def test_removing_takes_out_exactly_what_is_named() -> None:
     queue: FairQueue[int] = FairQueue()
     for i in range(10):

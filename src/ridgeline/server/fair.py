@@ -2,7 +2,9 @@
 that was served the fewest tokens first. It knows neither threads nor what it queues.
 
 After Sheng et al., "Fairness in Serving Large Language Models" (2024): each tenant has a counter of
-tokens; who comes back after a pause starts no lower than those who were there all the time.
+tokens. A tenant of whom nothing waited is lifted to the lowest counter in the queue or, if the
+queue is empty, to that of the tenant served last. So nobody saves up by being away, and nobody is
+passed over for having been served while nobody else wanted anything. No counter is ever lowered.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ class FairQueue(Generic[Item]):
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Item]] = {}  # tenants with something in the queue
         self._served: dict[str, int] = {}
+        self._last: tuple[str, ...] = ()  # the tenant served last, once there is one
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -28,7 +31,8 @@ class FairQueue(Generic[Item]):
     def push(self, tenant: str, item: Item) -> None:
         """Queue an item."""
         if tenant not in self._waiting:
-            floor = min((self._served[other] for other in self._waiting), default=0)
+            others = self._waiting or self._last
+            floor = min((self._served[other] for other in others), default=0)
             self._served[tenant] = max(self._served.get(tenant, 0), floor)
             self._waiting[tenant] = deque()
         self._waiting[tenant].append(item)
@@ -38,6 +42,7 @@ class FairQueue(Generic[Item]):
         """Take the next item; there must be one."""
         tenant = min(self._waiting, key=self._served.__getitem__)
         item = self._waiting[tenant].popleft()
+        self._last = (tenant,)
         self._num_waiting -= 1
         if not self._waiting[tenant]:
             del self._waiting[tenant]
