@@ -29,9 +29,9 @@ class YoungestFirst:
 
     def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         for seq in reversed(running):
-            yield seq, seq.num_pending, 1
+            yield seq, seq.num_pending
         for seq in waiting:
-            yield seq, seq.num_pending, 1
+            yield seq, seq.num_pending
 
 
 class Clock:

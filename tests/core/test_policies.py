@@ -19,30 +19,30 @@ def seq(request_id: int, num_pending: int) -> Sequence:
 
 def wishes(
     policy: Policy, running: list[Sequence], waiting: list[Sequence]
-) -> list[tuple[int, int, int]]:
-    return [(s.id[0], wanted, least) for s, wanted, least in policy.wishes(running, waiting)]
+) -> list[tuple[int, int]]:
+    return [(s.id[0], wanted) for s, wanted in policy.wishes(running, waiting)]
 
 
 def test_static_names_nobody_new_before_the_batch_is_done() -> None:
     running, waiting = [seq(0, 1), seq(1, 1)], [seq(2, 9), seq(3, 4)]
-    assert wishes(Static(), running, waiting) == [(0, 1, 1), (1, 1, 1)]
-    assert wishes(Static(), [], waiting) == [(2, 9, 9), (3, 4, 4)]
+    assert wishes(Static(), running, waiting) == [(0, 1), (1, 1)]
+    assert wishes(Static(), [], waiting) == [(2, 9), (3, 4)]
 
 
 def test_orca_names_all_whole_the_running_first() -> None:
     running, waiting = [seq(0, 1), seq(1, 1)], [seq(2, 9)]
-    assert wishes(Orca(), running, waiting) == [(0, 1, 1), (1, 1, 1), (2, 9, 9)]
+    assert wishes(Orca(), running, waiting) == [(0, 1), (1, 1), (2, 9)]
 
 
 def test_splitfuse_decodes_before_prompts_and_takes_them_in_pieces() -> None:
     running, waiting = [seq(0, 7), seq(1, 1), seq(2, 5), seq(3, 1)], [seq(4, 1), seq(5, 9)]
     assert wishes(SplitFuse(), running, waiting) == [
-        (1, 1, 1),
-        (3, 1, 1),
-        (0, 7, 1),
-        (2, 5, 1),
-        (4, 1, 1),
-        (5, 9, 1),
+        (1, 1),
+        (3, 1),
+        (0, 7),
+        (2, 5),
+        (4, 1),
+        (5, 9),
     ]
 
 
@@ -50,7 +50,7 @@ def test_prompts_get_as_many_tokens_as_decode_unless_more_wait() -> None:
     def wanted(running: list[int], waiting: list[int]) -> list[int]:
         seqs = [seq(i, count) for i, count in enumerate((*running, *waiting))]
         split = len(running)
-        return [w for _, w, _ in wishes(SplitFuse(least=5), seqs[:split], seqs[split:])]
+        return [w for _, w in wishes(SplitFuse(least=5), seqs[:split], seqs[split:])]
 
     assert wanted([9, 4], [8]) == [9, 4, 8]  # nobody decodes: all there is
     assert wanted([1, 9], []) == [1, 5]
@@ -60,7 +60,16 @@ def test_prompts_get_as_many_tokens_as_decode_unless_more_wait() -> None:
     assert wanted([1], [9, 9, 9, 9]) == [1, 9, 9, 2]
     one, two = seq(0, 1), seq(1, 40)
     found = SplitFuse(least=5).wishes([one], [two], backlog=3)  # who waits elsewhere counts too
-    assert [wanted for _, wanted, _ in found] == [1, 20]
+    assert [wanted for _, wanted in found] == [1, 20]
+
+
+def test_what_a_prompt_finds_in_the_cache_is_left_for_the_next() -> None:
+    """Admission, between two wishes, may leave less to compute than was pending before."""
+    decoding, cached, other = seq(0, 1), seq(1, 9), seq(2, 9)
+    found = SplitFuse(least=5).wishes([decoding], [cached, other])
+    assert [next(found)[1], next(found)[1]] == [1, 9]  # of 10 for both
+    cached.num_computed, cached.num_pending = 8, 2
+    assert next(found) == (other, 8)
 
 
 def test_who_reserves_and_who_runs_whole() -> None:

@@ -104,6 +104,36 @@ def test_whole_prompts_wait_for_a_step_with_room(policy: Policy) -> None:
     assert step.waits == (((1, 0), BUDGET), ((2, 0), BUDGET))
 
 
+@pytest.mark.parametrize("policy", [Static(), Orca()])
+def test_a_whole_prompt_needs_budget_only_for_what_is_not_cached(policy: Policy) -> None:
+    """Of 17 tokens 16 are cached, so one is to be computed; the budget of 24 has room for that."""
+    scheduler = make_scheduler(budget=24, policy=policy)
+    for request_id, prompt in enumerate(([*range(17)], [*range(50, 58)], [*range(17)])):
+        scheduler.add(make_request(request_id, prompt, max_tokens=1))
+        if request_id == 0:
+            run_step(scheduler)
+    add(scheduler, 15, 1, first_id=3, max_tokens=1)
+    step = run_step(scheduler)
+    assert sizes_of(step) == {(1, 0): 8, (2, 0): 1, (3, 0): 15}
+    assert step.admitted == (((1, 0), 0), ((2, 0), 16), ((3, 0), 0))
+    assert step.waits == (((4, 0), BUDGET),)
+
+
+def test_a_whole_prompt_whose_rest_is_too_long_waits_and_evicts_nothing() -> None:
+    scheduler = make_scheduler(10, 4, budget=24, policy=Orca())
+    scheduler.add(make_request(0, range(17), max_tokens=1))
+    run_step(scheduler)
+    known = set(scheduler.kv.pool.index)
+    scheduler.add(make_request(1, range(50, 66), max_tokens=1))
+    scheduler.add(make_request(2, [*range(8), *range(90, 99)], max_tokens=1))  # 8 are cached
+    step = run_step(scheduler)
+    assert sizes_of(step) == {(1, 0): 16}
+    assert step.waits == (((2, 0), BUDGET),)
+    assert len(known) == 4
+    assert known <= set(scheduler.kv.pool.index)
+    assert run_step(scheduler).admitted == (((2, 0), 8),)
+
+
 def test_orca_admits_between_steps_and_static_between_batches() -> None:
     for policy, joins in ((Orca(), True), (Static(), False)):
         scheduler = make_scheduler(policy=policy)

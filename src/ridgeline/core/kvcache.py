@@ -43,6 +43,10 @@ class KVCache:
         """Return how many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_cached(self, seq: Sequence) -> int:
+        """Return how many of a waiting sequence's tokens ``admit`` would find in the cache."""
+        return len(self._cached_prefix(seq)) * self.block_size
+
     def admit(self, seq: Sequence, upto: int) -> bool:
         """Adopt the longest cached prefix and make room for ``upto`` tokens; False if none is.
 

@@ -16,7 +16,7 @@ from ridgeline.core.request import Sequence
 _EVERYTHING = 1 << 40  # tokens
 NOBODY_READS = _EVERYTHING  # a backlog: answers are looked at when all are complete
 Queue = Listing[Sequence]  # in order of arrival
-Wish = tuple[Sequence, int, int]  # sequence, tokens wanted, fewest that are of use
+Wish = tuple[Sequence, int]  # sequence, tokens wanted; what is pending is not exceeded
 
 
 class Policy(Protocol):
@@ -48,7 +48,7 @@ class Static:
     def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
         """Yield the batch, or a new one when the last is done."""
         for seq in running or waiting:
-            yield seq, seq.num_pending, seq.num_pending
+            yield seq, seq.num_pending
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Orca:
         """Yield everything, the running first."""
         for group in (running, waiting):
             for seq in group:
-                yield seq, seq.num_pending, seq.num_pending
+                yield seq, seq.num_pending
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class SplitFuse:
         prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
         for seq in running:
             if seq.num_pending == 1:
-                yield seq, 1, 1
+                yield seq, 1
         left, decoding = _EVERYTHING, len(running) + len(waiting) - len(prompts)
         if decoding:
             left = max(decoding, self.least, self.least * (len(prompts) + backlog) // decoding)
         for seq in prompts:
             if left:
-                yield seq, min(seq.num_pending, left), 1
+                yield seq, min(seq.num_pending, left)
                 left -= min(seq.num_pending, left)

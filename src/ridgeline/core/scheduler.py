@@ -119,13 +119,14 @@ class Scheduler:
         admitted: list[tuple[SeqId, int]] = []
         preempted: list[Sequence] = []
         verdicts: dict[SeqId, Wait] = {}
+        whole = self.policy.whole_prompts
         rest = Wait.POLICY  # why those that the policy never named do not run
-        for seq, wanted, least in self.policy.wishes(self.running, self.waiting, self.backlog):
+        for seq, wanted in self.policy.wishes(self.running, self.waiting, self.backlog):
             if seq.status is not _RUNNING:
                 if preempted:
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
-                refusal = self._admit(seq, len(self.running) + len(admitted), least, left)
+                refusal = self._admit(seq, len(self.running) + len(admitted), left)
                 if refusal is not None:
                     rest = refusal  # in order of arrival: who comes later waits for the same
                     break
@@ -133,7 +134,7 @@ class Scheduler:
             pending = seq.num_pending
             num_tokens = wanted if wanted < pending else pending
             if num_tokens > left:
-                if left < least:
+                if whole or not left:
                     verdicts[seq.id] = Wait.TOKEN_BUDGET
                     continue
                 num_tokens = left
@@ -169,10 +170,13 @@ class Scheduler:
     def _upto(self, seq: Sequence, end: int) -> int:
         return seq.request.max_len if self.policy.reserve_full else end
 
-    def _admit(self, seq: Sequence, num_running: int, least: int, left: int) -> Wait | None:
+    def _admit(self, seq: Sequence, num_running: int, left: int) -> Wait | None:
         """Start a waiting sequence with room for all its tokens, or say what is missing."""
         if num_running >= self.max_num_seqs:
             return Wait.MAX_NUM_SEQS
+        least = 1
+        if self.policy.whole_prompts and left < seq.num_pending:  # what is cached need not run
+            least = seq.num_pending - self.kv.num_cached(seq)
         if left < least:
             return Wait.TOKEN_BUDGET
         if not self.kv.admit(seq, self._upto(seq, len(seq.tokens))):
