@@ -74,7 +74,9 @@ class StepRecord:
         paused: requests that were to rest since the step before; then came those resumed.
         resumed: requests that were to go on since the step before.
         work: (sequence, first position, number of tokens) of each item.
-        sampled: tokens sampled for each item; empty if the backend failed and all starts again.
+        sampled: tokens sampled for each item, () for one that failed; empty if the backend failed
+            and all starts again.
+        errors: sequences that ended here because their item failed, and why.
         admitted: sequences that began to run, with the length of their cached prefix.
         preempted: sequences whose blocks were taken.
         waits: live sequences that did not run, and why.
@@ -97,6 +99,7 @@ class StepRecord:
     resumed: tuple[int, ...]
     work: tuple[tuple[SeqId, int, int], ...]
     sampled: tuple[tuple[int, ...], ...]
+    errors: tuple[tuple[SeqId, str], ...]
     admitted: tuple[tuple[SeqId, int], ...]
     preempted: tuple[SeqId, ...]
     waits: tuple[tuple[SeqId, str], ...]

@@ -21,6 +21,7 @@ EMPTY = StepRecord(
     resumed=(),
     work=(),
     sampled=(),
+    errors=(),
     admitted=(),
     preempted=(),
     waits=(),

@@ -355,6 +355,19 @@ def test_step_records_tell_what_happened() -> None:
     assert third.admitted == (((0, 1), 4),)
 
 
+def test_a_failed_item_is_recorded_with_its_error_and_without_samples() -> None:
+    records: list[Record] = []
+    engine, runner = make_engine(on_record=records.append)
+    engine.add((1, 2), params(1))
+    engine.add((3, 4), params(1, n=2))
+    engine.add((5, 6), params(1))
+    runner.ledger.fail[1] = "its numbers are not finite"
+    tokens = tokens_of(finish(engine))
+    (step,) = of_kind(records, StepRecord)
+    assert step.sampled == (tuple(tokens[0, 0]), (), tuple(tokens[2, 0]))
+    assert step.errors == (((1, 0), "its numbers are not finite"),)
+
+
 def test_a_failed_step_is_recorded_without_samples() -> None:
     records: list[Record] = []
     engine, runner = make_engine(on_record=records.append)

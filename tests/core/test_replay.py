@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
 from functools import cache
 from itertools import count
 from typing import Any
@@ -124,27 +123,12 @@ def requests_of(records: list[Json], engine: Json) -> dict[int, Request]:
     return requests
 
 
-def failing_items(records: list[Json]) -> dict[int, dict[tuple[int, int], str]]:
-    """Return per step which sequences ended there with an error: in the last step they were in."""
-    last: dict[tuple[int, int], int] = {}
-    for step in (record for record in records if record["type"] == "step"):
-        for (request_id, index), _, _ in step["work"]:
-            last[request_id, index] = step["number"]
-    failing: dict[int, dict[tuple[int, int], str]] = defaultdict(dict)
-    for record in (record for record in records if record["type"] == "request"):
-        for index, reason in enumerate(record["finish_reasons"]):
-            if reason == "error":
-                seq_id = record["request_id"], index
-                failing[last[seq_id]][seq_id] = record["error"]
-    return failing
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
     records = recorded(policy, seed)
     setup, steps = records[0], [record for record in records if record["type"] == "step"]
-    requests, failing = requests_of(records, setup), failing_items(records)
+    requests = requests_of(records, setup)
     kv = KVCache(
         setup["num_blocks"],
         setup["block_size"],
@@ -184,7 +168,7 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
         if not record["sampled"]:
             scheduler.retract()
             continue
-        errors = failing[record["number"]]
+        errors = {tuple(seq_id): error for seq_id, error in record["errors"]}
         scheduler.commit(
             step,
             StepOutput(
@@ -206,3 +190,4 @@ def test_the_recorded_runs_have_a_bit_of_everything() -> None:
     assert any(step["num_copies"] for step in steps)
     assert any(length for step in steps for _, length in step["admitted"])
     assert any(not step["sampled"] for step in steps)
+    assert any(step["errors"] for step in steps)

@@ -12,6 +12,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.core.step import Step
+from ridgeline.records import Record
 from tests.server.serving import Served, eventually, serving
 from tests.server.test_bridge import post
 from tests.test_llm import POISON
@@ -80,6 +82,37 @@ def test_metrics_are_what_clients_saw(model: Path, tmp_path: Path) -> None:
         assert abs(value("e2e_request_latency_seconds_sum") - latency_s) < 1e-9
         gaps = sum(n - 1 for r in requests for n in r["num_generated"] if n)
         assert value("inter_token_latency_seconds_count") == gaps
+
+
+def test_no_counter_goes_down_when_a_request_fails(model: Path, tmp_path: Path) -> None:
+    """A request that fails at its first token has generated none, at no moment."""
+    trace, totals = tmp_path / "trace.jsonl", list[float]()
+
+    def note(record: Record) -> None:  # in the engine's thread
+        nonlocal totals
+        lines = served.running.metrics.text().decode().splitlines()
+        name = "ridgeline:generation_tokens_total{"
+        totals += [float(line.split()[-1]) for line in lines if line.startswith(name)]
+
+    def before(step: Step) -> None:
+        if any(work.tokens == (99, 98, 97) for work in step.work):
+            raise RuntimeError("kernel exploded")
+
+    with serving(model, {"trace": trace}) as served:
+        served.running.bridge.listeners.append(note)
+        served.valve.before = before
+        body = {"max_tokens": 4, "ignore_eos": True}
+        for prompt, status in (([40], 200), ([99, 98, 97], 500), ([41, POISON], 500), ([42], 200)):
+            assert served.call(COMPLETE, body | {"prompt": prompt})[0] == status
+        served.assert_idle()
+    assert totals == sorted(totals)
+    assert totals[-1] == 8
+    records = [json.loads(line) for line in trace.read_text().splitlines()]
+    steps = [record for record in records if record["type"] == "step"]
+    assert [step["sampled"] for step in steps if step["errors"]] == [[[]], [[]]]
+    (_, first), (_, second) = (step["errors"][0] for step in steps if step["errors"])
+    assert "failed on this request" in first
+    assert "not finite" in second
 
 
 def test_gauges_show_what_runs_and_waits(model: Path) -> None:

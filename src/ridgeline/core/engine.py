@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Text
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import Event, Runner, Step
+from ridgeline.core.step import Event, Runner, Step, StepOutput
 from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
 
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
@@ -134,11 +134,11 @@ class Engine:
             output = self.runner.execute(step)
         except BaseException:
             self.scheduler.retract()
-            self._note_step(step, (), load, (start_s, scheduled_s, self._clock()))
+            self._note_step(step, StepOutput(()), load, (start_s, scheduled_s, self._clock()))
             raise
         executed_s = self._clock()
         events = self.scheduler.commit(step, output)
-        self._note_step(step, output.tokens, load, (start_s, scheduled_s, executed_s))
+        self._note_step(step, output, load, (start_s, scheduled_s, executed_s))
         self._note_events(events, executed_s)
         return events
 
@@ -200,11 +200,14 @@ class Engine:
     def _note_step(
         self,
         step: Step,
-        sampled: tuple[tuple[int, ...], ...],
+        output: StepOutput,
         load: dict[str, int],
         times_s: tuple[float, float, float],
     ) -> None:
         start_s, scheduled_s, executed_s = times_s
+        sampled, errors = output.tokens, output.errors
+        if errors:  # what stands for tokens of an item that failed means nothing
+            sampled = tuple(() if i in errors else tokens for i, tokens in enumerate(sampled))
         if self.on_record:
             record = StepRecord(
                 number=self._num_steps,
@@ -218,6 +221,7 @@ class Engine:
                 resumed=tuple(self._resumed),
                 work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
                 sampled=sampled,
+                errors=tuple((step.work[i].seq_id, error) for i, error in errors.items()),
                 admitted=step.admitted,
                 preempted=step.preempted,
                 waits=tuple((seq_id, wait.value) for seq_id, wait in step.waits),

@@ -42,7 +42,7 @@ class ContainedRunner:
                 raise StepLost from error
             if len(step.work) == 1:
                 self._on_error(error)
-                return StepOutput((tuple(0 for _ in step.work[0].seeds),), errors={0: _MESSAGE})
+                return StepOutput(((),), errors={0: _MESSAGE})
         middle = len(step.work) // 2
         first = self.execute(step._replace(work=step.work[:middle]))
         second = self.execute(step._replace(work=step.work[middle:]))
