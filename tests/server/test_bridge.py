@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,33 @@ def test_a_stream_is_behind_at_its_bound(served: Served) -> None:
             await stream.news()
 
     asyncio.run(check())
+
+
+def test_the_engine_changes_nothing_that_the_loop_reads(model: Path) -> None:
+    """A stream lives on the loop: while the loop stands still, so does the stream."""
+    with serving(model, {"max_num_seqs": 1}) as served:
+        at_second, held = threading.Event(), threading.Event()
+
+        def before(step: Step) -> None:
+            if served.valve.num_steps == 11:  # the first prompt is answered, the second was added
+                at_second.set()
+
+        served.valve.before = before
+        go = threading.Event()
+        served.running.bridge.between_steps(lambda: go.wait(10) and None)
+        connection = post(served.port, LONG | {"prompt": [[40], [50]], "max_tokens": 10})
+        eventually(lambda: served.running.bridge.num_streams == 1)
+        (stream,) = served.running.bridge._streams
+        served.loop.call_soon_threadsafe(held.wait, 10)
+        state = vars(stream).items()
+        was = {name: copy(v) if isinstance(v, dict | list) else v for name, v in state}
+        go.set()
+        assert at_second.wait(10)
+        assert vars(stream) == was
+        held.set()
+        assert rest(connection).count(b'"finish_reason":"length"') == 2
+        connection.close()
+        served.assert_idle()
 
 
 # --- faults in a step ---------------------------------------------------------------------------

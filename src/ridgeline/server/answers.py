@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ridgeline.core.request import Request
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 from ridgeline.llm import LLM
 from ridgeline.records import RequestRecord
@@ -45,11 +46,15 @@ class Answers:
         self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
         self._with_logprobs = stream.params.logprobs is not None
         self._answers = [_Answer(i) for i in range(stream.params.n * len(stream.prompts))]
+        self._requests: dict[int, Request] = {}  # by prompt
         self._records: list[RequestRecord] = []
 
     def take(self, news: News) -> list[Choice]:
         """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
         index, what = news
+        if isinstance(what, Request):
+            self._requests[index] = what
+            return []
         if isinstance(what, RequestRecord):
             self._records.append(what)
             return []
@@ -95,7 +100,7 @@ class Answers:
         prompt = self._stream.prompts[index]
         answer.text += self._llm.tokenizer.decode(prompt)
         if self._with_logprobs:
-            found = self._stream.requests[index].prompt_logprobs
+            found = self._requests[index].prompt_logprobs
             answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
 
     def whole(self) -> list[Choice]:
@@ -179,7 +184,7 @@ class Answers:
     @property
     def num_cached(self) -> int:
         """Prompt tokens that the prefix cache had."""
-        return sum(r.num_cached_tokens for r in self._stream.requests.values())
+        return sum(r.num_cached_tokens for r in self._requests.values())
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's count of tokens; a prompt counts once, however many its answers."""

@@ -24,7 +24,8 @@ from ridgeline.records import Record, RequestRecord
 from ridgeline.server.contain import ContainedRunner, StepLost
 from ridgeline.server.fair import FairQueue
 
-News = tuple[int, Event | RequestRecord]  # which prompt, what about it
+# Which prompt, what about it: the engine's request comes first, and its record last.
+News = tuple[int, Request | Event | RequestRecord]
 _MAX_BEHIND = 256  # events that a stream may hold before its requests rest
 _log = logging.getLogger("ridgeline.server")
 
@@ -58,7 +59,6 @@ class Stream:
         self.tenant = tenant
         self.is_read = is_read  # as it grows, not when it is complete
         self.arrival_s = time.monotonic()
-        self.requests: dict[int, Request] = {}  # by prompt; there from a prompt's first news on
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
         self.resume: Callable[[], None] | None = None  # while its requests rest
@@ -125,6 +125,7 @@ class Bridge:
         self._looks: list[Callable[[], None]] = []
         self._stopping = False
         self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
+        self._unseen: dict[int, Request] = {}  # of which no news were sent yet
         self._closed: list[RequestRecord] = []
         self._streams: set[Stream] = set()  # on the loop's side
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -248,9 +249,10 @@ class Bridge:
             for request_id, (stream, _) in list(self._owners.items()):
                 if stream.is_over:
                     self.engine.abort(request_id)
-        for stream, is_to_rest in rests.items():
-            for request in stream.requests.values():
-                (self.engine.pause if is_to_rest else self.engine.resume)(request.id)
+        if rests:
+            for request_id, (stream, _) in self._owners.items():
+                if stream in rests:
+                    (self.engine.pause if rests[stream] else self.engine.resume)(request_id)
         events: list[Event] = []
         if self.engine.has_work():
             is_read = any(stream.is_read for stream, _ in self._owners.values())
@@ -283,20 +285,25 @@ class Bridge:
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))
             return
-        stream.requests[index] = self.engine.requests[request_id]
         self._owners[request_id] = stream, index
+        self._unseen[request_id] = self.engine.requests[request_id]
 
     def _send(self, events: list[Event]) -> None:
         """Hand a step's news to the loop, all at once."""
         batch: dict[Stream, list[News]] = {}
         for event in events:
-            stream, index = self._owners[event.seq_id[0]]
-            batch.setdefault(stream, []).append((index, event))
+            request_id = event.seq_id[0]
+            stream, index = self._owners[request_id]
+            news = batch.setdefault(stream, [])
+            if request_id in self._unseen:
+                news.append((index, self._unseen.pop(request_id)))
+            news.append((index, event))
             if event.token is not None:
                 self._queue.charge(stream.tenant, 1)
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
+            self._unseen.pop(record.request_id, None)
             batch.setdefault(stream, []).append((index, record))
         if batch:
             self.call(self._deliver, list(batch.items()))
@@ -321,6 +328,7 @@ class Bridge:
             _log.exception("the engine cannot go on")
             self.error = f"the engine has stopped: {type(error).__name__}"
         self._owners.clear()
+        self._unseen.clear()
         self._closed.clear()
         self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
         return self.error is None
