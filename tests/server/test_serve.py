@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import http.client
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -66,6 +68,30 @@ def test_a_server_from_start_to_end(model: Path) -> None:
         assert server.stderr is not None
         words = server.stderr.read()
     assert "status=200" in words
+    assert "Traceback" not in words
+
+
+def test_at_the_limit_of_open_files_it_rests_and_then_goes_on(model: Path) -> None:
+    """Who finds no room waits; that costs nothing, is said once, and ends when others leave."""
+    with process(model) as (server, url):
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (40, 40))
+        port = int(url.rsplit(":", 1)[1])
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        time.sleep(0.5)  # until all that fit are in
+        assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) == 40
+        before_s = cpu_s(server.pid)
+        time.sleep(3)
+        assert cpu_s(server.pid) - before_s <= 0.15  # 5 % of a core
+        for connection in crowd:
+            connection.close()
+        late = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        late.request("GET", "/health")
+        assert late.getresponse().status == 200
+        late.close()
+        server.send_signal(signal.SIGTERM)
+        assert server.stderr is not None
+        words = server.stderr.read()
+    assert words.count("new connections wait") == 1
     assert "Traceback" not in words
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import math
 import os
 import resource
 import signal
@@ -13,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -29,6 +32,9 @@ from ridgeline.server.wire import BoundedProtocol
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine so soon, not after 5 ms
 _KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
+_MAX_WAITING = 2048  # connections that the system keeps until they are accepted
+_ACCEPTS_PER_TURN = 16  # asyncio tries so often, also when the first try has failed
+_QUIET_S = 60.0  # between two warnings that connections wait
 _FLUSH_S = 2.0  # for last words to reach their clients
 _STEP_S = 10.0  # for the step under way at the end
 
@@ -43,6 +49,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MAX_WAITING)  # asyncio has one number for this and its tries
         self.on_started()  # it listens: not a moment earlier
 
     @contextlib.contextmanager
@@ -83,6 +91,7 @@ class Running:
             uvicorn.Config(
                 gate,
                 http=protocol,
+                backlog=_ACCEPTS_PER_TURN,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -95,6 +104,7 @@ class Running:
             )
         )
         self._drain: asyncio.Task[None] | None = None
+        self._warned_s = -math.inf
 
     def _gauges(self) -> Mapping[str, float]:
         scheduler = self.bridge.engine.scheduler
@@ -109,6 +119,7 @@ class Running:
     async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
         """Serve until a signal, or ``stop``, ends it."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
         self.bridge.start()
         self.server.on_started = announce
         await self.server.serve([listener])
@@ -123,6 +134,17 @@ class Running:
             self._drain = asyncio.ensure_future(self._end())
         else:
             self.bridge.abandon_all(StreamError("the server is stopping", 503))
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say in one line, and not each second, that there is no room for connections."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() > self._warned_s + _QUIET_S:
+            self._warned_s = loop.time()
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            what = f"new connections wait: all {most} files that may be open are"
+            self._write(f"warning: {what}; raise that limit (ulimit -n)")
 
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
