@@ -15,6 +15,7 @@ from tests.server.serving import Served, eventually, serving
 
 OK = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHUNKS = b'21\r\n{"prompt":"hello","max_tokens":1}\r\n0\r\n\r\n'
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,10 @@ def talk(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
 
 def status_of(answer: bytes) -> int:
     head, _, body = answer.partition(b"\r\n\r\n")
-    if b"application/json" in head:
+    status = int(head.split()[1])
+    if status >= 400:
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
-    return int(head.split()[1])
+    return status
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,13 @@ def test_a_long_answer_is_not_cut_by_the_deadline_for_requests(hasty: Served) ->
         (POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400),
         (POST + b"content-length: -1\r\n\r\n", 400),
         (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nHost: localhost\r\n\r\n" + OK, 400),
+        (POST + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKS + OK, 501),
+        (POST + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n" + CHUNKS, 501),
+        (POST + b"transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n", 501),
+        (POST + b"transfer-encoding: chunked, chunked\r\n\r\n" + CHUNKS, 400),
+        (POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n" + CHUNKS, 400),
     ],
 )
 def test_what_is_no_request_is_answered_and_hung_up_on(
@@ -125,6 +134,29 @@ def test_what_is_no_request_is_answered_and_hung_up_on(
     answer = talk(served.port, request_bytes)
     assert status_of(answer) == status
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_nothing_behind_a_refused_head_is_run(served: Served) -> None:
+    num_lines = len(served.lines)
+    two_hosts = b"GET /health HTTP/1.1\r\nhost: a\r\nhost: localhost\r\n\r\n"
+    assert status_of(talk(served.port, two_hosts + OK)) == 400
+    served.call("/version")
+    eventually(lambda: "path=/version" in served.lines[-1])
+    assert len(served.lines) == num_lines + 1
+
+
+def test_a_chunked_body_is_taken(served: Served) -> None:
+    close = POST + b"connection: close\r\n"
+    for coding in (b"chunked", b"Chunked", b"\tchunked "):
+        answer = talk(served.port, close + b"transfer-encoding: " + coding + b"\r\n\r\n" + CHUNKS)
+        assert status_of(answer) == 200
+
+
+def test_http_1_0_needs_no_host(served: Served) -> None:
+    """It has no Host header; on loopback it cannot show that a name is ours, so it is refused."""
+    assert status_of(talk(served.port, b"GET /health HTTP/1.0\r\n\r\n")) == 403
+    answer = talk(served.port, b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n")
+    assert status_of(answer) == 200
 
 
 def test_a_chunked_body_is_bounded(model: Path) -> None:

@@ -7,6 +7,7 @@ It sees bytes and connections, never what they mean.
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -15,7 +16,6 @@ from ridgeline.server.errors import ApiError
 _MAX_HEAD_BYTES = 64 << 10
 _HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
 _MAX_LINGER_S = 60.0
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -44,7 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to count the head."""
         super().on_message_begin()
-        self._head_bytes, self._is_ignored = 0, False
+        self._head_bytes, self._is_ignored = 0, self.transport.is_closing()
         self.scope["state"]["cut"] = self.transport.abort
         self._await_request()
 
@@ -66,6 +66,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if self._is_answering():
             self.cycle.keep_alive, self._is_ignored = False, True
+        if not self._is_ignored and (fault := self._fault()):
+            self._is_ignored = True
+            self._refuse(*fault)
         if not self._is_ignored:
             super().on_headers_complete()
 
@@ -88,6 +91,22 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close an idle connection, and do not wait for ever for a client that does not read."""
         super().timeout_keep_alive_handler()
         self.loop.call_later(_MAX_LINGER_S, self.transport.abort)
+
+    def _fault(self) -> tuple[int, str] | None:
+        """Return why a head is refused that the parser lets pass (RFC 9112, 3.2 and 6.1).
+
+        Another server on the way may read it otherwise: see another host, or another end.
+        """
+        version = self.parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value.strip() for name, value in self.headers if name == b"transfer-encoding"]
+        if num_hosts > 1 or (num_hosts == 0 and version != "1.0"):
+            return 400, f"the request has {num_hosts} Host headers: it must have one"
+        if codings and version == "1.0":
+            return 400, "HTTP/1.0 has no Transfer-Encoding: send a Content-Length"
+        if codings and [coding.lower() for coding in codings] != [b"chunked"]:
+            return 501, "the only Transfer-Encoding that is understood is chunked"
+        return None
 
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
@@ -119,7 +138,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = ApiError(status, message).encode()
-        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, _REASONS[status])
+        reason = HTTPStatus(status).phrase.encode()
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, reason)
         head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(head + body)
         self.transport.close()
