@@ -34,7 +34,7 @@ NO_TRACE = "system calls that no Python code makes: there is no strace"
 
 ROWS = (
     Row("T01", "clients close at any moment", clients.t01, 60, 1000),
-    Row("T02", "clients reset or half-close, amid a frame", clients.t02, 60, 1000),
+    Row("T02", "clients reset, or shut and close, amid a frame", clients.t02, 60, 1000),
     Row("T03", "slow senders of heads and bodies", clients.t03, 100, 2000),
     Row("T04", "clients that never read", clients.t04, 4, 500),
     Row("T05", "malformed JSON", hostile.t05, 600, 100_000),

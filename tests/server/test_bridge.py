@@ -27,16 +27,22 @@ COMPLETE = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": [40, 41], "max_tokens": 100, "ignore_eos": True, "seed": 1}
 
 
-def post(port: int, body: dict[str, Any], rcvbuf: int = 0, close: bool = True) -> socket.socket:
+def post(
+    port: int,
+    body: dict[str, Any],
+    rcvbuf: int = 0,
+    close: bool = True,
+    version: bytes = b"1.1",
+) -> socket.socket:
     """Send a request and leave the answer on the socket."""
     connection = socket.socket()
     if rcvbuf:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
     connection.connect(("127.0.0.1", port))
     data = json.dumps(body).encode()
-    head = f"POST {COMPLETE} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += "connection: close\r\n" if close else ""
-    connection.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data)
+    head = b"POST %b HTTP/%b\r\nhost: localhost\r\n" % (COMPLETE.encode(), version)
+    head += b"content-type: application/json\r\n" + (b"connection: close\r\n" if close else b"")
+    connection.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
     return connection
 
 
@@ -50,15 +56,8 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
-def half_close(connection: socket.socket) -> None:
-    connection.shutdown(socket.SHUT_WR)
-
-
-LEAVE: dict[str, Callable[[socket.socket], None]] = {
-    "fin": socket.socket.close,
-    "rst": reset,
-    "half": half_close,
-}
+LEAVE: dict[str, Callable[[socket.socket], None]] = {"fin": socket.socket.close, "rst": reset}
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @pytest.mark.parametrize("how", LEAVE)
@@ -86,6 +85,57 @@ def test_a_client_that_leaves_is_forgotten_within_a_step(
     assert served.valve.num_steps - first == at_step + 1
     now = served.metrics()['ridgeline:request_success_total{finished_reason="abort"}']
     assert now == aborted + 1
+    connection.close()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_shuts_only_its_sending_side_is_answered(
+    served: Served, stream: bool, stays: bool
+) -> None:
+    held = threading.Event()
+    served.valve.before = lambda step: held.wait(10) and None
+    connection = post(served.port, LONG | {"stream": stream}, close=False)
+    connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(10)
+    try:
+        assert connection.recv(len(INTERIM)) == INTERIM  # it was noticed
+        if not stays:
+            connection.close()
+            eventually(lambda: not served.running.bridge.num_streams)
+            return
+        held.set()
+        answer = rest(connection).split(INTERIM)[-1]
+    finally:
+        held.set()
+        connection.close()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" in answer.partition(b"\r\n\r\n")[0]
+    assert b'"finish_reason":"length"' in answer
+    assert stream == (b"data: [DONE]\n\n" in answer)
+
+
+@pytest.mark.parametrize(("version", "stream"), [(b"1.1", True), (b"1.0", False)])
+def test_who_shuts_its_sending_side_where_no_probe_can_be_sent_has_left(
+    served: Served, version: bytes, stream: bool
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    first = served.valve.num_steps
+
+    def before(step: Step) -> None:
+        if served.valve.num_steps - first > 5:
+            reached.set()
+            go_on.wait(10)
+
+    served.valve.before = before
+    connection = post(served.port, LONG | {"stream": stream}, version=version)
+    if stream:
+        assert connection.recv(10) == b"HTTP/1.1 2"
+    assert reached.wait(10)
+    connection.shutdown(socket.SHUT_WR)
+    eventually(lambda: not served.running.bridge.num_streams)
+    go_on.set()
+    served.assert_idle()
     connection.close()
 
 

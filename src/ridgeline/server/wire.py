@@ -16,6 +16,7 @@ from ridgeline.server.errors import ApiError
 _MAX_HEAD_BYTES = 64 << 10
 _HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
 _MAX_LINGER_S = 60.0
+_FIRST_PROBE_S = 0.001  # from the first probe to the second; each further pause is twice as long
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -40,6 +41,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_answering():
             self._await_request()
         super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Go on for a client that has only shut its sending side, not for one that has left.
+
+        They look the same until something is sent: then the system of one that has left resets the
+        connection, and what is sent next fails. Before an answer begins that can be an interim
+        response. HTTP/1.0 has none; and who shuts amid an answer has left it, as streams are left.
+        """
+        is_whole = self._is_answering() and not self.cycle.more_body
+        if not is_whole or self.cycle.response_started or self.cycle.scope["http_version"] == "1.0":
+            return False
+        self.cycle.keep_alive = False
+        self._probe(_FIRST_PROBE_S)
+        return True
 
     def on_message_begin(self) -> None:
         """Begin to count the head."""
@@ -116,6 +131,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _probe(self, pause_s: float) -> None:
+        if not self.transport.is_closing() and not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.loop.call_later(pause_s, self._probe, 2 * pause_s)
 
     def _await_request(self) -> None:
         if self._deadline is None:
