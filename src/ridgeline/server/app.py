@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import difflib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -263,8 +264,15 @@ def _add_errors(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        text = f"{request.method} {request.url.path[:80]!r}: {error.detail}"
+        path = request.url.path[:80]
+        text = f"{request.method} {path!r}: {error.detail}"
         headers = dict(error.headers or {})
+        if error.status_code == 404:
+            known = [getattr(route, "path", "") for route in app.routes]
+            near = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+            text += f"; did you mean {near[0]}?" if near else ""
+        if "GET" in headers.get("Allow", ""):
+            headers["Allow"] = "GET, HEAD"  # the gate makes one the other
         code = _STATUS.get(error.status_code)
         return await api(request, ApiError(error.status_code, text, code=code, headers=headers))
 

@@ -10,10 +10,11 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from email.utils import formatdate
 from typing import Any
 
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError
@@ -37,7 +38,7 @@ class Gate:
         hosts: Collection[str] | None,
         origins: Collection[str],
         max_body_bytes: int,
-        routes: Collection[str],
+        routes: Sequence[BaseRoute],
         log: Callable[[dict[str, Any]], object],
         count: Callable[[str, str, int], None],
     ) -> None:
@@ -49,14 +50,15 @@ class Gate:
             hosts: names that a Host header may have; None for any.
             origins: web origins that may call besides our own pages.
             max_body_bytes: longest body.
-            routes: the paths that exist, for counting; others count as one.
+            routes: those of ``app``; requests for other paths are counted as one.
             log: takes the fields of each request's line.
             count: takes path, method and status of each request.
         """
         self._app = app
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
         self._max_body_bytes = max_body_bytes
-        self._routes, self._log, self._count = frozenset(routes), log, count
+        self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
+        self._log, self._count = log, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or refuse it."""
@@ -70,12 +72,17 @@ class Gate:
         extra += self._cors(headers)
         note: dict[str, Any] = {}
         status = 499  # the client left before there was an answer
+        is_head, is_over = scope["method"] == "HEAD", False
 
         async def answer(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_over
+            if is_over:
+                return
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *extra]
+            elif is_head:  # some bodies have no end
+                message, is_over = {"type": "http.response.body"}, True
             await send(message)
 
         scope["state"]["note"] = note
@@ -87,7 +94,8 @@ class Gate:
                 if self._is_preflight(scope, headers):
                     await _respond(answer, 204, b"", [])
                     return
-                await self._app(scope, await self._bounded(scope, headers, receive), answer)
+                asked = {**scope, "method": "GET"} if is_head else scope
+                await self._app(asked, await self._bounded(scope, headers, receive), answer)
             except ApiError as error:
                 note.setdefault("error", str(error))
                 if error.status != 499:
@@ -96,7 +104,7 @@ class Gate:
                 _log.exception("a request failed")
                 scope["state"].get("cut", lambda: None)() if status < 500 else None
         finally:
-            path = scope["path"] if scope["path"] in self._routes else "other"
+            path = scope["path"] if scope["path"] in self._paths else "other"
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._count(path, method, status)
             line = {"id": request_id.decode(), "key": label, "method": scope["method"]}
@@ -164,17 +172,25 @@ class Gate:
             if len(body) > self._max_body_bytes:
                 raise self._too_large()
             more = message.get("more_body", False)
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != b"application/json":
-            raise ApiError(415, "the body must be JSON: send Content-Type: application/json")
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise ApiError(415, "a compressed body is not supported: send it as it is")
+        self._check_type(scope, headers)
         unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def again() -> Message:
             return unread.pop() if unread else await receive()
 
         return again
+
+    def _check_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Refuse a body that is no JSON where a route would take it; elsewhere 404 or 405 comes."""
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != b"application/json":
+            problem = "the body must be JSON: send Content-Type: application/json"
+        elif headers.get(b"content-encoding", b"identity") != b"identity":
+            problem = "a compressed body is not supported: send it as it is"
+        else:
+            return
+        if any(route.matches(scope)[0] is Match.FULL for route in self._routes):
+            raise ApiError(415, problem)
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")

@@ -80,7 +80,7 @@ class Running:
             hosts=_LOOPBACK | {options.host} if options.host in _LOOPBACK else None,
             origins=options.cors_origin or (),
             max_body_bytes=options.max_body_bytes,
-            routes=[getattr(route, "path", "") for route in self.app.routes],
+            routes=self.app.routes,
             log=lambda fields: write(log_line(fields, options.log_format)),
             count=self.metrics.count_http,
         )

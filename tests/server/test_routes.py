@@ -1,0 +1,87 @@
+"""Which route answers: HEAD as GET does, 404 and 405 before any look at the body, and hints."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.serving import Served, eventually
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/ready", "/version", "/v1/models", "/v1/models/tiny", "/metrics"]
+)
+def test_head_is_get_without_the_body(served: Served, path: str) -> None:
+    status, body, headers = served.call(path, None, "HEAD")
+    got = served.call(path)
+    assert (status, body) == (200, b"")
+    assert headers["content-type"] == got[2]["content-type"]
+    if path != "/metrics":  # which counts
+        assert headers["content-length"] == got[2]["content-length"]
+    eventually(lambda: any("method=HEAD" in line and path in line for line in served.lines))
+
+
+def test_head_of_what_never_ends_ends(served: Served) -> None:
+    status, body, headers = served.call("/v1/live", None, "HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["content-type"].startswith("text/event-stream")
+    eventually(lambda: "method=HEAD path=/v1/live status=200" in served.lines[-1])
+    assert not served.running.service.live._num_watchers
+
+
+def test_an_unknown_route_is_404_whatever_the_body_is(served: Served) -> None:
+    for path in ("/v1/files", "/api/chat", CHAT + "x/y"):
+        for kind in ("application/json", "multipart/form-data; boundary=x", "text/plain"):
+            status, answer, _ = served.call(path, b"--x\r\n", content_type=kind)
+            assert (status, answer["error"]["code"]) == (404, "not_found")
+    assert served.call("/nothing", b"x", content_encoding="gzip")[0] == 404
+    assert served.call("/nothing", None, "HEAD")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/health", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+        ("DELETE", "/v1/models/tiny", "GET, HEAD"),
+        ("GET", CHAT, "POST"),
+        ("HEAD", CHAT, "POST"),
+        ("OPTIONS", CHAT, "POST"),
+        ("PUT", "/tokenize", "POST"),
+    ],
+)
+def test_a_wrong_method_is_405_and_says_which_are_right(
+    served: Served, method: str, path: str, allowed: str
+) -> None:
+    body = None if method in ("GET", "HEAD") else b"x"
+    status, answer, headers = served.call(path, body, method, content_type="text/plain")
+    assert (status, headers["allow"]) == (405, allowed)
+    assert method == "HEAD" or answer["error"]["code"] == "method_not_allowed"
+
+
+def test_a_route_that_is_there_still_wants_json(served: Served) -> None:
+    for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize"):
+        assert served.refused(path, b"{}", content_type="text/plain")[0] == 415
+        assert served.refused(path, b"{}", content_encoding="gzip")[0] == 415
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", CHAT),
+        ("/completions", "/v1/completions"),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/v1/chat/completion", CHAT),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/embeddings", None),
+        ("/x" * 4000, None),
+    ],
+)
+def test_a_route_that_is_nearly_right_gets_a_hint(
+    served: Served, path: str, meant: str | None
+) -> None:
+    status, error = served.refused(path, {"messages": []})
+    assert status == 404
+    assert ("did you mean" in error["message"]) == (meant is not None)
+    assert meant is None or f"did you mean {meant}?" in error["message"]
