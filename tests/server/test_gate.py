@@ -111,16 +111,59 @@ def test_our_own_names_and_pages_may_call(served: Served) -> None:
         assert served.call("/health", origin=origin)[0] == 403
 
 
+PAGE, OTHER = "https://page.example", "https://other.example"
+
+
+def ask_first(served: Served, origin: str, **headers: str) -> tuple[int, dict[str, str]]:
+    """Ask as a browser does before a page of ``origin`` may send a POST."""
+    headers = {"access-control-request-method": "POST", "origin": origin} | headers
+    status, _, found = served.call(COMPLETE, None, "OPTIONS", **headers)
+    return status, found
+
+
 def test_cors_is_for_those_named(model: Path) -> None:
-    page = "https://page.example"
-    with serving(model, cors_origin=[page], api_key=["k"]) as served:
-        status, _, headers = served.call(COMPLETE, None, "OPTIONS", origin=page)
-        assert (status, headers["access-control-allow-origin"]) == (204, page)
-        assert "authorization" in headers["access-control-allow-headers"]
-        status, _, headers = served.call(COMPLETE, GO_ON, origin=page, **bearer("k"))
-        assert (status, headers["access-control-allow-origin"]) == (200, page)
-        status, _, headers = served.call(COMPLETE, None, "OPTIONS", origin="https://other.example")
+    with serving(model, cors_origin=[PAGE], api_key=["k"]) as served:
+        status, headers = ask_first(served, PAGE)
+        assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
+        for key, expected in (("k", 200), ("wrong", 401)):  # a refusal can be read too
+            status, _, headers = served.call(COMPLETE, GO_ON, origin=PAGE, **bearer(key))
+            assert (status, headers["access-control-allow-origin"]) == (expected, PAGE)
+            assert headers["access-control-expose-headers"] == "*"
+            assert headers["vary"] == "Origin"
+        status, headers = ask_first(served, OTHER)
+        assert (status, "access-control-allow-origin" in headers) == (400, False)
+        status, _, headers = served.call(COMPLETE, GO_ON, origin=OTHER, **bearer("k"))
         assert (status, "access-control-allow-origin" in headers) == (403, False)
+        eventually(lambda: sum("method=OPTIONS" in line for line in served.lines) == 2)
+
+
+def test_a_page_may_send_whatever_headers_it_asks_for(model: Path) -> None:
+    """As those of openai's JavaScript client, which change with its versions."""
+    asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
+    with serving(model, cors_origin=[PAGE]) as served:
+        wishes = {"access-control-request-headers": asked}
+        wishes["access-control-request-private-network"] = "true"  # from a public page to localhost
+        status, headers = ask_first(served, PAGE, **wishes)
+        assert (status, headers["access-control-allow-headers"]) == (200, asked)
+        assert headers["access-control-allow-private-network"] == "true"
+        assert "POST" in headers["access-control-allow-methods"]
+        assert int(headers["access-control-max-age"]) >= 60
+        assert headers["x-request-id"]
+
+
+def test_any_page_may_call_where_that_is_asked_for(model: Path) -> None:
+    with serving(model, cors_origin=["*"]) as served:
+        status, headers = ask_first(served, OTHER)
+        assert (status, headers["access-control-allow-origin"]) == (200, "*")
+        status, _, headers = served.call(COMPLETE, GO_ON, origin=OTHER)
+        assert (status, headers["access-control-allow-origin"]) == (200, "*")
+        assert served.call("/health", host="evil.example", origin=OTHER)[0] == 403
+
+
+def test_no_page_may_call_where_none_is_named(served: Served) -> None:
+    status, headers = ask_first(served, OTHER)
+    assert (status, "access-control-allow-origin" in headers) == (403, False)
+    assert "vary" not in served.call("/health")[2]
 
 
 def test_a_request_id_is_kept_if_it_is_sane(served: Served) -> None:

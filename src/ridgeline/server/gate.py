@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from email.utils import formatdate
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,7 +49,7 @@ class Gate:
             app: what runs behind.
             keys: who may come in.
             hosts: names that a Host header may have; None for any.
-            origins: web origins that may call besides our own pages.
+            origins: web origins that may call besides our own pages; "*" is any.
             max_body_bytes: longest body.
             routes: those of ``app``; requests for other paths are counted as one.
             log: takes the fields of each request's line.
@@ -56,6 +57,16 @@ class Gate:
         """
         self._app = app
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
+        self._inner: ASGIApp = self._enter
+        if origins:
+            self._inner = CORSMiddleware(
+                self._enter,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+                allow_private_network=True,
+            )
         self._max_body_bytes = max_body_bytes
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
         self._log, self._count = log, count
@@ -65,11 +76,9 @@ class Gate:
         if scope["type"] != "http":
             return  # no lifespan, no websockets
         start_s = time.monotonic()
-        headers = dict(reversed(scope["headers"]))  # of repeated ones the first counts
-        given = headers.get(b"x-request-id", b"")
+        given = _first(scope).get(b"x-request-id", b"")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         extra = [(b"x-request-id", request_id), (b"date", formatdate(usegmt=True).encode())]
-        extra += self._cors(headers)
         note: dict[str, Any] = {}
         status = 499  # the client left before there was an answer
         is_head, is_over = scope["method"] == "HEAD", False
@@ -86,38 +95,39 @@ class Gate:
             await send(message)
 
         scope["state"]["note"] = note
-        label = None
         try:
-            try:
-                self._check_origin(headers)
-                label = scope["state"]["tenant"] = self._tenant(scope, headers)
-                if self._is_preflight(scope, headers):
-                    await _respond(answer, 204, b"", [])
-                    return
-                asked = {**scope, "method": "GET"} if is_head else scope
-                await self._app(asked, await self._bounded(scope, headers, receive), answer)
-            except ApiError as error:
-                note.setdefault("error", str(error))
-                if error.status != 499:
-                    await refuse(answer, error)
-            except Exception:  # answered already, where that was possible
-                _log.exception("a request failed")
-                scope["state"].get("cut", lambda: None)() if status < 500 else None
+            await self._inner(scope, receive, answer)
+        except Exception:  # answered already, where that was possible
+            _log.exception("a request failed")
+            scope["state"].get("cut", lambda: None)() if status < 500 else None
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._count(path, method, status)
-            line = {"id": request_id.decode(), "key": label, "method": scope["method"]}
-            line |= {"path": scope["path"][:256], "status": status, **note}
+            line = {"id": request_id.decode(), "key": scope["state"].get("tenant")}
+            line |= {"method": scope["method"], "path": scope["path"][:256]}
+            line |= {"status": status, **note}
             self._log(line | {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)})
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask who it is and from where, and take the whole request, before it goes on."""
+        headers = _first(scope)
+        try:
+            self._check_origin(headers)
+            scope["state"]["tenant"] = self._tenant(scope, headers)
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self._app(asked, await self._bounded(scope, headers, receive), send)
+        except ApiError as error:
+            scope["state"]["note"].setdefault("error", str(error))
+            if error.status != 499:
+                await refuse(send, error)
 
     def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """Return the label of the caller's key; raises ApiError 401."""
         if not self._keys.are_needed:
             return ANYONE
         label = self._keys.label_of(headers.get(b"authorization"))
-        is_open = scope["path"] in OPEN_PATHS or self._is_preflight(scope, headers)
-        if label is None and not is_open:
+        if label is None and scope["path"] not in OPEN_PATHS:
             raise ApiError(
                 401,
                 "this server needs a key: send the header Authorization: Bearer KEY",
@@ -125,11 +135,6 @@ class Gate:
                 headers={"www-authenticate": "Bearer"},
             )
         return label or ANYONE
-
-    def _is_preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Return whether a browser asks if a page that may call may call."""
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        return scope["method"] == "OPTIONS" and origin in self._origins
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
         """Refuse names that are not ours: a web page may have made its own name mean us."""
@@ -139,21 +144,11 @@ class Gate:
         if _name(host) not in self._hosts:
             raise ApiError(403, f"this server is not {host[:80]!r}", code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and origin not in self._origins and origin.partition("://")[2] != host:
+        is_named = origin in self._origins or "*" in self._origins
+        if origin and not is_named and origin.partition("://")[2] != host:
             raise ApiError(
                 403, f"pages of {origin[:80]!r} may not call this: see --cors-origin", code="origin"
             )
-
-    def _cors(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        origin = headers.get(b"origin", b"")
-        if origin.decode("latin-1") not in self._origins:
-            return []
-        return [
-            (b"access-control-allow-origin", origin),
-            (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
-            (b"access-control-allow-methods", b"GET, POST"),
-            (b"vary", b"origin"),
-        ]
 
     async def _bounded(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
@@ -198,17 +193,16 @@ class Gate:
 
 async def refuse(send: Send, error: ApiError) -> None:
     """Send an error as a whole response."""
-    pairs = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    pairs.append((b"content-type", b"application/json"))
-    await _respond(send, error.status, error.encode(), pairs)
-
-
-async def _respond(
-    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]
-) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    body = error.encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    pairs = [(k.encode(), v.encode()) for k, v in (error.headers | headers).items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
+
+
+def _first(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers; of repeated ones the first counts."""
+    return dict(reversed(scope["headers"]))
 
 
 def _name(host: str) -> str:

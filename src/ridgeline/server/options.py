@@ -34,7 +34,9 @@ class ServeOptions:
     stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
     step_timeout: float = flag_field(300.0, "Seconds of one step after which /health says no.")
     shutdown_timeout: float = flag_field(30.0, "Seconds that running requests get at the end.")
-    cors_origin: list[str] | None = flag_field(None, "Origin whose pages may call; repeatable.")
+    cors_origin: list[str] | None = flag_field(
+        None, "Origin whose pages may call, as https://page.example; repeatable; '*' is any."
+    )
     log_format: Literal["text", "json"] = flag_field("text", "Form of the log's lines.")
     log_content: bool = flag_field(False, "Log prompts and answers too.")
 
