@@ -322,7 +322,7 @@ def t38(model: Path, count: int, rng: random.Random) -> str:
             quoted = (
                 name.encode().decode("latin-1").translate({c: f"%{c:02x}" for c in range(128, 256)})
             )
-            prefix = rng.choice(["/v1/models/", "/", "/docs/", "/metrics/", "/v1/", "/static/"])
+            prefix = rng.choice(["/v1/models/", "/", "/ready/", "/metrics/", "/v1/", "/static/"])
             status, text = watch.send(prefix + quoted, None)
             assert status in (400, 404), (prefix, name, status)
             assert b"root:" not in text

@@ -379,4 +379,17 @@ def test_the_openapi_document_has_every_field(served: Served) -> None:
     assert status == 200
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "top_logprobs", "include_timings"} <= fields.keys()
-    assert served.call("/docs")[0] == 200
+
+
+def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
+    """It works without a network, and tells nobody that it is used."""
+    pages = 0
+    for route in served.running.app.routes:
+        path = getattr(route, "path", "")
+        if "{" in path or path in ("/v1/live", "/openapi.json"):
+            continue
+        _, body, headers = served.call(path)
+        if headers["content-type"].startswith("text/html"):
+            pages += 1
+            assert b'="http' not in body
+    assert pages

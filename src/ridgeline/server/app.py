@@ -156,7 +156,7 @@ def _fingerprint(llm: LLM) -> str:
 
 def new_app(service: Service) -> FastAPI:
     """Return the application, with its routes over ``service``."""
-    app = FastAPI(title="Ridgeline", version=__version__, redoc_url=None)
+    app = FastAPI(title="Ridgeline", version=__version__, docs_url=None, redoc_url=None)
     app.router.route_class = BodyRoute
     _add_errors(app)
     _add_completions(app, service)

@@ -201,7 +201,7 @@ def _announce(name: str, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     url = f"http://{host}:{port}"
-    print(f"{name} is ready at {url} (OpenAI API: {url}/v1, documentation: {url}/docs)", flush=True)
+    print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)
 
 
 def bind(host: str, port: int) -> socket.socket:

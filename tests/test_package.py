@@ -1,0 +1,38 @@
+"""What a package index and its users' tools read of this package."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text()
+    found: dict[str, Any] = tomllib.loads(text)["project"]
+    return found
+
+
+def test_the_types_can_be_seen(project: dict[str, Any]) -> None:
+    assert "Typing :: Typed" in project["classifiers"]
+    assert files("ridgeline").joinpath("py.typed").is_file()  # without it type checkers see Any
+
+
+def test_the_python_versions_are_named_without_a_gap(project: dict[str, Any]) -> None:
+    prefix = "Programming Language :: Python :: 3."
+    minors = [int(c.removeprefix(prefix)) for c in project["classifiers"] if c.startswith(prefix)]
+    assert minors == list(range(11, 11 + len(minors)))
+    assert project["requires-python"] == f">=3.{minors[0]}"
+
+
+def test_there_are_links_to_all_that_a_user_looks_for(project: dict[str, Any]) -> None:
+    urls = project["urls"]
+    assert set(urls) == {"Source", "Documentation", "Changelog", "Issues"}
+    assert all(url.startswith(urls["Source"]) for url in urls.values())
+    for name in ("Documentation", "Changelog"):
+        path = urls[name].removeprefix(urls["Source"]).split("/main/")[1]
+        assert Path(__file__).parents[1].joinpath(path).exists()
