@@ -16,7 +16,7 @@ from ridgeline.server.errors import ApiError
 _MAX_HEAD_BYTES = 64 << 10
 _HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
 _MAX_LINGER_S = 60.0
-_FIRST_PROBE_S = 0.001  # from the first probe to the second; each further pause is twice as long
+_FIRST_PAUSE_S = 0.001  # from the first probe to the second; each further one is ten times as long
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -53,7 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not is_whole or self.cycle.response_started or self.cycle.scope["http_version"] == "1.0":
             return False
         self.cycle.keep_alive = False
-        self._probe(_FIRST_PROBE_S)
+        self._probe(_FIRST_PAUSE_S)
         return True
 
     def on_message_begin(self) -> None:
@@ -135,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _probe(self, pause_s: float) -> None:
         if not self.transport.is_closing() and not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.loop.call_later(pause_s, self._probe, 2 * pause_s)
+            self.loop.call_later(pause_s, self._probe, 10 * pause_s)
 
     def _await_request(self) -> None:
         if self._deadline is None:
