@@ -137,6 +137,8 @@ def test_what_is_no_request_is_answered_and_hung_up_on(
 
 
 def test_nothing_behind_a_refused_head_is_run(served: Served) -> None:
+    served.call("/ready")
+    eventually(lambda: "path=/ready" in served.lines[-1])  # and those of other tests are there
     num_lines = len(served.lines)
     two_hosts = b"GET /health HTTP/1.1\r\nhost: a\r\nhost: localhost\r\n\r\n"
     assert status_of(talk(served.port, two_hosts + OK)) == 400
@@ -150,6 +152,32 @@ def test_a_chunked_body_is_taken(served: Served) -> None:
     for coding in (b"chunked", b"Chunked", b"\tchunked "):
         answer = talk(served.port, close + b"transfer-encoding: " + coding + b"\r\n\r\n" + CHUNKS)
         assert status_of(answer) == 200
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_an_offer_of_http_2_is_not_taken_and_costs_nothing(served: Served, pause_s: float) -> None:
+    """As Java's HttpClient makes it with its first request, body and all."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    body = b'{"prompt":"hello","max_tokens":1}'
+    head = POST + offer + b"content-length: %d\r\n\r\n" % len(body)
+    close = OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+        connection.sendall(head)
+        time.sleep(pause_s)
+        connection.sendall(body)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, json.loads(answer.read())["usage"]["completion_tokens"]) == (200, 1)
+        connection.sendall(close)  # the connection goes on
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.read() == b'{"status":"ok"}'
+    assert status_of(talk(served.port, head + b'{"pro', body[5:] + close)) == 200
+    get = OK[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    many = talk(served.port, get * 3000)  # requests behind the first are not taken, as ever
+    assert status_of(many) == 200
+    assert many.count(b"HTTP/1.1 ") == 1
+    assert status_of(talk(served.port, b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n" + OK)) == 400
 
 
 def test_http_1_0_needs_no_host(served: Served) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.server.errors import ApiError
@@ -19,6 +20,37 @@ _MAX_LINGER_S = 60.0
 _FIRST_PAUSE_S = 0.001  # from the first probe to the second; each further one is ten times as long
 
 
+class _Parser(httptools.HttpRequestParser):
+    """A parser for which an offer of another protocol is a request like others (RFC 9110, 7.8).
+
+    httptools stops behind its head, though a body may follow: Java's HttpClient offers HTTP/2 with
+    its first POST. What has stopped cannot go on, so another parser takes the head without the
+    offer, and the rest.
+    """
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        """Parse what has come. Raises HttpParserError."""
+        rest, parser, protocol = memoryview(data), self, self._protocol
+        while True:  # many offers may come at once
+            try:
+                return super(_Parser, parser).feed_data(rest)
+            except httptools.HttpParserUpgrade as stop:
+                if parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("there is no way through here") from None
+                version = parser.get_http_version().encode()
+                head = b"%b %b HTTP/%b\r\n" % (parser.get_method(), protocol.url, version)
+                kept = (pair for pair in protocol.headers if pair[0] != b"upgrade")
+                head += b"".join(b"%b: %b\r\n" % pair for pair in kept)
+                rest = rest[stop.args[0] :]
+                protocol.parser = parser = _Parser(protocol)
+                parser.feed_data(head + b"\r\n")
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -27,6 +59,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline for the first request."""
         super().connection_made(transport)
+        self.parser = _Parser(self)
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes, self._is_ignored = 0, False
         self._await_request()
@@ -81,6 +114,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if self._is_answering():
             self.cycle.keep_alive, self._is_ignored = False, True
+        if self.parser.should_upgrade():
+            self._is_ignored = True  # it comes again, without the offer
         if not self._is_ignored and (fault := self._fault()):
             self._is_ignored = True
             self._refuse(*fault)
