@@ -13,16 +13,17 @@ positions of context, H query heads, K key/value heads, G = H / K, D channels of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.arch import ModelArch
+from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.rope import rope_tables
-from ridgeline.backends.sampling import Row, rank_tokens, sample
+from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.costs import kv_bytes_per_token, weight_bytes
@@ -35,7 +36,6 @@ Ints = NDArray[np.intp]
 _QUERY_TILE = 256  # tokens of one prompt
 _SCORES = 1 << 21  # per head: tokens times positions that they look at
 _POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
-_LOGIT_ROWS = 256  # rows of logits at once: prompt_logprobs ask for one per prompt token
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,7 +109,9 @@ class ReferenceRunner:
                 self.k_cache[:, new] = self.k_cache[:, old]
                 self.v_cache[:, new] = self.v_cache[:, old]
             hidden, finite_T = self._forward(step.work)
-            return self._sample(step.work, hidden, finite_T)
+            begins = np.cumsum([0, *(len(work.tokens) for work in step.work)])[:-1]
+            damaged = np.flatnonzero(~np.logical_and.reduceat(finite_T, begins)).tolist()
+            return finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
@@ -187,48 +189,21 @@ class ReferenceRunner:
 
     # --- results -------------------------------------------------------------------------------
 
-    def _sample(
-        self, items: tuple[Work, ...], hidden: Floats, finite_T: NDArray[np.bool_]
-    ) -> StepOutput:
-        ends = np.cumsum([len(work.tokens) for work in items])
-        damaged = ~np.logical_and.reduceat(finite_T, ends - [len(work.tokens) for work in items])
-        errors = {int(i): "K/V of this sequence is not finite" for i in np.flatnonzero(damaged)}
-        wanted = [i for i, work in enumerate(items) if work.seeds]
-        logits = self._logits(hidden[ends[wanted] - 1])
-        rows = [
-            Row(items[i].sampling, seed, items[i].start + len(items[i].tokens), items[i].history)
-            for i in wanted
-            for seed in items[i].seeds
-        ]
-        repeat = np.repeat(np.arange(len(wanted)), [len(items[i].seeds) for i in wanted])
-        picks = iter(sample(logits, repeat, rows))
-        tokens: list[tuple[int, ...]] = [()] * len(items)
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for row, i in enumerate(wanted):
-            picked = [next(picks) for _ in items[i].seeds]
-            tokens[i] = tuple(token for token in picked if token is not None)
-            if len(tokens[i]) < len(picked):
-                errors.setdefault(
-                    i, "the model's logits are not finite, or every token is ruled out"
-                )
-            elif (top := items[i].sampling.params.logprobs) is not None:
-                logprobs[i] = tuple(rank_tokens(logits[[row] * len(picked)], tokens[i], top))
-        prompt_logprobs = {
-            i: tuple(self._prompt_logprobs(work, hidden[end - len(work.tokens) : end]))
-            for i, (work, end) in enumerate(zip(items, ends, strict=True))
-            if work.targets
-        }
-        for i, entries in prompt_logprobs.items():
-            if any(math.isnan(entry.logprob) for entry in entries):
-                errors.setdefault(i, "the model's logits for the prompt are not finite")
-        return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
-
-    def _prompt_logprobs(self, work: Work, hidden_N: Floats) -> Iterator[TokenLogprobs]:
-        """Rank the prompt tokens that follow each of this item's tokens."""
-        top = work.sampling.params.prompt_logprobs or 0
-        for low in range(0, len(work.targets), _LOGIT_ROWS):
-            part = work.targets[low : low + _LOGIT_ROWS]
-            yield from rank_tokens(self._logits(hidden_N[low : low + len(part)]), part, top)
+    def _answers(self, asks: list[Ask], hidden: Floats) -> list[Answer]:
+        """Draw, or rank what is known, from the logits behind some tokens."""
+        logits = self._logits(hidden[[ask.token for ask in asks]])
+        answers: list[Answer] = []
+        for row, ask in enumerate(asks):
+            of_row = logits[row : row + 1]
+            tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
+            known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
+            ranks: list[TokenLogprobs | None] = [None] * len(known)
+            if ask.num_top is not None:
+                ranks = list(rank_tokens(of_row.repeat(len(known), axis=0), known, ask.num_top))
+            answers.append(
+                Answer(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
+            )
+        return answers
 
     def _logits(self, hidden: Floats) -> Floats:
         return hidden @ self._head.T
@@ -284,7 +259,7 @@ def footprint(
     scores = 2 * arch.num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
-    logits = (1.25 * max_num_seqs + min(num_tokens, _LOGIT_ROWS)) * arch.vocab_size
+    logits = (1.25 * max_num_seqs + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
     return weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4)
 

@@ -56,6 +56,11 @@ class Work(NamedTuple):
     targets: tuple[int, ...]  # prompt tokens that follow ``tokens``, if prompt_logprobs rank them
 
 
+def sampled_from(work: Work) -> int:
+    """Return the index of the first of an item's tokens behind which something is drawn."""
+    return len(work.tokens) - 1 if work.seeds else len(work.tokens)
+
+
 class Step(NamedTuple):
     """One turn of the engine.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ridgeline.backends.cpu.plan import BLOCK, MIXED_ROWS
-from ridgeline.core.step import Work
+from ridgeline.core.step import Work, sampled_from
 
 Hand = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
 
@@ -114,7 +114,7 @@ def _hands(
         count = len(item.tokens)
         for low in range(0, count, size):
             high = min(low + size, count)
-            is_asked = item.targets or (item.seeds and high == count)
+            is_asked = item.targets or high > sampled_from(item)
             hands[bool(is_asked)].append((i, low, high))
     dealt: list[tuple[list[Hand], list[Hand]]] = [([], []) for _ in range(num_threads)]
     held = [0] * num_threads

@@ -38,7 +38,6 @@ _ENTRY, _RESULT = Struct("<" + "".join(_WORDS.values())), Struct("<qddqq")
 _RESULT_AT = ENTRY_BYTES - _RESULT.size
 _BIAS, _PAIR = Struct("<qd"), Struct("<if")
 _NO_RESULT = (0.0, 0.0, 0, 0)
-LOGIT_ROWS = 64  # most rows of logits at once that rank a prompt
 BLOCK_LOGITS = 512  # of a row, that ``draw`` walks through together
 
 

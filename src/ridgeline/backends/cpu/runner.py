@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.draws import LOGIT_ROWS, Draws
+from ridgeline.backends.cpu.draws import Draws
 from ridgeline.backends.cpu.head import Screening
 from ridgeline.backends.cpu.heads import TOKENS
 from ridgeline.backends.cpu.memory import address, aligned
@@ -25,9 +27,9 @@ from ridgeline.backends.cpu.plan import EXACT_AT, MATRIX, PLAN, SCREENED_ROWS, S
 from ridgeline.backends.cpu.threads import CREW_ROWS, SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.weights import load_weights, logits_stride, model_sizes, scores_stride
-from ridgeline.backends.sampling import Row
+from ridgeline.backends.results import Answer, Ask, Pick, finish
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.weights import Checkpoint
 
 _BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "asked")
@@ -179,7 +181,9 @@ class CpuRunner:
         if step.copies:
             old, new = map(list, zip(*step.copies, strict=True))
             self.cache[new] = self.cache[old]
-        return self._sample(step.work, self._prepare(step.work))
+        batch = self._prepare(step.work)
+        damaged = partial(self._damaged, step.work, batch)
+        return finish(step.work, partial(self._answers, batch=batch), damaged)
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the plan."""
@@ -216,70 +220,35 @@ class CpuRunner:
 
     # --- results -------------------------------------------------------------------------------
 
-    def _sample(self, items: tuple[Work, ...], batch: Batch) -> StepOutput:
-        wanted = [i for i, work in enumerate(items) if work.seeds]
+    def _answers(self, asks: list[Ask], batch: Batch) -> list[Answer]:
+        """Run what the plan says; draw, or rank what is known, behind some tokens of the batch."""
         draws = self._draws
         draws.begin()
-        logits_rows = [self._ask(items[i]) for i in wanted]
-        best = self._head([batch.places[batch.ends[i] - 1] for i in wanted], logits_rows)
+        logits_rows = [self._enter(ask) for ask in asks]
+        best = self._head([batch.places[ask.token] for ask in asks], logits_rows)
         found = iter(draws.results())
-        tokens: list[tuple[int, ...]] = [()] * len(items)
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        errors = self._poisoned(items, batch)
-        for i, place, (likeliest, finite) in zip(wanted, logits_rows, best, strict=True):
-            num_seeds = len(items[i].seeds)
-            picked = [next(found) if place >= 0 else (likeliest, None) for _ in range(num_seeds)]
-            tokens[i] = tuple(token for token, _ in picked if token is not None)
-            if not finite or len(tokens[i]) < num_seeds:
-                errors.setdefault(i, "logits are not finite, or every token is ruled out")
-                tokens[i] = ()
-                continue
-            ranks = tuple(ranks for _, ranks in picked if ranks is not None)
-            if ranks:
-                logprobs[i] = ranks
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for i, work in enumerate(items):
-            if work.targets:
-                rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
-                prompt_logprobs[i], finite = self._prompt_logprobs(work, rows_of)
-                if not finite:
-                    errors.setdefault(i, "logits of the prompt are not finite")
-        return StepOutput(tuple(tokens), logprobs, prompt_logprobs, errors)
+        answers: list[Answer] = []
+        for ask, row, (likeliest, is_finite) in zip(asks, logits_rows, best, strict=True):
+            count = len(ask.draws) or 1
+            greedy: list[Pick] = [(likeliest, None)] * count
+            answers.append(Answer(list(islice(found, count)) if row >= 0 else greedy, is_finite))
+        return answers
 
-    def _ask(self, work: Work) -> int:
+    def _enter(self, ask: Ask) -> int:
         """Enter what the likeliest token does not answer; return its row of logits, or -1."""
-        position, params = work.start + len(work.tokens), work.sampling.params
-        rows = [Row(work.sampling, seed, position, work.history) for seed in work.seeds]
-        if params.logprobs is None and rows[0].is_plain_greedy:
+        if not ask.draws:
+            return self._draws.rank(ask.known, ask.num_top or 0)
+        if ask.num_top is None and ask.draws[0].is_plain_greedy:
             return -1
-        return self._draws.add(rows, params.logprobs)
+        return self._draws.add(ask.draws, ask.num_top)
 
-    def _poisoned(self, items: tuple[Work, ...], batch: Batch) -> dict[int, str]:
-        """Return errors of items whose keys or values are not finite."""
-        errors: dict[int, str] = {}
+    def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[int]:
+        """Yield the items whose keys or values are not finite."""
         if any(self._poison[: len(batch.tokens)].tolist()):
             for i, work in enumerate(items):
                 rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
                 if self._poison[rows_of].any():
-                    errors[i] = "K/V of this sequence is not finite"
-        return errors
-
-    def _prompt_logprobs(
-        self, work: Work, rows: list[int]
-    ) -> tuple[tuple[TokenLogprobs, ...], bool]:
-        """Rank the tokens of a prompt; also return whether all logits are finite."""
-        ranked: list[TokenLogprobs] = []
-        draws, are_finite = self._draws, True
-        for low in range(0, len(work.targets), LOGIT_ROWS):
-            part = work.targets[low : low + LOGIT_ROWS]
-            draws.begin()
-            places = [
-                draws.rank(token, work.sampling.params.prompt_logprobs or 0) for token in part
-            ]
-            best = self._head(rows[low : low + len(part)], places)
-            are_finite &= all(finite for _, finite in best)
-            ranked += [ranks for _, ranks in draws.results() if ranks is not None]
-        return tuple(ranked), are_finite
+                    yield i
 
     def _head(self, rows: list[int], logits_rows: list[int]) -> list[tuple[int, bool]]:
         """Run what the plan says, then the head on these rows of it, then ``_draws``.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch import ModelArch
 from ridgeline.backends.cpu import packed
-from ridgeline.backends.cpu.draws import LOGIT_ROWS, padded_vocab
+from ridgeline.backends.cpu.draws import padded_vocab
 from ridgeline.backends.cpu.heads import TOKENS, Heads
 from ridgeline.backends.cpu.key_bias import split, spreads, turns
 from ridgeline.backends.cpu.linear import RECORD_BYTES, TILE
@@ -23,6 +23,7 @@ from ridgeline.backends.cpu.memory import address, aligned, settled
 from ridgeline.backends.cpu.pack import Index, Matrix, pack, padded, sketch
 from ridgeline.backends.cpu.packed import Packed
 from ridgeline.backends.cpu.plan import LAYER, MATRICES, MATRIX, SCREENED_ROWS, Sizes
+from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.backends.rope import rope_tables
 from ridgeline.costs import weight_bytes
 from ridgeline.models.weights import Checkpoint
@@ -114,7 +115,7 @@ def footprint(
     step_bytes = num_tokens * per_row + num_threads * sizes.private_bytes(
         scores_stride(max_model_len)
     )
-    step_bytes += max(max_num_seqs, LOGIT_ROWS) * logits_stride(arch.vocab_size)
+    step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
     step_bytes += SCREENED_ROWS * sizes.rough_stride
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
     sketch_bytes = 0

@@ -1,0 +1,103 @@
+"""What follows the last layer, for every backend: the logits a step needs, and what comes of them.
+
+A backend differs in ``Head`` alone: how it makes logits of its rows, draws from them and ranks. It
+knows no layers, no cache and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from ridgeline.backends.sampling import Row
+from ridgeline.core.step import StepOutput, TokenLogprobs, Work, sampled_from
+
+Pick = tuple[int | None, TokenLogprobs | None]  # a token, None for none; and its rank, if wanted
+
+PROMPT_ROWS = 64  # most rows of logits at once that rank a prompt
+
+
+class Ask(NamedTuple):
+    """What is wanted of the logits behind one token of a step.
+
+    Attributes:
+        token: which one, in the order of the work.
+        draws: one for each token to draw; they differ in their seeds. If there is none, ``known``
+            is ranked.
+        known: the token that follows in the prompt.
+        num_top: rank tokens, and so many likeliest with them; None ranks nothing.
+    """
+
+    token: int
+    draws: tuple[Row, ...]
+    known: int
+    num_top: int | None
+
+
+class Answer(NamedTuple):
+    """What was found: one pick for each draw, or one of the known token."""
+
+    picks: list[Pick]
+    is_finite: bool  # whether all logits are numbers
+
+
+Head = Callable[[list[Ask]], list[Answer]]
+
+
+def finish(items: tuple[Work, ...], head: Head, damaged: Callable[[], Iterable[int]]) -> StepOutput:
+    """Return what a step found.
+
+    Args:
+        items: the step's work.
+        head: answers asks, in their order. It is called first with all draws, even if there is
+            none, then with the tokens of prompts to rank, some at a time.
+        damaged: returns the items whose keys or values are not finite; called after the draws.
+    """
+    ends = list(accumulate(len(work.tokens) for work in items))
+    asked = [(i, ask) for i, work in enumerate(items) for ask in _draws(work, ends[i])]
+    answers = head([ask for _, ask in asked])
+    errors = dict.fromkeys(damaged(), "K/V of this sequence is not finite")
+    tokens: list[tuple[int, ...]] = [()] * len(items)
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for (i, ask), (picks, is_finite) in zip(asked, answers, strict=True):
+        drawn = tuple(token for token, _ in picks if token is not None)
+        if not is_finite or len(drawn) < len(ask.draws):
+            errors.setdefault(i, "logits are not finite, or every token is ruled out")
+            continue
+        tokens[i] += drawn
+        if ask.num_top is not None:
+            logprobs[i] = logprobs.get(i, ()) + _ranks(picks)
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for i, work in enumerate(items):
+        if work.targets:
+            found = list(_prompt(work, ends[i] - len(work.tokens), head))
+            prompt_logprobs[i] = tuple(rank for answer in found for rank in _ranks(answer.picks))
+            if not all(answer.is_finite for answer in found):
+                errors.setdefault(i, "logits of the prompt are not finite")
+    return StepOutput(
+        tuple(() if i in errors else found for i, found in enumerate(tokens)),
+        logprobs,
+        prompt_logprobs,
+        errors,
+    )
+
+
+def _draws(work: Work, end: int) -> Iterator[Ask]:
+    """Yield the draws of an item whose last token is the one before ``end``."""
+    for j in range(sampled_from(work), len(work.tokens)):
+        position = work.start + j + 1
+        rows = tuple(Row(work.sampling, seed, position, work.history) for seed in work.seeds)
+        yield Ask(end - len(work.tokens) + j, rows, -1, work.sampling.params.logprobs)
+
+
+def _prompt(work: Work, begin: int, head: Head) -> Iterator[Answer]:
+    """Rank the prompt's tokens behind each of an item's tokens, of which ``begin`` is the first."""
+    num_top = work.sampling.params.prompt_logprobs or 0
+    asks = [Ask(begin + j, (), known, num_top) for j, known in enumerate(work.targets)]
+    for low in range(0, len(asks), PROMPT_ROWS):
+        yield from head(asks[low : low + PROMPT_ROWS])
+
+
+def _ranks(picks: list[Pick]) -> tuple[TokenLogprobs, ...]:
+    return tuple(ranks for _, ranks in picks if ranks is not None)
