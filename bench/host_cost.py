@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 
+from ridgeline.core.fold import commit
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import SplitFuse
@@ -41,7 +42,7 @@ def measure(num_seqs: int, prompt_len: int = 128, num_steps: int = 512) -> dict[
             tuple((fresh + i,) if work.seeds else () for i, work in enumerate(step.work))
         )
         again_s = time.perf_counter()
-        scheduler.commit(step, output)
+        commit(scheduler.queues, step, output)
         cost_s = middle_s - start_s + time.perf_counter() - again_s
         if all(len(work.tokens) == 1 for work in step.work):
             costs_us.append(cost_s * 1e6)

@@ -68,7 +68,7 @@ def llm(shared: LLM) -> Iterator[LLM]:
 def assert_idle(llm: LLM) -> None:
     assert not llm.engine.has_work()
     assert not llm.engine.requests
-    pool = llm.engine.scheduler.kv.pool
+    pool = llm.engine.scheduler.queues.kv.pool
     assert len(pool.free) == len(pool.refs)
     llm.engine.check()
 

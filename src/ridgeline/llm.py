@@ -17,7 +17,7 @@ from typing import IO, Any
 from ridgeline.build import new_engine, new_runner
 from ridgeline.config import Options, default_home, resolve
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import NOBODY_READS
+from ridgeline.core.policies import Load
 from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.text import TextStream
@@ -140,7 +140,7 @@ class LLM:
             else self.encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
-        return self._chunks(self._submit(encoded, sampling_params))
+        return self._chunks(self._submit(encoded, sampling_params), Load())
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -177,13 +177,13 @@ class LLM:
         """Return what turns an answer's tokens into text, for ``Engine.add``."""
         return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
 
-    def _chunks(self, requests: list[Request]) -> Chunks:
+    def _chunks(self, requests: list[Request], load: Load) -> Chunks:
         """Run the engine until these requests have ended; events of others wait in their mail."""
-        chunks = self._run(requests)
+        chunks = self._run(requests, load)
         next(chunks)  # begun, it ends its requests when closed or forgotten; else it would not
         return chunks
 
-    def _run(self, requests: list[Request]) -> Chunks:
+    def _run(self, requests: list[Request], load: Load) -> Chunks:
         try:
             with self._interrupts:
                 yield _BEGUN
@@ -192,17 +192,17 @@ class LLM:
                         mail = self._mail[request.id]
                         while mail:
                             yield self._chunk(prompt_index, mail.popleft())
-                    self._step()
+                    self._step(load)
         finally:
             for request in requests:
                 self.engine.abort(request.id)
                 del self._mail[request.id]
 
-    def _step(self) -> None:
+    def _step(self, load: Load) -> None:
         """Run a whole step, and leave its events in the mail."""
         self._interrupts.hold()
         try:
-            for event in self.engine.step():
+            for event in self.engine.step(load):
                 self._mail[event.seq_id[0]].append(event)
         finally:
             self._interrupts.release()
@@ -231,17 +231,13 @@ class LLM:
         ended, total = 0, sum(request.params.n for request in requests)
         show = len(prompts) > 1 if progress is None else progress
         bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
-        self.engine.scheduler.backlog = NOBODY_READS
-        try:
-            with closing(self._chunks(requests)) as chunks, bar as report:
-                report(0, total)
-                for chunk in chunks:
-                    news[chunk.prompt_index][chunk.index].append(chunk)
-                    if chunk.finish_reason:
-                        ended += 1
-                        report(ended, total)
-        finally:
-            self.engine.scheduler.backlog = 0
+        with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
+            report(0, total)
+            for chunk in chunks:
+                news[chunk.prompt_index][chunk.index].append(chunk)
+                if chunk.finish_reason:
+                    ended += 1
+                    report(ended, total)
         return [
             RequestOutput(
                 request.id,

@@ -83,7 +83,8 @@ class StepRecord:
         num_copies: blocks copied on write.
         num_running: sequences that hold blocks, after scheduling.
         num_waiting: sequences that do not.
-        backlog: prompts that wait before the engine, as its policy was told (``NOBODY_READS``).
+        num_outside: prompts that waited before the engine, as its policy was told.
+        is_read: whether somebody read an answer while it grew, as its policy was told.
         blocks_used: blocks with a holder, after scheduling.
         blocks_indexed: blocks, held or free, whose content a new prompt can share.
     """
@@ -106,7 +107,8 @@ class StepRecord:
     num_copies: int
     num_running: int
     num_waiting: int
-    backlog: int
+    num_outside: int
+    is_read: bool
     blocks_used: int
     blocks_indexed: int
 

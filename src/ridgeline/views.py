@@ -9,32 +9,32 @@ import re
 from typing import Any
 
 from ridgeline.core.engine import Engine
+from ridgeline.core.queues import Queues
 from ridgeline.core.request import Sequence
-from ridgeline.core.scheduler import Scheduler
 
 _MAX_SHOWN = 128  # sequences; the counts tell the rest
 
 
 def view(engine: Engine) -> dict[str, Any]:
     """Return the queues, the sequences with their progress, and a map of the KV cache."""
-    scheduler = engine.scheduler
-    queues = scheduler.running, scheduler.waiting, scheduler.paused
+    queues = engine.scheduler.queues
+    everyone = (*queues.running, *queues.waiting, *queues.paused)
     return {
-        "num_running": len(scheduler.running),
-        "num_waiting": len(scheduler.waiting) + len(scheduler.paused),
-        "block_size": scheduler.kv.block_size,
-        "blocks": _map(scheduler),
-        "sequences": [_shown(seq) for queue in queues for seq in queue][:_MAX_SHOWN],
+        "num_running": len(queues.running),
+        "num_waiting": len(queues.waiting) + len(queues.paused),
+        "block_size": queues.kv.block_size,
+        "blocks": _map(queues),
+        "sequences": [_shown(seq) for seq in everyone[:_MAX_SHOWN]],
     }
 
 
-def _map(scheduler: Scheduler) -> str:
+def _map(queues: Queues) -> str:
     """Return runs of blocks, such as ``s2u1f9``: free, cached and free, used by one, shared."""
-    pool = scheduler.kv.pool
+    pool = queues.kv.pool
     blocks = bytearray(b"f") * len(pool.refs)
     for block in pool.index.values():
         blocks[block] = ord("c")
-    for seq in scheduler.running:
+    for seq in queues.running:
         for block in seq.table:
             blocks[block] = ord("s" if pool.refs[block] > 1 else "u")
     return re.sub(r"(.)\1*", lambda run: f"{run[1]}{len(run[0])}", blocks.decode())

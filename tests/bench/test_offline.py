@@ -28,7 +28,8 @@ EMPTY = StepRecord(
     num_copies=0,
     num_running=0,
     num_waiting=0,
-    backlog=0,
+    num_outside=0,
+    is_read=True,
     blocks_used=0,
     blocks_indexed=0,
 )

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.core.engine import Engine
+from ridgeline.core.fold import commit
 from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Orca, Policy, Queue, SplitFuse, Static, Wish
+from ridgeline.core.policies import Load, Orca, Policy, Queue, SplitFuse, Static, Wish
 from ridgeline.core.request import Request
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
@@ -27,7 +28,7 @@ class YoungestFirst:
     reserve_full: bool = False
     whole_prompts: bool = False
 
-    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
         for seq in reversed(running):
             yield seq, seq.num_pending
         for seq in waiting:
@@ -72,11 +73,11 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     """What holds for each step of every policy."""
     sizes = {work.seq_id: len(work.tokens) for work in step.work}
     waits = dict(step.waits)
-    queues = scheduler.running, scheduler.waiting, scheduler.paused
+    queues = scheduler.queues.running, scheduler.queues.waiting, scheduler.queues.paused
     running, waiting, paused = ([seq.id for seq in queue] for queue in queues)
     assert len(sizes) == len(step.work), "a sequence runs twice in one step"
     assert sum(sizes.values()) <= scheduler.max_num_batched_tokens
-    assert len(running) <= scheduler.max_num_seqs
+    assert len(running) <= scheduler.queues.max_num_seqs
     alive = sorted([*running, *waiting, *paused])
     assert sorted([*sizes, *waits]) == alive, "each runs, or says why not"
     assert paused == [seq_id for seq_id, why in step.waits if why is Wait.PAUSED]
@@ -88,7 +89,7 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     assert all(seq_id > running[-1] for seq_id in step.preempted), "the youngest give way"
     targets = [new for _, new in step.copies]
     assert len(set(targets)) == len(targets), "two copies into one block"
-    assert all(scheduler.kv.pool.refs[block] == 1 for block in targets)
+    assert all(scheduler.queues.kv.pool.refs[block] == 1 for block in targets)
 
 
 def make_scheduler(
@@ -119,7 +120,7 @@ def make_engine(
 ) -> tuple[Engine, Watched]:
     """Return an engine over a ledger with a clock that counts, and the runner between them."""
     scheduler = scheduler or make_scheduler()
-    ledger = Ledger(len(scheduler.kv.pool.refs), scheduler.kv.block_size, vocab_size)
+    ledger = Ledger(len(scheduler.queues.kv.pool.refs), scheduler.queues.kv.block_size, vocab_size)
     runner = Watched(scheduler, ledger)
     engine = Engine(
         scheduler,
@@ -150,7 +151,7 @@ def finish(engine: Engine, max_steps: int = 2000) -> list[Event]:
         engine.check()
         max_steps -= 1
         assert max_steps, "the engine does not come to an end"
-    assert not any(engine.scheduler.kv.pool.refs), "blocks are left over"
+    assert not any(engine.scheduler.queues.kv.pool.refs), "blocks are left over"
     assert not engine.requests
     return events
 
@@ -175,8 +176,8 @@ def run_step(scheduler: Scheduler, tokens: dict[SeqId, tuple[int, ...]] | None =
     step = scheduler.schedule()
     known = tokens or {}
     sampled = (known.get(work.seq_id, (0,) * len(work.seeds)) for work in step.work)
-    scheduler.commit(step, StepOutput(tuple(sampled)))
-    scheduler.check()
+    commit(scheduler.queues, step, StepOutput(tuple(sampled)))
+    scheduler.queues.check()
     return step
 
 

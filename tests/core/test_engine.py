@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import pytest
 
+from ridgeline.core.fold import abort
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Queue, SplitFuse, Static, Wish
+from ridgeline.core.policies import Load, Queue, SplitFuse, Static, Wish
 from ridgeline.core.step import FinishReason
 from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
 from tests.core.harness import (
@@ -109,14 +110,14 @@ def test_abort_in_the_middle_of_a_prompt_and_of_answers() -> None:
     engine, _ = make_engine(make_scheduler(budget=4, seats=4, block_size=2))
     chunked = engine.add(tuple(range(9)), params())
     engine.step()
-    assert engine.scheduler.running[0].num_computed == 4
+    assert engine.scheduler.queues.running[0].num_computed == 4
     assert len(engine.abort(chunked)) == 1
     engine.check()
     forked = engine.add((1, 2, 3), params(n=3))
     engine.step()
     assert [event.seq_id for event in engine.abort(forked)] == [(1, 0), (1, 1), (1, 2)]
     engine.check()
-    assert not any(engine.scheduler.kv.pool.refs)
+    assert not any(engine.scheduler.queues.kv.pool.refs)
 
 
 def test_abort_spares_answers_that_have_ended() -> None:
@@ -148,7 +149,7 @@ def test_abort_while_the_step_is_computed() -> None:
     gone, other = engine.add((1, 2, 3), params(n=2)), engine.add((1, 2, 3), params())
     answer = expected(engine.requests[other])
     request = engine.requests[gone]
-    runner.during = lambda: scheduler.abort(request) and engine.check()
+    runner.during = lambda: abort(scheduler.queues, request) and engine.check()
     events = engine.step()
     assert [event.seq_id for event in events] == [(other, 0)]
     assert request.is_finished
@@ -214,7 +215,7 @@ def test_after_an_exception_of_the_backend_the_answers_are_the_same(
         with pytest.raises(Broken):
             engine.step()
         engine.check()
-        assert not engine.scheduler.running
+        assert not engine.scheduler.queues.running
     setattr(runner, when, lambda: None)
     assert tokens_of(events + finish(engine)) == answers
 
@@ -222,8 +223,8 @@ def test_after_an_exception_of_the_backend_the_answers_are_the_same(
 class OldestLast(SplitFuse):
     """Wishes for the oldest after all others."""
 
-    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
-        yield from super().wishes([*running[1:], *running[:1]], waiting, backlog)
+    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
+        yield from super().wishes([*running[1:], *running[:1]], waiting, load)
 
 
 def test_a_copy_is_not_repeated_when_its_source_has_another_owner() -> None:
@@ -399,7 +400,7 @@ def test_without_a_listener_nothing_is_recorded() -> None:
 class Mute(SplitFuse):
     """Wishes nothing."""
 
-    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
         return iter(())
 
 
@@ -407,5 +408,5 @@ def test_an_engine_with_work_that_cannot_run_says_so() -> None:
     engine, _ = make_engine()
     engine.add((1,), params())
     engine.scheduler.policy = Mute()
-    with pytest.raises(AssertionError, match="nothing can run"):
+    with pytest.raises(RuntimeError, match="nothing can run"):
         engine.step()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.fold import abort, commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Status
 from ridgeline.core.step import Event, FinishReason, StepOutput
@@ -36,11 +37,11 @@ def answer(
     scheduler.add(request)
     events: list[Event] = []
     for letter in sampled:
-        if not scheduler.has_work():
+        if not scheduler.queues.has_work():
             break
-        events += scheduler.commit(scheduler.schedule(), StepOutput(((ord(letter),),)))
-        scheduler.check()
-    assert request.is_finished is not scheduler.has_work()
+        events += commit(scheduler.queues, scheduler.schedule(), StepOutput(((ord(letter),),)))
+        scheduler.queues.check()
+    assert request.is_finished is not scheduler.queues.has_work()
     assert request.is_finished is (request.sequences[0].status is Status.FINISHED)
     assert request.sequences[0].finish_reason is events[-1].finish_reason
     assert all(event.finish_reason is None for event in events[:-1])
@@ -132,11 +133,11 @@ def test_an_aborted_answer_keeps_its_held_back_text() -> None:
     )
     scheduler = make_scheduler()
     scheduler.add(request)
-    events = scheduler.commit(scheduler.schedule(), StepOutput(((ord("x"),),)))
+    events = commit(scheduler.queues, scheduler.schedule(), StepOutput(((ord("x"),),)))
     assert events[0].text == ""
-    (event,) = scheduler.abort(request)
+    (event,) = abort(scheduler.queues, request)
     assert (event.token, event.text, event.finish_reason) == (None, "x", FinishReason.ABORT)
-    assert scheduler.abort(request) == []
+    assert abort(scheduler.queues, request) == []
 
 
 # --- what a request settles ------------------------------------------------------------------

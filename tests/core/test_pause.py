@@ -32,7 +32,7 @@ def test_who_rests_holds_nothing_and_then_says_the_same(caching: bool) -> None:
     engine.pause(request_id)
     engine.check()
     assert not engine.has_work()
-    assert not any(engine.scheduler.kv.pool.refs)
+    assert not any(engine.scheduler.queues.kv.pool.refs)
     assert engine.step() == []
     other = engine.add((1, 1), SamplingParams(max_tokens=2))
     events += engine.step()

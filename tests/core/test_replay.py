@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.fold import abort, commit
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
+from ridgeline.core.policies import Load, Orca, Policy, SplitFuse, Static
 from ridgeline.core.request import Request
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import StepOutput
@@ -67,11 +68,11 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
         elif engine.requests and dice.random() < 0.2:
             resting.append(dice.choice(list(engine.requests)))
             engine.pause(resting[-1])
-        scheduler.backlog = dice.choice((0, 0, 3, 50))
+        load = Load(dice.choice((0, 0, 3, 50)), is_read=dice.random() < 0.8)
         runner.ledger.fail = {dice.randrange(10): "wrong"} if dice.random() < 0.1 else {}
         runner.during = fail if number % 9 == 5 else lambda: None
         try:
-            engine.step()
+            engine.step(load)
         except Broken:
             engine.check()
     runner.during = lambda: None
@@ -145,13 +146,12 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
         for request_id in record["arrived"]:
             scheduler.add(requests[request_id])
         for request_id in record["aborted"]:
-            scheduler.abort(requests[request_id])
+            abort(scheduler.queues, requests[request_id])
         for request_id in record["paused"]:
-            scheduler.pause(requests[request_id])
+            scheduler.queues.pause(requests[request_id])
         for request_id in record["resumed"]:
-            scheduler.resume(requests[request_id])
-        scheduler.backlog = record["backlog"]
-        step = scheduler.schedule()
+            scheduler.queues.resume(requests[request_id])
+        step = scheduler.schedule(Load(record["num_outside"], record["is_read"]))
         pool = kv.pool
         again = {
             "work": [(work.seq_id, work.start, len(work.tokens)) for work in step.work],
@@ -159,8 +159,8 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
             "preempted": step.preempted,
             "waits": step.waits,
             "num_copies": len(step.copies),
-            "num_running": len(scheduler.running),
-            "num_waiting": len(scheduler.waiting) + len(scheduler.paused),
+            "num_running": len(scheduler.queues.running),
+            "num_waiting": len(scheduler.queues.waiting) + len(scheduler.queues.paused),
             "blocks_used": sum(refs > 0 for refs in pool.refs),
             "blocks_indexed": len(pool.index),
         }
@@ -169,14 +169,15 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
             scheduler.retract()
             continue
         errors = {tuple(seq_id): error for seq_id, error in record["errors"]}
-        scheduler.commit(
+        commit(
+            scheduler.queues,
             step,
             StepOutput(
                 tuple(map(tuple, record["sampled"])),
                 errors={i: errors[w.seq_id] for i, w in enumerate(step.work) if w.seq_id in errors},
             ),
         )
-        scheduler.check()
+        scheduler.queues.check()
 
 
 def test_the_recorded_runs_have_a_bit_of_everything() -> None:

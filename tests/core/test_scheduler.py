@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.core.fold import commit
 from ridgeline.core.policies import Orca, Policy, Static
 from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduler import Scheduler
@@ -58,7 +59,7 @@ def test_a_running_sequence_without_budget_says_so() -> None:
     run_step(scheduler)  # the second has 2 of 4
     add(scheduler, 4, first_id=2)
     run_step(scheduler)
-    assert [seq.num_pending for seq in scheduler.running] == [1, 1, 1]
+    assert [seq.num_pending for seq in scheduler.queues.running] == [1, 1, 1]
     scheduler = make_scheduler(budget=3, seats=3, policy=YoungestFirst())
     add(scheduler, 2, 9)
     run_step(scheduler)
@@ -123,14 +124,14 @@ def test_a_whole_prompt_whose_rest_is_too_long_waits_and_evicts_nothing() -> Non
     scheduler = make_scheduler(10, 4, budget=24, policy=Orca())
     scheduler.add(make_request(0, range(17), max_tokens=1))
     run_step(scheduler)
-    known = set(scheduler.kv.pool.index)
+    known = set(scheduler.queues.kv.pool.index)
     scheduler.add(make_request(1, range(50, 66), max_tokens=1))
     scheduler.add(make_request(2, [*range(8), *range(90, 99)], max_tokens=1))  # 8 are cached
     step = run_step(scheduler)
     assert sizes_of(step) == {(1, 0): 16}
     assert step.waits == (((2, 0), BUDGET),)
     assert len(known) == 4
-    assert known <= set(scheduler.kv.pool.index)
+    assert known <= set(scheduler.queues.kv.pool.index)
     assert run_step(scheduler).admitted == (((2, 0), 8),)
 
 
@@ -149,7 +150,7 @@ def test_reserving_policies_take_blocks_for_the_longest_answer() -> None:
         scheduler = make_scheduler(policy=policy)
         add(scheduler, 3, max_tokens=10)
         run_step(scheduler)
-        assert len(scheduler.running[0].table) == num_blocks
+        assert len(scheduler.queues.running[0].table) == num_blocks
 
 
 # --- admission ----------------------------------------------------------------------------------
@@ -159,9 +160,9 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     scheduler = make_scheduler(4, 4)
     with pytest.raises(ValueError, match=r"17 tokens = 5 blocks of 4, but the KV cache has 4"):
         add(scheduler, 9, max_tokens=8)
-    assert not scheduler.has_work()
+    assert not scheduler.queues.has_work()
     add(scheduler, 9, max_tokens=7)
-    assert scheduler.has_work()
+    assert scheduler.queues.has_work()
 
 
 def test_whole_prompt_policies_refuse_what_exceeds_the_budget() -> None:
@@ -226,7 +227,7 @@ def test_the_young_never_take_from_the_old() -> None:
     assert step.preempted == ()
     assert sizes_of(step) == {(0, 0): 1}
     assert step.waits == (((1, 0), BLOCKS),)
-    assert [seq.id for seq in scheduler.running] == [(0, 0), (1, 0)]
+    assert [seq.id for seq in scheduler.queues.running] == [(0, 0), (1, 0)]
 
 
 def test_nobody_is_admitted_into_a_step_that_preempts() -> None:
@@ -248,8 +249,10 @@ def test_what_the_youngest_was_granted_in_this_step_is_taken_back() -> None:
     assert step.preempted == ((1, 0),)
     assert sizes_of(step) == {(0, 0): 1}
     assert step.waits == (((1, 0), BLOCKS),)
-    assert [event.seq_id for event in scheduler.commit(step, StepOutput(((0,),)))] == [(0, 0)]
-    scheduler.check()
+    assert [event.seq_id for event in commit(scheduler.queues, step, StepOutput(((0,),)))] == [
+        (0, 0)
+    ]
+    scheduler.queues.check()
 
 
 def test_tokens_that_are_taken_back_can_be_granted_again() -> None:
@@ -274,16 +277,16 @@ def test_answers_fork_from_one_computed_prompt() -> None:
     step = scheduler.schedule()
     assert len(step.work) == 1
     assert len(set(step.work[0].seeds)) == 3
-    used = len(scheduler.kv.pool.refs) - len(scheduler.kv.pool.free)
-    events = scheduler.commit(step, StepOutput(((7, 8, 9),)))
+    used = len(scheduler.queues.kv.pool.refs) - len(scheduler.queues.kv.pool.free)
+    events = commit(scheduler.queues, step, StepOutput(((7, 8, 9),)))
     assert [(event.seq_id, event.token) for event in events] == [
         ((0, 0), 7),
         ((0, 1), 8),
         ((0, 2), 9),
     ]
     assert len({seq.table for seq in request.sequences}) == 1
-    assert len(scheduler.kv.pool.refs) - len(scheduler.kv.pool.free) == used
-    scheduler.check()
+    assert len(scheduler.queues.kv.pool.refs) - len(scheduler.queues.kv.pool.free) == used
+    scheduler.queues.check()
     seeds = step.work[0].seeds
     step = scheduler.schedule()
     assert [work.seeds for work in step.work] == [(seed,) for seed in seeds]
@@ -352,13 +355,15 @@ def test_logprobs_go_to_their_tokens() -> None:
     scheduler.add(request)
     step = scheduler.schedule()
     output = StepOutput(((),), prompt_logprobs={0: (ranks[1], ranks[2], ranks[3])})
-    assert scheduler.commit(step, output) == []
+    assert commit(scheduler.queues, step, output) == []
     assert request.prompt_logprobs == {1: ranks[1], 2: ranks[2], 3: ranks[3]}
     step = scheduler.schedule()
-    events = scheduler.commit(step, StepOutput(((7, 8),), logprobs={0: (ranks[7], ranks[8])}))
+    events = commit(
+        scheduler.queues, step, StepOutput(((7, 8),), logprobs={0: (ranks[7], ranks[8])})
+    )
     assert [event.logprobs for event in events] == [ranks[7], ranks[8]]
     step = scheduler.schedule()
-    events = scheduler.commit(step, StepOutput(((5,), (6,)), logprobs={1: (ranks[6],)}))
+    events = commit(scheduler.queues, step, StepOutput(((5,), (6,)), logprobs={1: (ranks[6],)}))
     assert [event.logprobs for event in events] == [None, ranks[6]]
 
 
@@ -369,11 +374,20 @@ def test_check_sees_what_is_broken() -> None:
     scheduler = make_scheduler(seats=2)
     add(scheduler, 3, 3, 3, 3)
     run_step(scheduler)
-    scheduler.check()
-    scheduler.waiting.reverse()
+    scheduler.queues.check()
+    scheduler.queues.waiting.reverse()
     with pytest.raises(AssertionError, match="out of order"):
-        scheduler.check()
-    scheduler.waiting.reverse()
-    scheduler.max_num_seqs = 1
+        scheduler.queues.check()
+    scheduler.queues.waiting.reverse()
+    scheduler.queues.max_num_seqs = 1
     with pytest.raises(AssertionError, match="too many"):
-        scheduler.check()
+        scheduler.queues.check()
+
+
+def test_room_is_what_the_queues_leave_of_a_step() -> None:
+    scheduler = make_scheduler(budget=24, seats=4)
+    assert scheduler.room() == (4, 24)
+    add(scheduler, 30, 5)
+    assert scheduler.room() == (2, -11)
+    run_step(scheduler)  # the first has 24 of its tokens, the second waits
+    assert scheduler.room() == (2, 19)

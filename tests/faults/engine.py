@@ -52,7 +52,7 @@ def t16(model: Path, count: int, rng: random.Random) -> str:
         wanted = alone(watch, bodies)
     # 128 tokens are 8 blocks; the pool has ten, and the canaries take two.
     with watched(model, {"kv_cache_memory": 10 * 16 * 512}) as watch:
-        num_blocks = len(watch.served.llm.engine.scheduler.kv.pool.refs)
+        num_blocks = len(watch.served.llm.engine.scheduler.queues.kv.pool.refs)
         found = list(map(answer_of, all_of(watch, bodies, 32)))
         preempted = sum(record.num_preemptions for record in watch.records)
     assert found == wanted

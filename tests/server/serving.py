@@ -101,7 +101,7 @@ class Served:
         """All requests are gone, and every block is free."""
         engine = self.llm.engine
         eventually(lambda: not engine.requests and not self.running.bridge.num_streams)
-        pool = engine.scheduler.kv.pool
+        pool = engine.scheduler.queues.kv.pool
         eventually(lambda: len(pool.free) == len(pool.refs))
         assert not self.running.bridge._owners
         engine.check()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event, Step
 from ridgeline.server.bridge import Stream, StreamError
@@ -200,8 +201,8 @@ def test_who_reads_slowly_rests_and_then_goes_on(model: Path) -> None:
         reader = post(served.port, BIG)
         swift = rest(reader)
         sleeper = post(served.port, BIG, rcvbuf=4096)
-        eventually(lambda: len(scheduler.paused) == 8)
-        assert len(scheduler.kv.pool.free) == len(scheduler.kv.pool.refs)
+        eventually(lambda: len(scheduler.queues.paused) == 8)
+        assert len(scheduler.queues.kv.pool.free) == len(scheduler.queues.kv.pool.refs)
         assert served.metrics()["ridgeline:num_requests_waiting"] == 8
         num_steps = served.valve.num_steps
         time.sleep(0.1)
@@ -411,7 +412,7 @@ def test_a_bug_in_the_engine_ends_all_and_leaves_it_able(
         raise AssertionError("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(served.llm.engine.scheduler, "commit", commit)
+        patch.setattr(fold, "commit", commit)
         assert [status for status, _ in texts(served, GOOD)] == [500] * 6
     assert answer_of(ask(served, GOOD[0]))
     assert served.call("/health")[0] == served.call("/ready")[0] == 200
@@ -423,7 +424,7 @@ def test_an_engine_that_cannot_go_on_says_so(model: Path, monkeypatch: pytest.Mo
         def broken(*arguments: object) -> None:
             raise AssertionError("a bug of ours")
 
-        monkeypatch.setattr(served.llm.engine.scheduler, "commit", broken)
+        monkeypatch.setattr(fold, "commit", broken)
         monkeypatch.setattr(served.llm.engine, "check", broken)
         assert ask(served, [40])[0] == 500
         for path in ("/health", "/ready"):
@@ -452,7 +453,7 @@ def test_under_pressure_of_memory_every_answer_is_right(model: Path) -> None:
     with serving(model) as served:
         wanted = [answer_of(ask(served, prompt, max_tokens=80)) for prompt in prompts]
     with serving(model, {"kv_cache_memory": 10 * 16 * 512}) as served:
-        num_blocks = len(served.llm.engine.scheduler.kv.pool.refs)
+        num_blocks = len(served.llm.engine.scheduler.queues.kv.pool.refs)
         assert num_blocks < 40
         found = texts(served, prompts, max_tokens=80)
         assert [answer_of(one) for one in found] == wanted

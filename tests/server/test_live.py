@@ -45,7 +45,7 @@ def blocks_of(view: dict[str, Any]) -> dict[str, int]:
 
 
 def test_a_watcher_sees_what_runs(served: Served) -> None:
-    pool = served.llm.engine.scheduler.kv.pool
+    pool = served.llm.engine.scheduler.queues.kv.pool
     served.valve.before = lambda step: time.sleep(0.03)
     with watching(served) as live:
         idle = next(live)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Load
 from ridgeline.core.request import Request, Text
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Event, Runner, Step, StepOutput
 from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
 
+_ALONE = Load()
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
 
 
@@ -96,7 +99,7 @@ class Engine:
         if request is None:
             return []
         self._aborted.append(request_id)
-        events = self.scheduler.abort(request)
+        events = fold.abort(self.scheduler.queues, request)
         self._close(request_id, self._clock())
         return events
 
@@ -104,47 +107,50 @@ class Engine:
         """Between steps: let a request rest, holding nothing but its tokens, until ``resume``."""
         if request_id in self.requests:
             self._paused.append(request_id)
-            self.scheduler.pause(self.requests[request_id])
+            self.scheduler.queues.pause(self.requests[request_id])
 
     def resume(self, request_id: int) -> None:
         """Let a paused request go on: the rest of its answers is the same as without the pause."""
         if request_id in self.requests:
             self._resumed.append(request_id)
-            self.scheduler.resume(self.requests[request_id])
+            self.scheduler.queues.resume(self.requests[request_id])
 
     def has_work(self) -> bool:
         """Whether any request is alive and not paused."""
-        return self.scheduler.has_work()
+        return self.scheduler.queues.has_work()
 
-    def step(self) -> list[Event]:
+    def step(self, load: Load = _ALONE) -> list[Event]:
         """Run one step; return the news of every sequence in it.
 
-        An exception of the runner passes through: nothing is committed, every request starts again
-        at the next call, and the answers stay the same.
+        ``load`` is what the policy is told of the world outside the engine. An exception
+        of the runner passes through: nothing is committed, every request starts again at the next
+        call, and the answers stay the same.
         """
         start_s = self._clock()
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(load)
         if not step.work:
-            assert not self.has_work(), f"nothing can run: {step.waits}"
+            if self.has_work():
+                raise RuntimeError(f"nothing can run: {step.waits}")
             return []
         scheduled_s = self._clock()
         self._note_admissions(step, scheduled_s)
-        load = self._load()
+        filled = self._filled()
         try:
             output = self.runner.execute(step)
         except BaseException:
             self.scheduler.retract()
-            self._note_step(step, StepOutput(()), load, (start_s, scheduled_s, self._clock()))
+            times_s = start_s, scheduled_s, self._clock()
+            self._note_step(step, StepOutput(()), load, filled, times_s)
             raise
         executed_s = self._clock()
-        events = self.scheduler.commit(step, output)
-        self._note_step(step, output, load, (start_s, scheduled_s, executed_s))
+        events = fold.commit(self.scheduler.queues, step, output)
+        self._note_step(step, output, load, filled, (start_s, scheduled_s, executed_s))
         self._note_events(events, executed_s)
         return events
 
     def check(self) -> None:
         """Raise AssertionError unless everything that must hold between steps holds."""
-        self.scheduler.check()
+        self.scheduler.queues.check()
 
     # --- keeping records -----------------------------------------------------------------------
 
@@ -187,12 +193,13 @@ class Engine:
             )
         )
 
-    def _load(self) -> dict[str, int]:
-        pool = self.scheduler.kv.pool
+    def _filled(self) -> dict[str, int]:
+        """Return how full queues and cache are, as a step's record has it."""
+        queues = self.scheduler.queues
+        pool = queues.kv.pool
         return {
-            "num_running": len(self.scheduler.running),
-            "num_waiting": len(self.scheduler.waiting) + len(self.scheduler.paused),
-            "backlog": self.scheduler.backlog,
+            "num_running": len(queues.running),
+            "num_waiting": len(queues.waiting) + len(queues.paused),
             "blocks_used": len(pool.refs) - len(pool.free),
             "blocks_indexed": len(pool.index),
         }
@@ -201,7 +208,8 @@ class Engine:
         self,
         step: Step,
         output: StepOutput,
-        load: dict[str, int],
+        load: Load,
+        filled: dict[str, int],
         times_s: tuple[float, float, float],
     ) -> None:
         start_s, scheduled_s, executed_s = times_s
@@ -226,7 +234,9 @@ class Engine:
                 preempted=step.preempted,
                 waits=tuple((seq_id, wait.value) for seq_id, wait in step.waits),
                 num_copies=len(step.copies),
-                **load,
+                num_outside=load.num_outside,
+                is_read=load.is_read,
+                **filled,
             )
             self.on_record(record)
         self._num_steps += 1
@@ -236,12 +246,12 @@ class Engine:
         scheduler = self.scheduler
         return EngineRecord(
             policy=type(scheduler.policy).__name__.lower(),
-            block_size=scheduler.kv.block_size,
-            num_blocks=len(scheduler.kv.pool.refs),
+            block_size=scheduler.queues.kv.block_size,
+            num_blocks=len(scheduler.queues.kv.pool.refs),
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            max_num_seqs=scheduler.max_num_seqs,
+            max_num_seqs=scheduler.queues.max_num_seqs,
             max_model_len=self.max_model_len,
-            enable_prefix_caching=scheduler.kv.enable_prefix_caching,
+            enable_prefix_caching=scheduler.queues.kv.enable_prefix_caching,
             seed=self.seed,
             eos_ids=self.eos_ids,
         )

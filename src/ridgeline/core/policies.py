@@ -9,14 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ridgeline.core.request import Sequence
 
-_EVERYTHING = 1 << 40  # tokens
-NOBODY_READS = _EVERYTHING  # a backlog: answers are looked at when all are complete
+_UNBOUNDED = 1 << 40  # tokens
 Queue = Listing[Sequence]  # in order of arrival
 Wish = tuple[Sequence, int]  # sequence, tokens wanted; what is pending is not exceeded
+
+
+class Load(NamedTuple):
+    """What a policy may know of the world outside the queues.
+
+    Attributes:
+        num_outside: prompts that wait before the engine and cannot be wished for yet.
+        is_read: whether somebody reads an answer while it grows; else only its end counts.
+    """
+
+    num_outside: int = 0
+    is_read: bool = True
 
 
 class Policy(Protocol):
@@ -30,12 +41,8 @@ class Policy(Protocol):
     def whole_prompts(self) -> bool:
         """Whether all pending tokens of a sequence must run in one step."""
 
-    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
-        """Yield wishes, the dearest first.
-
-        ``backlog`` is how many prompts more wait elsewhere, which cannot be wished for yet, or
-        ``NOBODY_READS``: then no answer has to grow steadily.
-        """
+    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
+        """Yield wishes, those of highest priority first."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Static:
     reserve_full: bool = True
     whole_prompts: bool = True
 
-    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
         """Yield the batch, or a new one when the last is done."""
         for seq in running or waiting:
             yield seq, seq.num_pending
@@ -58,7 +65,7 @@ class Orca:
     reserve_full: bool = True
     whole_prompts: bool = True
 
-    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
         """Yield everything, the running first."""
         for group in (running, waiting):
             for seq in group:
@@ -67,25 +74,26 @@ class Orca:
 
 @dataclass(frozen=True)
 class SplitFuse:
-    """One token for everyone who decodes, then prompts in pieces until the budget is full.
+    """One token for all that decode, then prompts in pieces (Holmes et al., FastGen, 2024).
 
-    DeepSpeed-FastGen (Holmes et al., 2024), Sarathi-Serve (Agrawal et al., OSDI 2024). While more
-    decode than wait, prompts get as many tokens, but ``least``: steps are at most twice as long.
+    While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
+    steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024).
     """
 
     reserve_full: bool = False
     whole_prompts: bool = False
     least: int = 64
 
-    def wishes(self, running: Queue, waiting: Queue, backlog: int = 0) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
         """Yield single tokens first, then what is longer, then who waits."""
         prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
         for seq in running:
             if seq.num_pending == 1:
                 yield seq, 1
-        left, decoding = _EVERYTHING, len(running) + len(waiting) - len(prompts)
-        if decoding:
-            left = max(decoding, self.least, self.least * (len(prompts) + backlog) // decoding)
+        left, decoding = _UNBOUNDED, len(running) + len(waiting) - len(prompts)
+        if decoding and load.is_read:
+            share = self.least * (len(prompts) + load.num_outside)
+            left = max(decoding, self.least, share // decoding)
         for seq in prompts:
             if left:
                 yield seq, min(seq.num_pending, left)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import NOBODY_READS
+from ridgeline.core.policies import Load
 from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event
 from ridgeline.records import Record, RequestRecord
@@ -224,10 +224,7 @@ class Bridge:
 
     def _take(self) -> list[tuple[Stream, int]]:
         """Take from the queue what the engine may be able to start in its next step."""
-        scheduler = self.engine.scheduler
-        seats = scheduler.max_num_seqs - len(scheduler.running) - len(scheduler.waiting)
-        tokens = scheduler.max_num_batched_tokens
-        tokens -= sum(seq.num_pending for seq in scheduler.waiting)
+        seats, tokens = self.engine.scheduler.room()
         taken = []
         while self._queue and seats > 0 and tokens > 0:
             stream, index = self._queue.pop()
@@ -256,10 +253,9 @@ class Bridge:
         events: list[Event] = []
         if self.engine.has_work():
             is_read = any(stream.is_read for stream, _ in self._owners.values())
-            self.engine.scheduler.backlog = len(self._queue) if is_read else NOBODY_READS
             self.step_began_s = time.monotonic()
             try:
-                events = self.engine.step()
+                events = self.engine.step(Load(len(self._queue), is_read))
             except StepLost as lost:  # the engine has taken it back, and goes on from there
                 self._note_failure(lost.__cause__ or lost)
             self.step_began_s = None

@@ -107,11 +107,11 @@ class Running:
         self._warned_s = -math.inf
 
     def _gauges(self) -> Mapping[str, float]:
-        scheduler = self.bridge.engine.scheduler
-        pool = scheduler.kv.pool
-        resting = len(scheduler.waiting) + len(scheduler.paused)
+        queues = self.bridge.engine.scheduler.queues
+        pool = queues.kv.pool
+        resting = len(queues.waiting) + len(queues.paused)
         return {
-            "num_requests_running": len(scheduler.running),
+            "num_requests_running": len(queues.running),
             "num_requests_waiting": resting + self.bridge.num_queued,
             "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
         }

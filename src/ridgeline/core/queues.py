@@ -1,0 +1,107 @@
+"""The queues: which sequences run, wait and rest, and who is alive.
+
+A sequence's status says in which queue it is, and every queue is in order of arrival. Deciding
+(``scheduler``) and folding results back (``fold``) both work on them.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import attrgetter
+
+from ridgeline.core.kvcache import KVCache
+from ridgeline.core.request import Request, Sequence, Status
+from ridgeline.core.step import FinishReason, SeqId
+
+by_age = attrgetter("id")
+
+
+class Queues:
+    """Sequences in three queues, and the cache that holds their blocks."""
+
+    def __init__(self, kv: KVCache, max_num_seqs: int) -> None:
+        """Let at most ``max_num_seqs`` sequences run at a time, with blocks of ``kv``."""
+        self.kv = kv
+        self.max_num_seqs = max_num_seqs
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.paused: list[Sequence] = []
+        self.alive: dict[SeqId, Sequence] = {}
+
+    def has_work(self) -> bool:
+        """Whether any sequence is alive and not paused."""
+        return bool(self.running or self.waiting)
+
+    def add(self, seq: Sequence) -> None:
+        """Let a new sequence wait for its turn."""
+        self.alive[seq.id] = seq
+        insort(self.waiting, seq, key=by_age)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a new sequence run with its parent's blocks; without a free seat it waits.
+
+        Then it comes back through the prefix cache.
+        """
+        if len(self.running) >= self.max_num_seqs:
+            self.add(child)
+            return
+        self.kv.fork(parent, child)
+        child.status = Status.RUNNING
+        self.alive[child.id] = child
+        insort(self.running, child, key=by_age)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a sequence's blocks and let it wait again; ``sort`` moves it."""
+        self.kv.release(seq)
+        seq.status = Status.PREEMPTED
+        seq.num_preemptions += 1
+
+    def pause(self, request: Request) -> None:
+        """Let a request rest, without seat and blocks, until ``resume``."""
+        for seq in request.sequences:
+            if seq.status is not Status.FINISHED:
+                self.kv.release(seq)
+                seq.status = Status.PAUSED
+        self.sort()
+
+    def resume(self, request: Request) -> None:
+        """Let a paused request wait for its turn again."""
+        for seq in request.sequences:
+            if seq.status is Status.PAUSED:
+                seq.status = Status.PREEMPTED
+        self.sort()
+
+    def sort(self) -> None:
+        """Move sequences to the queue that their status says; each stays in order of arrival."""
+        everyone = sorted((*self.running, *self.waiting, *self.paused), key=by_age)
+        self.running = [seq for seq in everyone if seq.status is Status.RUNNING]
+        self.paused = [seq for seq in everyone if seq.status is Status.PAUSED]
+        resting = (Status.RUNNING, Status.PAUSED)
+        self.waiting = [seq for seq in everyone if seq.status not in resting]
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """Take a sequence out of its queue, give its blocks back, release held-back text."""
+        queues = {Status.RUNNING: self.running, Status.PAUSED: self.paused}
+        queues.get(seq.status, self.waiting).remove(seq)
+        del self.alive[seq.id]
+        self.kv.release(seq)
+        seq.status = Status.FINISHED
+        seq.finish_reason = reason
+        if seq.text is not None:
+            seq.text.finish()
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything that must hold between steps holds."""
+        assert len(self.running) <= self.max_num_seqs, "too many sequences run"
+        for queue in (self.running, self.waiting, self.paused):
+            ages = [seq.id for seq in queue]
+            assert ages == sorted(set(ages)), "a queue is out of order"
+        assert all(seq.status is Status.RUNNING for seq in self.running)
+        assert all(seq.status in (Status.WAITING, Status.PREEMPTED) for seq in self.waiting)
+        assert all(seq.status is Status.PAUSED for seq in self.paused)
+        idle = (*self.waiting, *self.paused)
+        assert all(not seq.table and seq.num_computed == 0 for seq in idle)
+        everyone = sorted((*self.running, *idle), key=by_age)
+        assert all(seq.num_pending > 0 for seq in everyone)
+        assert [*map(id, everyone)] == [id(self.alive[key]) for key in sorted(self.alive)]
+        self.kv.check(self.running)
