@@ -206,6 +206,36 @@ def test_run_takes_a_piped_prompt_and_writes_a_trace(tmp_path: Path) -> None:
     records = [json.loads(line) for line in trace.read_text().splitlines()]
     assert [record["type"] for record in records[:2]] == ["engine", "step"]
     assert records[-1]["type"] == "request"
+    again = ridgeline("replay", str(trace))
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "equal  8 steps, 1 requests: every decision is made again" in again.stdout
+
+
+def test_replay_names_the_first_decision_that_differs(tmp_path: Path) -> None:
+    trace = tmp_path / "run.jsonl"
+    with LLM(write_model(tmp_path / "tiny"), trace=trace, backend="reference") as llm:
+        llm.generate(
+            [[40, 41], [42, 43, 44]], SamplingParams(max_tokens=5, ignore_eos=True), progress=False
+        )
+    lines = trace.read_text().splitlines()
+    changed = json.loads(lines[3]) | {"waits": [[[1, 0], "blocks"]]}
+    trace.write_text("\n".join([*lines[:3], json.dumps(changed), *lines[4:]]))
+    different = ridgeline("replay", str(trace))
+    assert different.returncode == 1
+    assert "2 steps, 2 requests were equal; then step 2" in different.stdout
+    assert re.search(r'waits +\[\[\[1, 0\], "blocks"\]\] +\[\]', different.stdout)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("", "does not describe an engine"), ("{}\nx", "line 2, is not JSON"), ("[]", "not a trace")],
+)
+def test_replay_refuses_what_is_no_trace(tmp_path: Path, content: str, words: str) -> None:
+    trace = tmp_path / "run.jsonl"
+    trace.write_text(content)
+    done = ridgeline("replay", str(trace))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
 
 
 GREEDY = ("--raw", "--temperature", "0", "--max-tokens", "6")

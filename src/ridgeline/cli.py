@@ -37,6 +37,7 @@ from ridgeline.models.pull import pull
 from ridgeline.progress import bytes_bar
 from ridgeline.repl import answer, chat
 from ridgeline.server.options import ServeOptions
+from ridgeline.simulator.report import replay_trace
 
 
 class _Group(TyperGroup):
@@ -245,6 +246,15 @@ def serve_command(model: Model, *, serving: ServeOptions, options: Options) -> N
             yield llm
 
     serve(model, load, serving)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
+) -> None:
+    """Decide every step of a recorded run again, and say whether all decisions are equal."""
+    if not replay_trace(trace, Console(width=_width())):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -5,27 +5,19 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
-from itertools import count
 from typing import Any
 
 import pytest
 
-from ridgeline.core.fold import abort, commit
-from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, Orca, Policy, SplitFuse, Static
-from ridgeline.core.request import Request
-from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import StepOutput
+from ridgeline.core.policies import Load, Policy, SplitFuse
 from ridgeline.decoding.text import TextStream
 from ridgeline.records import Record, to_json
+from ridgeline.simulator.replay import Replay, replay
 from tests.core.harness import POLICIES, finish, make_engine, make_scheduler
 from tests.decoding.letters import Letters
 
 Json = dict[str, Any]
-BY_NAME: dict[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}
-DECISIONS = ("work", "admitted", "preempted", "waits", "num_copies")
-LOAD = ("num_running", "num_waiting", "blocks_used", "blocks_indexed")
 
 
 class Broken(Exception):
@@ -83,101 +75,65 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     return [json.loads(line) for line in lines]
 
 
-class Ends:
-    """Stands for an answer's text, which is not in the records: it stops where the answer did."""
-
-    def __init__(self, length: int | None) -> None:
-        self._left = length
-
-    def feed(self, token: int, may_stop: bool) -> str | None:
-        if self._left is None:
-            return None
-        self._left -= 1
-        return "stop" if self._left == 0 else None
-
-    def take(self) -> str:
-        return ""
-
-    def finish(self) -> None:
-        pass
-
-
-def requests_of(records: list[Json], engine: Json) -> dict[int, Request]:
-    """Return the recorded requests, ready to run again."""
-    requests = {}
-    for record in (record for record in records if record["type"] == "request"):
-        ends = list(zip(record["finish_reasons"], record["num_generated"], strict=True))
-        numbers = count()
-
-        def new_text(ends: list[tuple[str, int]] = ends, numbers: count[int] = numbers) -> Ends:
-            reason, length = (*ends, *[("", 0)] * 9)[next(numbers)]
-            return Ends(length if reason == "stop" else None)
-
-        requests[record["request_id"]] = Request(
-            record["request_id"],
-            tuple(record["prompt_token_ids"]),
-            SamplingParams(**{k: v for k, v in record["params"].items() if k != "stop"}),
-            eos_ids=tuple(engine["eos_ids"]),
-            max_model_len=engine["max_model_len"],
-            new_text=new_text,
-        )
-    return requests
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
     records = recorded(policy, seed)
-    setup, steps = records[0], [record for record in records if record["type"] == "step"]
-    requests = requests_of(records, setup)
-    kv = KVCache(
-        setup["num_blocks"],
-        setup["block_size"],
-        enable_prefix_caching=setup["enable_prefix_caching"],
+    num_steps, num_requests = (
+        sum(record["type"] == kind for record in records) for kind in ("step", "request")
     )
-    scheduler = Scheduler(
-        kv,
-        BY_NAME[setup["policy"]],
-        max_num_batched_tokens=setup["max_num_batched_tokens"],
-        max_num_seqs=setup["max_num_seqs"],
+    assert num_steps > 30
+    assert replay(records) == Replay(num_steps, num_requests, None, None)
+
+
+def test_a_decision_that_differs_is_named() -> None:
+    records = [dict(record) for record in recorded(SplitFuse(), 1)]
+    changed = next(r for r in records if r["type"] == "step" and r["number"] == 20)
+    (seq_id, start, count), *others = changed["work"]
+    changed["work"] = [[seq_id, start, count + 1], *others]
+    found = replay(records)
+    assert found.num_steps == 20
+    assert found.difference is not None
+    number, recorded_then, decided = found.difference
+    assert (number, recorded_then["work"][0][2]) == (20, decided["work"][0][2] + 1)
+
+
+def test_a_token_that_was_changed_is_noticed_where_it_matters() -> None:
+    """A token's value decides through stop ids and the prefix cache."""
+    records = recorded(SplitFuse(), 2)
+    noticed = 0
+    for number, record in enumerate(records):
+        if record["type"] == "step" and any(record["sampled"]):
+            others = [[[3] * len(tokens) for tokens in record["sampled"]]]
+            again = [*records[:number], record | {"sampled": others[0]}, *records[number + 1 :]]
+            noticed += replay(again).difference is not None
+    assert noticed > 10
+
+
+def test_a_trace_that_ends_early_is_replayed_as_far_as_it_goes() -> None:
+    records = recorded(SplitFuse(), 1)
+    last = max(i for i, record in enumerate(records) if record["type"] == "request")
+    (arrived_in,) = (
+        record["number"]
+        for record in records
+        if record["type"] == "step" and records[last]["request_id"] in record["arrived"]
     )
-    assert len(steps) > 30
-    for record in steps:
-        for request_id in record["arrived"]:
-            scheduler.add(requests[request_id])
-        for request_id in record["aborted"]:
-            abort(scheduler.queues, requests[request_id])
-        for request_id in record["paused"]:
-            scheduler.queues.pause(requests[request_id])
-        for request_id in record["resumed"]:
-            scheduler.queues.resume(requests[request_id])
-        step = scheduler.schedule(Load(record["num_outside"], record["is_read"]))
-        pool = kv.pool
-        again = {
-            "work": [(work.seq_id, work.start, len(work.tokens)) for work in step.work],
-            "admitted": step.admitted,
-            "preempted": step.preempted,
-            "waits": step.waits,
-            "num_copies": len(step.copies),
-            "num_running": len(scheduler.queues.running),
-            "num_waiting": len(scheduler.queues.waiting) + len(scheduler.queues.paused),
-            "blocks_used": sum(refs > 0 for refs in pool.refs),
-            "blocks_indexed": len(pool.index),
-        }
-        assert json.loads(json.dumps(again)) == {key: record[key] for key in DECISIONS + LOAD}
-        if not record["sampled"]:
-            scheduler.retract()
-            continue
-        errors = {tuple(seq_id): error for seq_id, error in record["errors"]}
-        commit(
-            scheduler.queues,
-            step,
-            StepOutput(
-                tuple(map(tuple, record["sampled"])),
-                errors={i: errors[w.seq_id] for i, w in enumerate(step.work) if w.seq_id in errors},
-            ),
-        )
-        scheduler.queues.check()
+    found = replay(records[:last])
+    assert (found.num_steps, found.difference, found.unfinished) == (arrived_in, None, arrived_in)
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], "not a trace"),
+        ([{"type": "step"}], "does not describe an engine"),
+        ([{"kind": "engine"}], "'type'"),
+        ([{"type": "engine", "policy": "splitfuse"}], "'num_blocks'"),
+    ],
+)
+def test_what_is_no_trace_is_refused(records: list[Json], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replay(records)
 
 
 def test_the_recorded_runs_have_a_bit_of_everything() -> None:

@@ -1,0 +1,167 @@
+"""Replay: a recorded run is decided again, step for step, and compared.
+
+A fresh scheduler is given the arrivals of each step and the tokens that were sampled; it must
+decide what the record says. It knows no file and no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from ridgeline.core.fold import abort, commit
+from ridgeline.core.kvcache import KVCache
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Load, Orca, Policy, SplitFuse, Static
+from ridgeline.core.request import Request
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step import Step, StepOutput
+
+Json = Mapping[str, Any]
+
+_POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}
+
+
+class Replay(NamedTuple):
+    """What came of a replay.
+
+    Attributes:
+        num_steps: steps that were decided again.
+        num_requests: requests of the trace that had ended.
+        difference: the first decision that differs: its step, what is recorded and what was
+            decided now; None if there is none.
+        unfinished: the first step that is not decided again, because a request begins there that
+            had not ended when the trace did; None if all were.
+    """
+
+    num_steps: int
+    num_requests: int
+    difference: tuple[int, Json, Json] | None
+    unfinished: int | None
+
+
+class _Ends:
+    """Stands for an answer's text, which is not in the records: it stops where the answer did."""
+
+    def __init__(self, length: int | None) -> None:
+        self._left = length
+
+    def feed(self, token: int, may_stop: bool) -> str | None:
+        if self._left is None:
+            return None
+        self._left -= 1
+        return "stop" if self._left == 0 else None
+
+    def take(self) -> str:
+        return ""
+
+    def finish(self) -> None:
+        return None
+
+
+def replay(records: Iterable[Json]) -> Replay:
+    """Decide every step of a trace again.
+
+    Args:
+        records: the lines of a trace, in order, as JSON values (``records.to_json``).
+
+    Raises ValueError if these are not the records of an engine, or of another version's.
+    """
+    try:
+        engine, *others = list(records) or [{"type": "nothing"}]
+        if engine["type"] != "engine":
+            raise ValueError("this is not a trace: its first line does not describe an engine")
+        scheduler, requests = _scheduler(engine), dict(_requests(engine, others))
+        steps = [record for record in others if record["type"] == "step"]
+        for number, record in enumerate(steps):
+            if any(request_id not in requests for request_id in record["arrived"]):
+                return Replay(number, len(requests), None, record["number"])
+            step = _decide(scheduler, requests, record)
+            decided = _decisions(scheduler, step)
+            recorded = {name: record[name] for name in decided}
+            if decided != recorded:
+                return Replay(number, len(requests), (record["number"], recorded, decided), None)
+            _fold(scheduler, step, record)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"this is not a trace of this version: {error!r} is missing") from None
+    return Replay(len(steps), len(requests), None, None)
+
+
+def _scheduler(engine: Json) -> Scheduler:
+    kv = KVCache(
+        engine["num_blocks"],
+        engine["block_size"],
+        enable_prefix_caching=engine["enable_prefix_caching"],
+    )
+    return Scheduler(
+        kv,
+        _POLICIES[engine["policy"]],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_num_seqs=engine["max_num_seqs"],
+    )
+
+
+def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Request]]:
+    """Yield the recorded requests, ready to run again."""
+    for record in (record for record in records if record["type"] == "request"):
+        ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
+        texts = [_Ends(length if reason == "stop" else None) for reason, length in ends]
+        params = {name: value for name, value in record["params"].items() if name != "stop"}
+        if biases := params.get("logit_bias"):  # JSON has text for keys
+            params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
+        yield (
+            record["request_id"],
+            Request(
+                record["request_id"],
+                tuple(record["prompt_token_ids"]),
+                SamplingParams(**params),
+                eos_ids=tuple(engine["eos_ids"]),
+                max_model_len=engine["max_model_len"],
+                new_text=partial(next, iter(texts), _Ends(None)),
+            ),
+        )
+
+
+def _decide(scheduler: Scheduler, requests: Mapping[int, Request], record: Json) -> Step:
+    """Let come and go who did, then decide."""
+    queues = scheduler.queues
+    for request_id in record["arrived"]:
+        scheduler.add(requests[request_id])
+    for request_id in record["aborted"]:
+        abort(queues, requests[request_id])
+    for request_id in record["paused"]:
+        queues.pause(requests[request_id])
+    for request_id in record["resumed"]:
+        queues.resume(requests[request_id])
+    return scheduler.schedule(Load(record["num_outside"], record["is_read"]))
+
+
+def _decisions(scheduler: Scheduler, step: Step) -> Json:
+    """Return what was decided, and how full queues and cache are then, as a record has it."""
+    queues = scheduler.queues
+    decided = {
+        "work": [(work.seq_id, work.start, len(work.tokens)) for work in step.work],
+        "admitted": step.admitted,
+        "preempted": step.preempted,
+        "waits": step.waits,
+        "num_copies": len(step.copies),
+        "num_running": len(queues.running),
+        "num_waiting": len(queues.waiting) + len(queues.paused),
+        "blocks_used": sum(refs > 0 for refs in queues.kv.pool.refs),
+        "blocks_indexed": len(queues.kv.pool.index),
+    }
+    plain: Json = json.loads(json.dumps(decided))
+    return plain
+
+
+def _fold(scheduler: Scheduler, step: Step, record: Json) -> None:
+    """Give the step what was sampled then."""
+    if not record["sampled"]:  # the backend failed
+        scheduler.retract()
+        return
+    failed = {tuple(seq_id): error for seq_id, error in record["errors"]}
+    errors = {i: failed[w.seq_id] for i, w in enumerate(step.work) if w.seq_id in failed}
+    sampled = tuple(map(tuple, record["sampled"]))
+    commit(scheduler.queues, step, StepOutput(sampled, errors=errors))
