@@ -35,6 +35,9 @@ class RequestRecord:
     """One request, written when its last sequence ended.
 
     Attributes:
+        request_id: counts from 0; step records name a request by it.
+        name: what its client knows it by: ``x-request-id``, and the end of the answer's id.
+        cache_root: hexadecimal; only requests with the same root share cached prefixes.
         params: sampling parameters that differ from their defaults.
         arrival_s: when it was added.
         scheduled_s: when its first token was computed; None if it never ran.
@@ -48,6 +51,8 @@ class RequestRecord:
     """
 
     request_id: int
+    name: str
+    cache_root: str
     prompt_token_ids: tuple[int, ...]
     params: Mapping[str, Any]
     arrival_s: float

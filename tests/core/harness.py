@@ -106,8 +106,16 @@ def make_scheduler(
     return Scheduler(kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats)
 
 
-def make_request(request_id: int, prompt: Listing[int], **params: Any) -> Request:
-    return Request(request_id, tuple(prompt), SamplingParams(**params), max_model_len=1000)
+def make_request(
+    request_id: int, prompt: Listing[int], *, cache_root: bytes = b"", **params: Any
+) -> Request:
+    return Request(
+        request_id,
+        tuple(prompt),
+        SamplingParams(**params),
+        max_model_len=1000,
+        cache_root=cache_root,
+    )
 
 
 def make_engine(

@@ -12,8 +12,8 @@ from tests.core.harness import make_request
 NEW_ID = iter(range(10**6))
 
 
-def new(tokens: Listing[int], **params: Any) -> Sequence:
-    return make_request(next(NEW_ID), tokens, **params).sequences[0]
+def new(tokens: Listing[int], *, root: bytes = b"", **params: Any) -> Sequence:
+    return make_request(next(NEW_ID), tokens, cache_root=root, **params).sequences[0]
 
 
 def compute(kv: KVCache, seq: Sequence, upto: int | None = None) -> None:

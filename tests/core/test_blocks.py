@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.blocks import ROOT, BlockPool, Content
+from ridgeline.core.blocks import BlockPool, Content
 
 
-def content(key: bytes, parent: int = ROOT, tokens: tuple[int, ...] = (1, 2)) -> Content:
+def content(key: bytes, parent: int | bytes = b"", tokens: tuple[int, ...] = (1, 2)) -> Content:
     return Content(key, parent, tokens)
 
 
@@ -70,18 +70,18 @@ def test_a_free_block_can_be_found_and_shared_until_it_is_taken() -> None:
 
 def test_equal_keys_are_not_believed() -> None:
     pool = BlockPool(2)
-    pool.publish(pool.take(), content(b"k", ROOT, (1, 2)))
-    assert pool.find(content(b"k", ROOT, (1, 2))) == 0
-    assert pool.find(content(b"k", ROOT, (1, 3))) is None
+    pool.publish(pool.take(), content(b"k", b"", (1, 2)))
+    assert pool.find(content(b"k", b"", (1, 2))) == 0
+    assert pool.find(content(b"k", b"", (1, 3))) is None
     assert pool.find(content(b"k", 1, (1, 2))) is None
-    assert pool.find(content(b"other", ROOT, (1, 2))) is None
+    assert pool.find(content(b"other", b"", (1, 2))) is None
 
 
 def test_a_key_is_published_once() -> None:
     pool = BlockPool(2)
     first, second = pool.take(), pool.take()
     assert pool.publish(first, content(b"k"))
-    assert not pool.publish(second, content(b"k", ROOT, (9, 9)))
+    assert not pool.publish(second, content(b"k", b"", (9, 9)))
     assert pool.content[second] is None
     assert pool.find(content(b"k")) == first
     pool.check()

@@ -275,7 +275,7 @@ def test_the_engine_describes_itself_first() -> None:
 def test_a_request_record_tells_times_and_numbers() -> None:
     records: list[Record] = []
     engine, _ = make_engine(make_scheduler(budget=4, seats=4), on_record=records.append)
-    engine.add((1, 2, 3, 4, 5, 6), params(2))  # arrives at 1
+    engine.add((1, 2, 3, 4, 5, 6), params(2), name="chat-7", cache_root=b"\n\x0b")  # arrives at 1
     finish(engine)
     steps = of_kind(records, StepRecord)
     # Each step looks at the clock four times: begun, scheduled, executed, committed.
@@ -287,6 +287,8 @@ def test_a_request_record_tells_times_and_numbers() -> None:
     assert of_kind(records, RequestRecord) == [
         RequestRecord(
             request_id=0,
+            name="chat-7",
+            cache_root="0a0b",
             prompt_token_ids=(1, 2, 3, 4, 5, 6),
             params={"max_tokens": 2},
             arrival_s=1.0,

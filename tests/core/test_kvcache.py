@@ -158,6 +158,21 @@ def test_colliding_keys_never_give_a_wrong_block(
             seqs.append(seq)
 
 
+@pytest.mark.parametrize("hashing", [hash_block, *COLLIDING])
+def test_requests_of_different_roots_share_nothing(
+    hashing: Callable[[bytes, tuple[int, ...]], bytes],
+) -> None:
+    kv = KVCache(16, 2, hash_block=hashing)
+    first = admitted(kv, [1, 2, 3, 4, 5], root=b"a")
+    for root in (b"b", b""):
+        other = admitted(kv, [1, 2, 3, 4, 5], root=root)
+        assert not set(first.table) & set(other.table)
+        kv.release(other)
+    same = new([1, 2, 3, 4, 5], root=b"a")
+    assert kv.num_cached(same) == first.num_published * 2 > 0
+    kv.check([first])
+
+
 def test_an_equal_block_after_another_beginning_is_not_shared() -> None:
     kv = KVCache(16, 2, hash_block=unchained)
     first = admitted(kv, [1, 1, 5, 5, 0])

@@ -44,7 +44,10 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
             stop=stop,
         )
         prompt = tuple(dice.choices((1, 2), k=dice.randint(1, 20)))
-        return engine.add(prompt, params, new_text=lambda: TextStream(Letters(), stop))
+        root = dice.choice((b"", b"", b"other"))
+        return engine.add(
+            prompt, params, new_text=lambda: TextStream(Letters(), stop), cache_root=root
+        )
 
     def fail() -> None:
         raise Broken

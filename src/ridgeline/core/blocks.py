@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-ROOT = -1  # the parent of a first block
-
 
 class Content(NamedTuple):
-    """What a published block holds: these tokens, after the content of the parent block."""
+    """What a published block holds: these tokens, after the content of the parent block.
+
+    A first block has its request's root for a parent (``Request.cache_root``).
+    """
 
     key: bytes
-    parent: int
+    parent: int | bytes
     tokens: tuple[int, ...]
 
 
@@ -83,5 +84,5 @@ class BlockPool:
         assert len(self.index) == len(known), "index and contents disagree"
         for block, content in known.items():
             assert self.index.get(content.key) == block, f"block {block} is not in the index"
-            parent_known = content.parent == ROOT or content.parent in known
-            assert parent_known, f"block {block} outlived its parent {content.parent}"
+            parent_known = isinstance(content.parent, bytes) or content.parent in known
+            assert parent_known, f"block {block} outlived its parent {content.parent!r}"

@@ -70,11 +70,15 @@ class Engine:
         *,
         new_text: Callable[[], Text] | None = None,
         arrival_s: float | None = None,
+        name: str = "",
+        cache_root: bytes = b"",
     ) -> int:
         """Queue a request; return its id.
 
         ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
-        Raises ValueError if it can never run, and then nothing has changed.
+        ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 64
+        bytes, share cached prefixes. Raises ValueError if it can never run, and then nothing has
+        changed.
         """
         request_id = self._next_id
         request = Request(
@@ -85,6 +89,8 @@ class Engine:
             max_model_len=self.max_model_len,
             default_seed=self.seed + (request_id + 1) * _SEED_STRIDE,
             new_text=new_text,
+            name=name,
+            cache_root=cache_root,
         )
         self.scheduler.add(request)
         self._next_id += 1
@@ -179,6 +185,8 @@ class Engine:
         self.on_record(
             RequestRecord(
                 request_id=request_id,
+                name=request.name,
+                cache_root=request.cache_root.hex(),
                 prompt_token_ids=request.prompt,
                 params=_changed(request.params),
                 arrival_s=times.arrival_s,

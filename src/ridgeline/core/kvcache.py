@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
-from ridgeline.core.blocks import ROOT, BlockPool, Content
+from ridgeline.core.blocks import BlockPool, Content
 from ridgeline.core.request import Sequence
 
 _NEVER = 1 << 62
@@ -186,8 +186,9 @@ class KVCache:
     def _content(self, seq: Sequence, i: int, table: list[int] | tuple[int, ...]) -> Content:
         tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
         if i == len(seq.keys):  # keys are made once, in order; tokens never change under them
-            seq.keys.append(self._hash_block(seq.keys[i - 1] if i else b"", tokens))
-        return Content(seq.keys[i], table[i - 1] if i else ROOT, tokens)
+            parent_key = seq.keys[i - 1] if i else seq.request.cache_root
+            seq.keys.append(self._hash_block(parent_key, tokens))
+        return Content(seq.keys[i], table[i - 1] if i else seq.request.cache_root, tokens)
 
     def _next_boundary(self, seq: Sequence) -> int:
         if not self.enable_prefix_caching:

@@ -53,10 +53,14 @@ class Request:
         max_model_len: int,
         default_seed: int = 0,
         new_text: Callable[[], Text] | None = None,
+        name: str = "",
+        cache_root: bytes = b"",
     ) -> None:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
-        Raises ValueError if the prompt is empty or leaves no room for an answer.
+        ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
+        most 64 bytes, share cached prefixes. Raises ValueError if the prompt is empty or leaves no
+        room for an answer.
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
@@ -70,6 +74,8 @@ class Request:
         eos = () if params.ignore_eos else eos_ids
         seed = (default_seed if params.seed is None else params.seed) % (1 << 64)
         self.id = request_id
+        self.name = name
+        self.cache_root = cache_root
         self.prompt = prompt
         self.params = params
         self.max_len = len(prompt) + max_tokens

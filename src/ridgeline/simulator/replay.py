@@ -120,6 +120,7 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
                 eos_ids=tuple(engine["eos_ids"]),
                 max_model_len=engine["max_model_len"],
                 new_text=partial(next, iter(texts), _Ends(None)),
+                cache_root=bytes.fromhex(record["cache_root"]),
             ),
         )
 
