@@ -6,13 +6,12 @@ step by step in the caller's thread, events become outputs.
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ridgeline.build import new_engine, new_runner
 from ridgeline.config import Options, default_home, resolve
@@ -29,7 +28,7 @@ from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
 from ridgeline.models.weights import Checkpoint
 from ridgeline.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
 from ridgeline.progress import bytes_bar, count_bar
-from ridgeline.records import Record, to_json
+from ridgeline.trace import Trace
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -61,7 +60,7 @@ class LLM:
         checkpoint = load_checkpoint(self.path)
         self.arch = checkpoint.arch
         self.config = resolve(wishes, checkpoint.arch)
-        self._trace = open(wishes.trace, "w", buffering=1) if wishes.trace else None  # noqa: SIM115
+        self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
@@ -72,7 +71,7 @@ class LLM:
         entry = SHORT_NAMES.get(str(model))
         card = entry.sampling if entry else {}
         self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
-        self.engine = new_engine(self.config, checkpoint, self.runner, _writer(self._trace))
+        self.engine = new_engine(self.config, checkpoint, self.runner, self.trace)
         self._interrupts = Interrupts()
         self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
 
@@ -291,8 +290,8 @@ class LLM:
     def close(self) -> None:
         """Close the trace file and the chat template's process, where there are such."""
         self.chat_template.close()
-        if self._trace:
-            self._trace.close()
+        if self.trace:
+            self.trace.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -348,9 +347,3 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 def _is_chat(prompt: Any) -> bool:
     return _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _writer(trace: IO[str] | None) -> Callable[[Record], None] | None:
-    if trace is None:
-        return None
-    return lambda record: print(json.dumps(to_json(record), separators=(",", ":")), file=trace)

@@ -46,6 +46,7 @@ _COUNTERS = {
     "num_preemptions": "Sequences whose blocks were taken.",
     "prefix_cache_queries": "Prompt tokens looked for in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found there.",
+    "trace_records_lost": "Records that --trace could not write.",
 }
 
 
@@ -72,10 +73,18 @@ class Metrics:
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
-    def __init__(self, model_name: str, gauges: Callable[[], Mapping[str, float]]) -> None:
-        """Label everything with ``model_name``; ``gauges`` says how things stand now."""
+    def __init__(
+        self,
+        model_name: str,
+        gauges: Callable[[], Mapping[str, float]],
+        num_lost: Callable[[], int],
+    ) -> None:
+        """Label everything with ``model_name``; ``gauges`` says how things stand now.
+
+        ``num_lost`` says how many records the trace has lost.
+        """
         self._model = model_name
-        self._gauges = gauges
+        self._gauges, self._num_lost = gauges, num_lost
         self._lock = threading.Lock()
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
@@ -155,10 +164,10 @@ class Metrics:
             gauge.add_metric(values, value)
             yield gauge
         live = sum(count for count, _ in self._live.values())
+        elsewhere = {"generation_tokens": live, "trace_records_lost": self._num_lost()}
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
-            total = self._counts[name] + (live if name == "generation_tokens" else 0)
-            counter.add_metric(values, total)
+            counter.add_metric(values, self._counts[name] + elsewhere.get(name, 0))
             yield counter
         ends = CounterMetricFamily(
             "ridgeline:request_success", "Answers that ended.", labels=[*labels, "finished_reason"]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ridgeline.backends import reference
 from ridgeline.backends.cpu import weights as cpu
-from ridgeline.backends.cpu.draws import LOGIT_ROWS
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Runner, Sampling, Step, Work
 from tests.tiny import PLAIN, checkpoint
@@ -66,7 +66,7 @@ def test_of_the_cpu_backend(max_num_seqs: int, kernels: Path) -> None:
     run_the_largest_step(runner, max_num_seqs)
     taken = sum(array.nbytes for array in arrays_of(runner))
     runner.close()
-    assert taken > max(max_num_seqs, LOGIT_ROWS) * ARCH.vocab_size * 4
+    assert taken > max(max_num_seqs, PROMPT_ROWS) * ARCH.vocab_size * 4
     _, counted, _ = cpu.footprint(ARCH, "int8", "int8", BATCHED, MAX_LEN, 2, max_num_seqs)
     assert counted == pytest.approx(taken, rel=0.03)
 

@@ -70,7 +70,8 @@ class Running:
         """Put a server together; ``write`` takes the lines of the log."""
         self.options, self.keys, self._write = options, keys, write
         self.bridge = Bridge(llm.engine)
-        self.metrics = Metrics(name, self._gauges)
+        trace = llm.trace
+        self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
         self.bridge.listeners.append(self.metrics.on_record)
         self.service = Service(llm, self.bridge, self.metrics, name, options)
         self.app = new_app(self.service)

@@ -24,6 +24,8 @@ def replay_trace(path: Path, console: Console) -> bool:
             try:
                 records.append(json.loads(line))
             except ValueError as error:
+                if not line.endswith("\n"):
+                    break  # the writer was stopped amid its last line
                 raise ValueError(f"{path}, line {number}, is not JSON: {error}") from None
     found = replay(records)
     of = f"{found.num_steps:,} steps, {found.num_requests:,} requests"
