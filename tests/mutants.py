@@ -104,7 +104,7 @@ MUTANTS = (
            "a cached prompt waits for a budget of its whole length"),
     Mutant(QUEUES, "len(self.running) >= self.max_num_seqs", "not self.running",
            "answers fork without a seat"),
-    Mutant(SCHEDULER, "rest = refusal ", "refusal ",
+    Mutant(SCHEDULER, "                    rest = refusal\n", "",
            "who waits does not say why"),
     Mutant(SCHEDULER, "                if preempted:\n", "                if False:\n",
            "someone is admitted into the room just made"),

@@ -28,7 +28,7 @@ class YoungestFirst:
     reserve_full: bool = False
     whole_prompts: bool = False
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         for seq in reversed(running):
             yield seq, seq.num_pending
         for seq in waiting:

@@ -223,8 +223,8 @@ def test_after_an_exception_of_the_backend_the_answers_are_the_same(
 class OldestLast(SplitFuse):
     """Wishes for the oldest after all others."""
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
-        yield from super().wishes([*running[1:], *running[:1]], waiting, load)
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+        yield from super().wishes([*running[1:], *running[:1]], waiting, load, budget)
 
 
 def test_a_copy_is_not_repeated_when_its_source_has_another_owner() -> None:
@@ -402,7 +402,7 @@ def test_without_a_listener_nothing_is_recorded() -> None:
 class Mute(SplitFuse):
     """Wishes nothing."""
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         return iter(())
 
 

@@ -41,15 +41,14 @@ def test_prompts_run_in_pieces_within_the_budget() -> None:
     scheduler = make_scheduler(budget=10)
     add(scheduler, 4, 14, 3)
     step = run_step(scheduler)
-    assert sizes_of(step) == {(0, 0): 4, (1, 0): 6}
-    assert step.waits == (((2, 0), BUDGET),)
-    assert [bool(work.seeds) for work in step.work] == [True, False]
-    step = run_step(scheduler)  # one token for who decodes, then the rest of the prompt
-    assert sizes_of(step) == {(0, 0): 1, (1, 0): 8, (2, 0): 1}
+    assert sizes_of(step) == {(0, 0): 4, (2, 0): 3, (1, 0): 3}  # the shorter one passes
+    assert [bool(work.seeds) for work in step.work] == [True, True, False]
+    step = run_step(scheduler)  # one token for who decodes, then more of the prompt
+    assert sizes_of(step) == {(0, 0): 1, (2, 0): 1, (1, 0): 8}
     assert [(work.start, work.tokens) for work in step.work] == [
         (4, (0,)),
-        (6, tuple(range(106, 114))),
-        (0, (200,)),
+        (3, (0,)),
+        (3, tuple(range(103, 111))),
     ]
 
 
@@ -82,10 +81,14 @@ def test_seats_limit_who_runs() -> None:
 
 def test_who_waits_for_blocks_says_so() -> None:
     scheduler = make_scheduler(4, 4)
-    add(scheduler, 8, 10, 1, max_tokens=6)
+    add(scheduler, 8, 10, 9, max_tokens=6)
     step = run_step(scheduler)
     assert sizes_of(step) == {(0, 0): 8}
-    assert step.waits == (((1, 0), BLOCKS), ((2, 0), BLOCKS)), "nobody overtakes"
+    assert step.waits == (((1, 0), BLOCKS), ((2, 0), BLOCKS))
+    add(scheduler, 1, first_id=3)
+    step = run_step(scheduler)  # the oldest that waits has no room: nobody overtakes it
+    assert sizes_of(step) == {(0, 0): 1}
+    assert step.waits == tuple(((i, 0), BLOCKS) for i in (1, 2, 3))
 
 
 def test_who_waits_for_the_policy_says_so() -> None:
@@ -386,8 +389,8 @@ def test_check_sees_what_is_broken() -> None:
 
 def test_room_is_what_the_queues_leave_of_a_step() -> None:
     scheduler = make_scheduler(budget=24, seats=4)
-    assert scheduler.room() == (4, 24)
-    add(scheduler, 30, 5)
-    assert scheduler.room() == (2, -11)
-    run_step(scheduler)  # the first has 24 of its tokens, the second waits
-    assert scheduler.room() == (2, 19)
+    assert scheduler.room() == (4, 24, 3, 12)
+    add(scheduler, 30, 2)
+    assert scheduler.room() == (2, -8, 3, 10)
+    run_step(scheduler)  # the second, and 22 tokens of the first
+    assert scheduler.room() == (2, 16, 3, 12)

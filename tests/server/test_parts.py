@@ -1,4 +1,4 @@
-"""The edge's small pure parts: the fair queue, buckets, halving a step, names of fields."""
+"""The edge's small pure parts: buckets, halving a step, names of fields."""
 
 from __future__ import annotations
 
@@ -10,115 +10,9 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.server.contain import ContainedRunner, StepLost
 from ridgeline.server.errors import ApiError
-from ridgeline.server.fair import FairQueue
 from ridgeline.server.limits import Keys, Limits
 
 PLAIN = Sampling(SamplingParams(), 1, ())
-TENANTS = ("a", "b", "c")
-
-
-@given(st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(1, 50)), max_size=60))
-def test_a_tenant_keeps_its_order_and_nothing_is_lost(pushed: list[tuple[str, int]]) -> None:
-    queue: FairQueue[tuple[str, int, int]] = FairQueue()
-    for i, (tenant, size) in enumerate(pushed):
-        queue.push(tenant, (tenant, i, size))
-    popped = []
-    for left in range(len(pushed), 0, -1):
-        assert len(queue) == left
-        item = queue.pop()
-        queue.charge(item[0], item[2])
-        popped.append(item)
-    assert not queue
-    assert sorted(item[1] for item in popped) == list(range(len(pushed)))
-    for tenant in TENANTS:
-        order = [i for name, i, _ in popped if name == tenant]
-        assert order == sorted(order)
-
-
-@given(st.lists(st.integers(1, 50), min_size=30, max_size=60))
-def test_tenants_that_wait_are_served_alike(sizes: list[int]) -> None:
-    """However large their requests, two who always wait are never further apart than a request."""
-    queue: FairQueue[tuple[str, int]] = FairQueue()
-    for size in sizes:
-        queue.push("small", ("small", size))
-        queue.push("large", ("large", 5 * size))
-    served = {"small": 0, "large": 0}
-    for _ in range(len(sizes)):
-        tenant, size = queue.pop()
-        queue.charge(tenant, size)
-        served[tenant] += size
-        assert abs(served["small"] - served["large"]) <= 250
-
-
-def test_who_was_away_cannot_save_up() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for _ in range(20):
-        queue.push("busy", "busy")
-    for _ in range(10):
-        queue.charge(queue.pop(), 100)
-    for _ in range(10):
-        queue.push("new", "new")
-    order = []
-    for _ in range(10):
-        order.append(queue.pop())
-        queue.charge(order[-1], 100)
-    assert order.count("busy") == 5
-
-
-def served_alone(num_tokens: int) -> FairQueue[str]:
-    """A queue through which one tenant, "old", went alone; nobody waits in it now."""
-    queue: FairQueue[str] = FairQueue()
-    queue.push("old", "old")
-    queue.charge(queue.pop(), num_tokens)
-    return queue
-
-
-def test_who_was_served_long_shares_with_a_newcomer_from_now_on() -> None:
-    queue = served_alone(1_000_000)
-    for _ in range(10):
-        queue.push("new", "new")
-    for _ in range(10):
-        queue.push("old", "old")
-    order = []
-    for _ in range(10):
-        order.append(queue.pop())
-        queue.charge(order[-1], 100)
-    assert order.count("old") == 5
-
-
-def test_a_newcomer_is_level_with_what_the_last_one_has_had_by_now() -> None:
-    queue = served_alone(10)
-    queue.charge("old", 500)  # its answer, after it left the queue
-    for _ in range(3):
-        queue.push("new", "new")
-    queue.push("old", "old")
-    queue.charge(queue.pop(), 1)
-    assert queue.pop() == "old"
-
-
-def test_no_counter_is_lowered_by_coming_back() -> None:
-    """Who had more than the last one served still has, and waits until that is made up for."""
-    queue = served_alone(1000)
-    queue.push("new", "new")
-    queue.charge(queue.pop(), 10)
-    queue.charge("old", 500)  # 1500; the one served last has 1010
-    for _ in range(9):
-        queue.push("new", "new")
-    queue.push("old", "old")
-    order = [queue.pop()]
-    while order[-1] != "old":
-        queue.charge(order[-1], 100)
-        order.append(queue.pop())
-    assert order.count("new") == 5
-
-
-def test_removing_takes_out_exactly_what_is_named() -> None:
-    queue: FairQueue[int] = FairQueue()
-    for i in range(10):
-        queue.push("ab"[i % 2], i)
-    assert sorted(queue.remove(lambda i: i % 3 == 0)) == [0, 3, 6, 9]
-    assert len(queue) == 6
-    assert sorted(queue.pop() for _ in range(6)) == [1, 2, 4, 5, 7, 8]
 
 
 def test_buckets_fill_with_time_and_remember_debt() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.request import Sequence
 
-_UNBOUNDED = 1 << 40  # tokens
+_num_pending = attrgetter("num_pending")
 Queue = Listing[Sequence]  # in order of arrival
 Wish = tuple[Sequence, int]  # sequence, tokens wanted; what is pending is not exceeded
 
@@ -41,8 +42,8 @@ class Policy(Protocol):
     def whole_prompts(self) -> bool:
         """Whether all pending tokens of a sequence must run in one step."""
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
-        """Yield wishes, those of highest priority first."""
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+        """Yield wishes, those of highest priority first, for a step of ``budget`` tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Static:
     reserve_full: bool = True
     whole_prompts: bool = True
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield the batch, or a new one when the last is done."""
         for seq in running or waiting:
             yield seq, seq.num_pending
@@ -65,7 +66,7 @@ class Orca:
     reserve_full: bool = True
     whole_prompts: bool = True
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield everything, the running first."""
         for group in (running, waiting):
             for seq in group:
@@ -77,24 +78,35 @@ class SplitFuse:
     """One token for all that decode, then prompts in pieces (Holmes et al., FastGen, 2024).
 
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
-    steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024).
+    steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While somebody reads
+    along, the oldest prompt leaves up to half of that to shorter ones.
     """
 
     reserve_full: bool = False
     whole_prompts: bool = False
     least: int = 64
 
-    def wishes(self, running: Queue, waiting: Queue, load: Load) -> Iterator[Wish]:
-        """Yield single tokens first, then what is longer, then who waits."""
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+        """Yield single tokens first, then the oldest prompt, then the others."""
         prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
         for seq in running:
             if seq.num_pending == 1:
                 yield seq, 1
-        left, decoding = _UNBOUNDED, len(running) + len(waiting) - len(prompts)
-        if decoding and load.is_read:
-            share = self.least * (len(prompts) + load.num_outside)
-            left = max(decoding, self.least, share // decoding)
+        decoding = len(running) + len(waiting) - len(prompts)
+        left, kept, is_held_up = budget - decoding, 0, load.is_read and decoding > 0
+        if load.is_read and prompts:
+            if is_held_up:
+                share = self.least * (len(prompts) + load.num_outside)
+                left = min(left, max(decoding, self.least, share // decoding))
+            first, *others = prompts
+            prompts = [first, *sorted(others, key=_num_pending)]
+            shorter = (n for n in map(_num_pending, others) if n < first.num_pending)
+            kept = min(sum(shorter), left // 2)
         for seq in prompts:
-            if left:
-                yield seq, min(seq.num_pending, left)
-                left -= min(seq.num_pending, left)
+            ranks = seq.request.params.prompt_logprobs is not None
+            cost = 2 if ranks and is_held_up else 1  # to rank a token takes as long as to read it
+            wanted = min(seq.num_pending, max(1, (left - kept) // cost))
+            kept = 0
+            if left > 0:
+                yield seq, wanted
+                left -= cost * min(seq.num_pending, wanted)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ridgeline.core.admission import Room
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.policies import Load, Policy
 from ridgeline.core.queues import Queues, by_age
@@ -67,12 +68,18 @@ class Scheduler:
             )
         self.queues.add(request.sequences[0])
 
-    def room(self) -> tuple[int, int]:
-        """Return the sequences and the tokens that a step could take beyond those in the queues."""
-        queues = self.queues
-        seats = queues.max_num_seqs - len(queues.running) - len(queues.waiting)
-        pending = sum(seq.num_pending for seq in queues.waiting)
-        return seats, self.max_num_batched_tokens - pending
+    def room(self) -> Room:
+        """Return what could be started in the next step beyond what is in the queues.
+
+        Half of a step is kept for short prompts, of at most an eighth of it.
+        """
+        queues, budget = self.queues, self.max_num_batched_tokens
+        num_seqs = queues.max_num_seqs - len(queues.running) - len(queues.waiting)
+        prompts = [seq.num_pending for seq in queues.running if seq.num_pending > 1]
+        prompts += [seq.num_pending for seq in queues.waiting]
+        short_len = budget // 8
+        short = sum(num_tokens for num_tokens in prompts if num_tokens <= short_len)
+        return Room(num_seqs, budget - sum(prompts), short_len, budget // 2 - short)
 
     def schedule(self, load: Load = _ALONE) -> Step:
         """Decide the next step. Nothing is final until it is committed; only blocks are taken."""
@@ -85,15 +92,17 @@ class Scheduler:
         verdicts: dict[SeqId, Wait] = {}
         whole = self.policy.whole_prompts
         rest = Wait.POLICY  # why those that the policy never named do not run
-        for seq, wanted in self.policy.wishes(queues.running, queues.waiting, load):
+        for seq, wanted in self.policy.wishes(queues.running, queues.waiting, load, left):
             if seq.status is not _RUNNING:
                 if preempted:
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
+                if rest is not Wait.POLICY:  # who is wished for later waits for the same
+                    continue
                 refusal = self._admit(seq, len(queues.running) + len(admitted), left)
                 if refusal is not None:
-                    rest = refusal  # in order of arrival: who comes later waits for the same
-                    break
+                    rest = refusal
+                    continue
                 admitted.append((seq.id, seq.num_computed))
             pending = seq.num_pending
             num_tokens = wanted if wanted < pending else pending

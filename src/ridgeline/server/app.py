@@ -108,7 +108,16 @@ class Service:
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts))
-        stream = Stream(prompts, params, self.llm.new_text, request.state.tenant, bool(body.stream))
+        tenant = request.state.tenant
+        stream = Stream(
+            prompts,
+            params,
+            self.llm.new_text,
+            tenant,
+            is_read=bool(body.stream),
+            name=request.state.request_id,
+            cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
+        )
         answers = Answers(self.llm, body, stream)
         names = (self.name, self.fingerprint)
         return Reply(self.bridge, self.limits, stream, answers, body, *names, self.options)
@@ -145,6 +154,10 @@ class Service:
                 code="server_is_overloaded",
                 headers={"retry-after": "5"},
             )
+
+
+def _cache_root(tenant: str) -> bytes:
+    return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
 
 
 def _fingerprint(llm: LLM) -> str:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from ridgeline.core.admission import Admission
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
@@ -22,7 +23,6 @@ from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event
 from ridgeline.records import Record, RequestRecord
 from ridgeline.server.contain import ContainedRunner, StepLost
-from ridgeline.server.fair import FairQueue
 
 # Which prompt, what about it: the engine's request comes first, and its record last.
 News = tuple[int, Request | Event | RequestRecord]
@@ -51,13 +51,18 @@ class Stream:
         params: SamplingParams,
         new_text: Callable[[tuple[int, ...], SamplingParams], Text],
         tenant: str,
+        *,
         is_read: bool = True,
+        name: str = "",
+        cache_root: bytes = b"",
     ) -> None:
         self.prompts = prompts
         self.params = params
         self.new_text = new_text
         self.tenant = tenant
         self.is_read = is_read  # as it grows, not when it is complete
+        self.name = name  # x-request-id
+        self.cache_root = cache_root
         self.arrival_s = time.monotonic()
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
@@ -119,7 +124,7 @@ class Bridge:
         self._write = engine.on_record
         engine.on_record = self._on_record
         self._wake = threading.Condition()
-        self._queue: FairQueue[tuple[Stream, int]] = FairQueue()
+        self._queue: Admission[tuple[Stream, int]] = Admission()
         self._gone: list[Stream] = []
         self._rests: dict[Stream, bool] = {}  # whether it is to rest from now on
         self._looks: list[Callable[[], None]] = []
@@ -153,8 +158,8 @@ class Bridge:
             raise StreamError(self.error or "the server is stopping", 503)
         self._streams.add(stream)
         with self._wake:
-            for index in range(len(stream.prompts)):
-                self._queue.push(stream.tenant, (stream, index))
+            prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
+            self._queue.push(stream.tenant, prompts, stream.params.n)
             self._wake.notify()
 
     def abandon(self, stream: Stream, why: Exception) -> None:
@@ -208,7 +213,7 @@ class Bridge:
                 gone, self._gone = self._gone, []
                 rests, self._rests = self._rests, {}
                 looks, self._looks = self._looks, []
-                arrivals = self._take()
+                arrivals = self._queue.take(self.engine.scheduler.room())
             try:
                 for look in looks:
                     look()
@@ -221,18 +226,6 @@ class Bridge:
     def _is_wanted(self) -> bool:
         asked = self._stopping or self._gone or self._looks or self._queue or self._rests
         return bool(asked) or self.engine.has_work()
-
-    def _take(self) -> list[tuple[Stream, int]]:
-        """Take from the queue what the engine may be able to start in its next step."""
-        seats, tokens = self.engine.scheduler.room()
-        taken = []
-        while self._queue and seats > 0 and tokens > 0:
-            stream, index = self._queue.pop()
-            taken.append((stream, index))
-            num_tokens = len(stream.prompts[index])
-            self._queue.charge(stream.tenant, num_tokens)
-            seats, tokens = seats - stream.params.n, tokens - num_tokens
-        return taken
 
     def _turn(
         self, gone: list[Stream], arrivals: list[tuple[Stream, int]], rests: dict[Stream, bool]
@@ -277,6 +270,8 @@ class Bridge:
                 params,
                 new_text=lambda: stream.new_text(prompt, params),
                 arrival_s=stream.arrival_s,
+                name=stream.name,
+                cache_root=stream.cache_root,
             )
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))

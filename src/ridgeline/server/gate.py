@@ -94,7 +94,7 @@ class Gate:
                 message, is_over = {"type": "http.response.body"}, True
             await send(message)
 
-        scope["state"]["note"] = note
+        scope["state"] |= {"note": note, "request_id": request_id.decode()}
         try:
             await self._inner(scope, receive, answer)
         except Exception:  # answered already, where that was possible

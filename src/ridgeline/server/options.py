@@ -20,6 +20,9 @@ class ServeOptions:
     api_key_file: Path | None = flag_field(
         None, "File with a key a line, or a label and a key; read again on SIGHUP."
     )
+    isolate_keys: bool = flag_field(
+        False, "Keep the cached prefixes of each key apart: no key can tell what another sent."
+    )
     max_requests_per_minute: int | None = flag_field(None, "Requests of one key per minute.")
     max_tokens_per_minute: int | None = flag_field(None, "Tokens of one key per minute.")
     max_concurrent_requests: int | None = flag_field(None, "Requests of one key at a time.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from typing import Any
 
 from starlette.responses import Response
@@ -48,7 +47,7 @@ class Reply(Response):
         prefix, kind = names[isinstance(body, ChatRequest)]
         if body.stream and isinstance(body, ChatRequest):
             kind += ".chunk"
-        self._start: dict[str, Any] = {"id": prefix + uuid.uuid4().hex, "object": kind}
+        self._start: dict[str, Any] = {"id": prefix + stream.name, "object": kind}
         self._start |= {"created": int(time.time()), "model": model}
         self._start["system_fingerprint"] = fingerprint
         self._log_content, self._content = options.log_content, b""

@@ -1,0 +1,142 @@
+"""Admission: which of the prompts that wait before the engine enters it next.
+
+Between tenants it is the one that was served the fewest tokens (Sheng et al., "Fairness in Serving
+Large Language Models", OSDI 2024). A tenant of whom nothing waited is lifted to the lowest counter
+in the queue or, if the queue is empty, to that of the tenant served last. So nobody saves up by
+being away, and nobody is passed over for having been served while nobody else wanted anything. No
+counter is ever lowered.
+
+Between the requests of one tenant it is fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989):
+each prompt has the virtual time at which it would be read if all requests were read side by side,
+and the earliest comes first. So a short request passes long ones, the prompts of one request share
+its turn, and nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Room(NamedTuple):
+    """What the engine could start in its next step.
+
+    Attributes:
+        num_seqs: sequences.
+        num_tokens: of prompts; below 1 its next step is full.
+        short_len: a prompt of at most so many tokens is short: it may enter though the step is
+            full, since the engine reads it beside the long ones.
+        num_short_tokens: of short prompts that may enter then.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    short_len: int
+    num_short_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt(Generic[Item]):
+    item: Item
+    num_tokens: int
+    num_seqs: int
+    request: int
+    finish: tuple[float, int]  # its virtual time, then its number
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[Item]):
+    """What one tenant waits for, in order, and the virtual time of its requests."""
+
+    prompts: list[_Prompt[Item]] = field(default_factory=list)
+    left: dict[int, int] = field(default_factory=dict)  # prompts that wait, by request
+    now: float = 0.0
+
+    def drop(self, index: int) -> _Prompt[Item]:
+        prompt = self.prompts.pop(index)
+        self.left[prompt.request] -= 1
+        if not self.left[prompt.request]:
+            del self.left[prompt.request]
+        return prompt
+
+
+class Admission(Generic[Item]):
+    """Prompts of tenants, in fair order. It knows neither threads nor what it queues."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._tenants: dict[str, _Tenant[Item]] = {}
+        self._served: dict[str, int] = {}
+        self._last: tuple[str, ...] = ()  # the tenant served last, once there is one
+        self._num_waiting = self._num_requests = self._num_prompts = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def push(self, tenant: str, prompts: Sequence[tuple[Item, int]], num_seqs: int = 1) -> None:
+        """Queue a request: its prompts, with the tokens of each and sequences for each."""
+        mine = self._tenants.setdefault(tenant, _Tenant())
+        if not mine.prompts:
+            others = [name for name, other in self._tenants.items() if other.prompts] or self._last
+            floor = min((self._served[other] for other in others), default=0)
+            self._served[tenant] = max(self._served.get(tenant, 0), floor)
+        self._num_requests += 1
+        mine.left[self._num_requests] = len(prompts)
+        finish = mine.now
+        for item, num_tokens in prompts:
+            finish += num_tokens
+            self._num_prompts += 1
+            key = finish, self._num_prompts
+            prompt = _Prompt(item, num_tokens, num_seqs, self._num_requests, key)
+            insort(mine.prompts, prompt, key=lambda one: one.finish)
+        self._num_waiting += len(prompts)
+
+    def take(self, room: Room) -> list[Item]:
+        """Return those that enter now, in order; their prompts count as served."""
+        taken: list[Item] = []
+        seqs, tokens, short_len, short_tokens = room
+        while self._num_waiting and seqs > 0:
+            prompt = self._pop(None if tokens > 0 else min(short_len, short_tokens))
+            if prompt is None:
+                break
+            taken.append(prompt.item)
+            seqs, tokens = seqs - prompt.num_seqs, tokens - prompt.num_tokens
+            if prompt.num_tokens <= short_len:
+                short_tokens -= prompt.num_tokens
+        return taken
+
+    def _pop(self, most_tokens: int | None) -> _Prompt[Item] | None:
+        """Take the next prompt, of at most so many tokens if that matters; None if none is."""
+        waiting = [name for name, tenant in self._tenants.items() if tenant.prompts]
+        for name in sorted(waiting, key=self._turn):
+            tenant = self._tenants[name]
+            for index, prompt in enumerate(tenant.prompts):
+                if most_tokens is None or prompt.num_tokens <= most_tokens:
+                    tenant.now += prompt.num_tokens / len(tenant.left)
+                    tenant.drop(index)
+                    self._last = (name,)
+                    self._num_waiting -= 1
+                    self.charge(name, prompt.num_tokens)
+                    return prompt
+        return None
+
+    def _turn(self, name: str) -> tuple[int, int]:
+        """Return what orders tenants; of equal ones the first comes whose next prompt is older."""
+        return self._served[name], self._tenants[name].prompts[0].finish[1]
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that a tenant was served."""
+        self._served[tenant] = self._served.get(tenant, 0) + num_tokens
+
+    def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
+        """Take out all items that ``unwanted`` names, and return them."""
+        found = []
+        for tenant in self._tenants.values():
+            named = [i for i, prompt in enumerate(tenant.prompts) if unwanted(prompt.item)]
+            found += [tenant.drop(index).item for index in reversed(named)]
+        self._num_waiting -= len(found)
+        return found
