@@ -228,7 +228,11 @@ def test_replay_names_the_first_decision_that_differs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("", "does not describe an engine"), ("{}\nx", "line 2, is not JSON"), ("[]", "not a trace")],
+    [
+        ("", "does not describe an engine"),
+        ("{}\nx\n", "line 2, is not JSON"),
+        ("[]", "not a trace"),
+    ],
 )
 def test_replay_refuses_what_is_no_trace(tmp_path: Path, content: str, words: str) -> None:
     trace = tmp_path / "run.jsonl"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline import config, costs
+from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.config import Options, default_home, parse_bytes, resolve
 from ridgeline.core.policies import Orca, SplitFuse, Static
@@ -210,5 +211,7 @@ def test_more_sequences_than_tokens_a_step_are_refused_before_anything_is_loaded
 
 
 def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> None:
-    (_, short, _), (_, long, _) = (footprint(ARCH, 2048, length, 256) for length in (256, 4096))
+    (_, short, _), (_, long, _) = (
+        footprint(ARCH, Setup("f32", "f32", 16, 1, length, 256, 2048)) for length in (256, 4096)
+    )
     assert long - short > 4 * 2 * ARCH.num_heads * (1 << 20)

@@ -1,7 +1,4 @@
-"""The concrete classes, put together: a backend, a cache, a scheduler, an engine.
-
-Only this module says which backend a configuration means.
-"""
+"""The concrete classes, put together: a backend, a cache, a scheduler, an engine."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.face import BackendRunner, Setup, Surroundings
 from ridgeline.config import EngineConfig, default_home, why_unwritable
 from ridgeline.core.engine import Engine
 from ridgeline.core.kvcache import KVCache
@@ -24,29 +21,30 @@ from ridgeline.records import Record
 
 def new_runner(
     config: EngineConfig, checkpoint: Checkpoint, report: Callable[[int, int], None]
-) -> CpuRunner | ReferenceRunner:
+) -> BackendRunner:
     """Return the backend that ``config`` names, with its weights loaded."""
-    shape = {
-        "num_blocks": config.num_blocks,
-        "block_size": config.block_size,
-        "max_model_len": config.max_model_len,
-        "num_threads": config.threads,
-    }
-    if config.backend == "reference":
-        return ReferenceRunner(checkpoint, progress=report, **shape)
-    home = default_home()
-    is_kept = _warn_of(home)
-    return CpuRunner(
-        checkpoint,
-        dtype=config.dtype,
-        cache_dtype=config.kv_cache_dtype,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        kernel_cache=home / "kernels",
-        weights_cache=home / "packed",
-        progress=report,
-        announce=lambda: say(f"compiling kernels{' (once)' if is_kept else ''}"),
-        **shape,
+    setup = Setup(
+        config.dtype,
+        config.kv_cache_dtype,
+        config.block_size,
+        config.threads,
+        config.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.num_blocks,
     )
+    surroundings = Surroundings(_home, report, _announce)
+    return BACKENDS[config.backend].new_runner(checkpoint, setup, surroundings)
+
+
+def _home() -> Path:
+    """Return where kernels and packed weights are kept, and say it if they cannot be."""
+    _warn_of(default_home())
+    return default_home()
+
+
+def _announce() -> None:
+    say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
 
 
 @cache  # once per process

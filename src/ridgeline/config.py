@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ridgeline.arch import ModelArch
-from ridgeline.backends import reference
-from ridgeline.backends.cpu import weights as cpu
-from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.threads import MOST_THREADS
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.face import Setup
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.memory import fit_kv_cache
@@ -119,7 +117,8 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
 
     Raises ValueError if an option contradicts another or the model, or if nothing fits.
     """
-    backend, dtype, kv_cache_dtype = _formats(options)
+    name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
+    backend = BACKENDS[name]
     model_len = min(options.max_model_len or arch.max_position, arch.max_position)
     if options.max_model_len and options.max_model_len > arch.max_position:
         raise ValueError(
@@ -134,15 +133,18 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         model_len if policy.whole_prompts else 0,
     )
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
-    if backend == "cpu":
-        if threads > MOST_THREADS:
-            raise ValueError(f"--threads is {threads}: at most {MOST_THREADS} can work together")
-        footprint = cpu.footprint(
-            arch, dtype, kv_cache_dtype, batched, model_len, threads, max_num_seqs
+    setup = backend.check(
+        Setup(
+            options.dtype,
+            options.kv_cache_dtype,
+            options.block_size,
+            threads,
+            model_len,
+            max_num_seqs,
+            batched,
         )
-    else:
-        footprint = reference.footprint(arch, batched, model_len, max_num_seqs)
-    weights_bytes, step_bytes, kv_bytes_per_token = footprint
+    )
+    weights_bytes, step_bytes, kv_bytes_per_token = backend.footprint(arch, setup)
     kv_bytes_per_block = options.block_size * kv_bytes_per_token
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
     one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
@@ -157,9 +159,9 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
     )
     return EngineConfig(
-        backend=backend,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
+        backend=name,
+        dtype=setup.dtype,
+        kv_cache_dtype=setup.kv_cache_dtype,
         policy=policy,
         max_model_len=plan.max_model_len,
         max_num_seqs=max_num_seqs,
@@ -200,24 +202,6 @@ def parse_bytes(size: int | str) -> int:
     if num_bytes < 1:
         raise ValueError(f"{size!r} is not a size: write bytes, or a number with MiB or GiB")
     return num_bytes
-
-
-def _formats(options: Options) -> tuple[str, str, str]:
-    """Return backend, dtype and K/V dtype, checked against each other."""
-    backend = "cpu" if options.backend == "auto" else options.backend
-    if backend == "reference":
-        for name in ("dtype", "kv_cache_dtype"):
-            if getattr(options, name) not in ("auto", "f32"):
-                raise ValueError(
-                    f"{_flag(name)} {getattr(options, name)}: the reference backend has f32 only"
-                )
-        return backend, "f32", "f32"
-    if options.block_size % TOKENS:
-        raise ValueError(
-            f"--block-size is {options.block_size}: the cpu backend needs a multiple of {TOKENS}"
-        )
-    kv_cache_dtype = "int8" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    return backend, options.dtype, kv_cache_dtype
 
 
 def _at_least(name: str, value: object, least: int) -> None:

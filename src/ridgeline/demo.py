@@ -20,9 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cpu.roof import measure_read
-from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.bench.traffic import step_traffic
+from ridgeline.backends.cpu import measure_read
 from ridgeline.llm import Message
 from ridgeline.records import Record, RequestRecord, StepRecord
 
@@ -149,11 +147,10 @@ def _table(answers: list[_Answer], log: _Log, num_blocks: int) -> Table:
 def _share_of_roof(llm: LLM, steps: list[StepRecord]) -> Text:
     """Say how much of the memory bandwidth that is there decoding used."""
     decodes = [step for step in steps if all(count == 1 for _, _, count in step.work)]
-    if not isinstance(llm.runner, CpuRunner) or not decodes:
+    traffic = [kind for step in decodes for kind in llm.runner.traffic(step).values()]
+    if not traffic:
         return Text("")
-    read_bytes = sum(
-        kind.read_bytes for step in decodes for kind in step_traffic(llm.runner, step).values()
-    )
+    read_bytes = sum(kind.read_bytes for kind in traffic)
     span_s = sum(step.schedule_s + step.execute_s + step.commit_s for step in decodes)
     rate, roof = read_bytes / span_s, measure_read(llm.config.threads)
     return Text(

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_info
 
-from ridgeline.backends.cpu.module import host_target
-from ridgeline.backends.cpu.roof import measure_roof
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.cpu import measure_roof
 from ridgeline.config import why_unwritable
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.names import pulled_models
@@ -58,7 +58,8 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
-    yield "backend", f"cpu ({host_target().processor.dot.value}), {cores} threads"
+    name, backend = next(iter(BACKENDS.items()))
+    yield "backend", f"{name} ({backend.describe()}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
     yield "models here", ", ".join(pulled_models(home)) or "none yet"

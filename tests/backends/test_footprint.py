@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends import reference
-from ridgeline.backends.cpu import weights as cpu
+from ridgeline.backends import cpu, reference
 from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
@@ -47,6 +47,10 @@ def arrays_of(runner: CpuRunner) -> Iterator[NDArray[np.generic]]:
                 yield array
 
 
+def setup(max_num_seqs: int, dtype: str = "f32") -> Setup:
+    return Setup(dtype, dtype, 16, 2, MAX_LEN, max_num_seqs, BATCHED)
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
@@ -67,7 +71,7 @@ def test_of_the_cpu_backend(max_num_seqs: int, kernels: Path) -> None:
     taken = sum(array.nbytes for array in arrays_of(runner))
     runner.close()
     assert taken > max(max_num_seqs, PROMPT_ROWS) * ARCH.vocab_size * 4
-    _, counted, _ = cpu.footprint(ARCH, "int8", "int8", BATCHED, MAX_LEN, 2, max_num_seqs)
+    _, counted, _ = cpu.footprint(ARCH, setup(max_num_seqs, "int8"))
     assert counted == pytest.approx(taken, rel=0.03)
 
 
@@ -79,8 +83,8 @@ def test_of_the_reference(max_num_seqs: int) -> None:
     run_the_largest_step(runner, max_num_seqs)
     _, taken = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    _, counted, _ = reference.footprint(ARCH, BATCHED, MAX_LEN, max_num_seqs)
+    _, counted, _ = reference.footprint(ARCH, setup(max_num_seqs))
     assert taken <= counted  # which has room for longer contexts and wider tiles
-    _, of_one, _ = reference.footprint(ARCH, BATCHED, MAX_LEN, 1)
+    _, of_one, _ = reference.footprint(ARCH, setup(1))
     logits_bytes = (max_num_seqs - 1) * ARCH.vocab_size * 5
     assert counted - of_one == pytest.approx(logits_bytes, abs=1)

@@ -21,11 +21,12 @@ from ridgeline.backends.cpu.module import assembly, host_target
 from ridgeline.backends.cpu.roof import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.cpu.timing import KINDS, Counters
+from ridgeline.backends.face import Traffic
 from ridgeline.bench import profile as profiling
 from ridgeline.bench.offline import Shape
 from ridgeline.bench.profile import Phase, attainable_ops_per_s, measure_phase, profile
 from ridgeline.bench.roofline import Dot, roofline_svg
-from ridgeline.bench.traffic import Traffic
+from ridgeline.records import StepRecord
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
 
@@ -179,17 +180,31 @@ def test_a_prompt_leaves_most_of_the_last_layer_out(llm: LLM, counters: Counters
     assert phase.traffic["linears"].ops == phase.num_steps * 2 * wanted
 
 
-def test_the_roof_is_the_lower_of_memory_and_arithmetic(runner: CpuRunner) -> None:
+def test_the_roof_is_the_lower_of_memory_and_arithmetic() -> None:
     roof = Roof(1, Rates(1.0, 1.0, None, 1.0), Rates(10e9, 800e9, None, 200e9))
-    assert attainable_ops_per_s("linears", Traffic(100, 300), runner, roof) == 30e9
-    assert attainable_ops_per_s("linears", Traffic(1, 300), runner, roof) == 800e9
-    with_floats = Traffic(1, 300)
-    sizes, runner.sizes = runner.sizes, replace(runner.sizes, activations="floats")
-    try:
-        assert attainable_ops_per_s("linears", with_floats, runner, roof) == 200e9
-        assert attainable_ops_per_s("attention", with_floats, runner, roof) == 800e9
-    finally:
-        runner.sizes = sizes
+    assert attainable_ops_per_s(Traffic(100, 300, "int8"), roof) == 30e9
+    assert attainable_ops_per_s(Traffic(1, 300, "int8"), roof) == 800e9
+    assert attainable_ops_per_s(Traffic(1, 300, "f32"), roof) == 200e9
+    assert attainable_ops_per_s(Traffic(1, 300, "bf16"), roof) == 200e9  # there is no roof for it
+
+
+@pytest.mark.parametrize(
+    ("options", "forms"),
+    [
+        ({}, ("int8", "int8", "int8")),
+        ({"dtype": "f32"}, ("f32", "f32", "int8")),
+        ({"dtype": "bf16", "kv_cache_dtype": "f16"}, ("bf16", "bf16", "f32")),
+    ],
+)
+def test_work_is_set_against_the_roof_of_what_it_multiplies(
+    path: Path, options: dict[str, Any], forms: tuple[str, ...]
+) -> None:
+    records: list[StepRecord] = []
+    with LLM(path, kv_cache_memory="1MiB", threads=1, **options) as llm:
+        llm.engine.on_record = lambda r: records.append(r) if isinstance(r, StepRecord) else None
+        llm.generate([[5, 6]], SamplingParams(max_tokens=2), progress=False)
+        found = llm.runner.traffic(records[0])
+    assert tuple(found[kind].form for kind in ("linears", "head", "attention")) == forms
 
 
 # --- what is printed and drawn -----------------------------------------------------------------
@@ -218,7 +233,7 @@ def test_the_command_prints_a_table_draws_a_picture_and_ends_with_json(
 
 def test_the_reference_backend_has_nothing_to_look_into(path: Path, tmp_path: Path) -> None:
     with LLM(path, backend="reference", kv_cache_memory="1MiB") as llm:
-        with pytest.raises(ValueError, match="cpu backend, not reference"):
+        with pytest.raises(ValueError, match="reference backend counts no cycles"):
             profile(llm, prompt_tokens=20, new_tokens=5, picture=tmp_path / "x.svg")
         assert not list(tmp_path.iterdir())
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ridgeline import costs
 from ridgeline.arch import ModelArch
+from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import ReferenceRunner, footprint
 from ridgeline.bench import quality, texts
 from ridgeline.bench.quality import FORMATS, REFERENCE, Format, Quality, chosen, compare, measure
@@ -166,7 +167,8 @@ def test_a_damaged_model_is_an_error() -> None:
 
 def test_no_memory_for_a_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     kv_bytes = 64 * costs.kv_bytes_per_token(PLAIN, 4)
-    room = costs.weight_bytes(PLAIN, 4) + footprint(PLAIN, 64, 100)[1] + kv_bytes
+    setup = Setup("f32", "f32", 16, 1, 100, 1, 64)
+    room = costs.weight_bytes(PLAIN, 4) + footprint(PLAIN, setup).step_bytes + kv_bytes
     monkeypatch.setattr("ridgeline.config.available_bytes", lambda: room * 20 // 19 + 20)
     with pytest.raises(ValueError, match=r"not 100: .*--max-model-len"):
         measure(checkpoint(PLAIN), [REFERENCE], {"text": PARTS}, Options())

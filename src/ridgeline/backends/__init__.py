@@ -1,1 +1,11 @@
-"""Backends: each is a Runner (``core.step.Runner``). Nothing outside imports their insides."""
+"""Backends by name: each has the face that ``backends.face`` describes, and hides the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ridgeline.backends import cpu, reference
+from ridgeline.backends.face import Backend
+
+# The first is what "auto" means.
+BACKENDS: Mapping[str, Backend] = {"cpu": cpu, "reference": reference}

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.arch import ModelArch
+from ridgeline.backends.face import Counters, Footprint, Setup, Surroundings, Traffic
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.rope import rope_tables
 from ridgeline.backends.sampling import rank_tokens, sample
@@ -28,6 +29,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.costs import kv_bytes_per_token, weight_bytes
 from ridgeline.models.weights import Checkpoint
+from ridgeline.records import StepRecord
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
@@ -124,6 +126,14 @@ class ReferenceRunner:
         work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), ())
         with self._blas.limit(limits=self._num_threads, user_api="blas"), np.errstate(all="ignore"):
             return self._logits(self._forward((work,))[0])
+
+    def traffic(self, step: StepRecord) -> dict[str, Traffic]:
+        """Return nothing: what numpy reads is not known."""
+        return {}
+
+    def profile(self, announce: Callable[[], None]) -> Counters:
+        """Raise ValueError: nothing counts inside numpy."""
+        raise ValueError("the reference backend counts no cycles: use --backend cpu")
 
     # --- the model -----------------------------------------------------------------------------
 
@@ -249,19 +259,43 @@ class ReferenceRunner:
         self._head = self._embed if arch.tied_embeddings else get("head")
 
 
-def footprint(
-    arch: ModelArch, num_tokens: int, max_model_len: int, max_num_seqs: int
-) -> tuple[int, int, int]:
-    """Return bytes of the weights, of a step of ``num_tokens``, and of a token in the cache."""
+def check(setup: Setup) -> Setup:
+    """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
+    for flag, value in (("--dtype", setup.dtype), ("--kv-cache-dtype", setup.kv_cache_dtype)):
+        if value not in ("auto", "f32"):
+            raise ValueError(f"{flag} {value}: the reference backend has f32 only")
+    return setup._replace(dtype="f32", kv_cache_dtype="f32")
+
+
+def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> ReferenceRunner:
+    """Decode the weights and allocate the cache."""
+    return ReferenceRunner(
+        checkpoint,
+        num_blocks=setup.num_blocks,
+        block_size=setup.block_size,
+        max_model_len=setup.max_model_len,
+        num_threads=setup.num_threads,
+        progress=surroundings.progress,
+    )
+
+
+def describe() -> str:
+    """Return what it computes with."""
+    return "numpy, float32"
+
+
+def footprint(arch: ModelArch, setup: Setup) -> Footprint:
+    """Return how much memory a setup takes."""
+    num_tokens, max_model_len = setup.max_num_batched_tokens, setup.max_model_len
     kv_size = arch.num_kv_heads * arch.head_dim
     activations = 6 * arch.hidden_size + 4 * (arch.intermediate_size + kv_size)
     activations += 4 * arch.num_heads * arch.head_dim
     scores = 2 * arch.num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
-    logits = (1.25 * max_num_seqs + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
+    logits = (1.25 * setup.max_num_seqs + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
-    return weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4)
+    return Footprint(weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4))
 
 
 def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:

@@ -18,12 +18,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.backends.cpu.roof import Roof, measure_roof
-from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.cpu.timing import Counters
+from ridgeline.backends.cpu import Roof, measure_roof
+from ridgeline.backends.face import Counters, Traffic
 from ridgeline.bench.offline import Shape, decode_steps
 from ridgeline.bench.roofline import Dot, roofline_svg
-from ridgeline.bench.traffic import Traffic, step_traffic
 from ridgeline.core.params import SamplingParams
 from ridgeline.decoding.text import TextStream
 from ridgeline.llm import LLM
@@ -82,15 +80,12 @@ def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> 
 
     Raises ValueError where the backend counts nothing, or no shape fits the model.
     """
-    runner = llm.runner
-    if not isinstance(runner, CpuRunner):
-        raise ValueError(f"--profile looks into the cpu backend, not {llm.config.backend}")
     room = llm.config.max_model_len
     if prompt_tokens + new_tokens > room:
         raise ValueError(f"no shape fits --max-model-len {room}: lower --prompt-tokens")
+    counters = llm.runner.profile(lambda: say("compiling kernels that count (once)"))
     with count_bar("Measuring the roof", note="rounds") as report:
         roof = measure_roof(llm.config.threads, report)
-    counters = runner.profile(lambda: say("compiling kernels that count (once)"))
     many = min(64, llm.config.max_num_seqs)
     wanted = [
         (Shape("single", 1, prompt_tokens, new_tokens), False),
@@ -104,10 +99,10 @@ def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> 
         for done, (shape, is_prefill) in enumerate(wanted):
             report(done, len(wanted))
             phases.append(measure_phase(llm, counters, shape, rng, is_prefill=is_prefill))
-    _print(phases, runner, roof)
+    _print(phases, roof)
     picture.write_text(_draw(llm, phases, roof))
     print(f"The picture is {picture}", file=sys.stderr)
-    print(json.dumps(_facts(llm, phases, runner, roof)))
+    print(json.dumps(_facts(llm, phases, roof)))
 
 
 def measure_phase(
@@ -124,24 +119,25 @@ def measure_phase(
         sum(part.num_tokens for part in parts),
         sum(part.span_s for part in parts),
         {kind: sum(part.seconds[kind] for part in parts) for kind in first.seconds},
-        {kind: sum((p.traffic[kind] for p in parts), Traffic(0, 0)) for kind in first.traffic},
+        {
+            kind: sum((p.traffic[kind] for p in parts[1:]), traffic)
+            for kind, traffic in first.traffic.items()
+        },
     )
 
 
-def attainable_ops_per_s(kind: str, traffic: Traffic, runner: CpuRunner, roof: Roof) -> float:
-    """Return what the roof allows for this kind of work at its intensity, operations per second."""
-    rates, sizes = roof.all_threads, runner.sizes
-    form = sizes.activations
-    if kind == "attention":
-        form = "rows" if sizes.heads.cache == "int8" else "floats"
-    peak = {"floats": rates.f32_ops_per_s, "bf16": rates.bf16_ops_per_s or rates.f32_ops_per_s}.get(
-        form, rates.int8_ops_per_s
-    )
+def attainable_ops_per_s(traffic: Traffic, roof: Roof) -> float:
+    """Return what the roof allows for such work at its intensity, operations per second."""
+    rates = roof.all_threads
+    peak = {
+        "f32": rates.f32_ops_per_s,
+        "bf16": rates.bf16_ops_per_s or rates.f32_ops_per_s,
+        "int8": rates.int8_ops_per_s,
+    }[traffic.form]
     return min(peak, traffic.ops_per_byte * rates.read_bytes_per_s)
 
 
 def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_prefill: bool) -> Phase:
-    assert isinstance(llm.runner, CpuRunner)
     vocab = range(llm.arch.vocab_size)
     prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
     params = SamplingParams(temperature=0, max_tokens=shape.new_tokens, ignore_eos=True)
@@ -180,10 +176,10 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
         "commit": max(0.0, commit_s - detokenise_s),
         "other Python": max(0.0, span_s - schedule_s - execute_s - commit_s),
     }
-    traffic = dict.fromkeys(("linears", "head", "attention"), Traffic(0, 0))
+    traffic: dict[str, Traffic] = {}
     for step in steps:
-        for kind, one in step_traffic(llm.runner, step).items():
-            traffic[kind] += one
+        for kind, one in llm.runner.traffic(step).items():
+            traffic[kind] = traffic[kind] + one if kind in traffic else one
     num_tokens = sum(n for step in steps for _, _, n in step.work)
     return Phase(shape, is_prefill, len(steps), num_tokens, span_s, seconds, traffic)
 
@@ -204,7 +200,7 @@ def _detokenise_s(
 # --- results -----------------------------------------------------------------------------------
 
 
-def _print(phases: Sequence[Phase], runner: CpuRunner, roof: Roof) -> None:
+def _print(phases: Sequence[Phase], roof: Roof) -> None:
     table = Table("where a step goes", box=None, pad_edge=False)
     for name in ("ms/step", "share", "GB/s", "GOP/s", "of the roof"):
         table.add_column(name, justify="right")
@@ -215,7 +211,7 @@ def _print(phases: Sequence[Phase], runner: CpuRunner, roof: Roof) -> None:
             phase.title, f"{step_ms:,.2f}", "100.0 %", "", f"{rate:,.0f} tok/s", style="bold"
         )
         for kind, seconds in phase.seconds.items():
-            facts = _rates(phase, kind, runner, roof)
+            facts = _rates(phase, kind, roof)
             table.add_row(
                 f"  {kind}",
                 f"{1e3 * seconds / phase.num_steps:,.3f}",
@@ -239,15 +235,13 @@ def _threads(roof: Roof) -> str:
     return f"{roof.num_threads} thread{'s' if roof.num_threads > 1 else ''}"
 
 
-def _rates(
-    phase: Phase, kind: str, runner: CpuRunner, roof: Roof
-) -> tuple[float, float, float] | None:
+def _rates(phase: Phase, kind: str, roof: Roof) -> tuple[float, float, float] | None:
     """Return GB/s, GOP/s and the share of the roof, where work of this kind has a roof."""
     traffic, seconds = phase.traffic.get(kind), phase.seconds[kind]
     if traffic is None or not traffic.ops or not seconds:
         return None
     ops_per_s = traffic.ops / seconds
-    share = ops_per_s / attainable_ops_per_s(kind, traffic, runner, roof)
+    share = ops_per_s / attainable_ops_per_s(traffic, roof)
     return traffic.read_bytes / seconds / 1e9, ops_per_s / 1e9, share
 
 
@@ -266,11 +260,11 @@ def _draw(llm: LLM, phases: Sequence[Phase], roof: Roof) -> str:
     return roofline_svg(title, dots, rates.read_bytes_per_s, peaks)
 
 
-def _facts(llm: LLM, phases: Sequence[Phase], runner: CpuRunner, roof: Roof) -> dict[str, object]:
+def _facts(llm: LLM, phases: Sequence[Phase], roof: Roof) -> dict[str, object]:
     def of(phase: Phase) -> dict[str, object]:
         kinds = {}
         for kind, seconds in phase.seconds.items():
-            found = _rates(phase, kind, runner, roof)
+            found = _rates(phase, kind, roof)
             names = ("gb_per_s", "gop_per_s", "share_of_roof")
             rates = (
                 {n: float(f"{v:.3g}") for n, v in zip(names, found, strict=True)} if found else {}

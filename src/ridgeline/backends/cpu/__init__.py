@@ -1,7 +1,76 @@
 """The CPU backend: kernels emitted as LLVM IR from Python, one compiled call per step.
 
-The only place that imports llvmlite. Read in this order: ``ir`` (how kernels are written), ``isa``
-(what differs between processors), ``linear``, ``rows``, ``attention``, ``head``, ``draw`` (the
-kernels), ``forward`` (a step), ``threads``, ``module`` (compile and cache), ``pack`` (weights),
-``runner``.
+The only place that imports llvmlite. What stands here is its face; nobody outside imports more.
+Read in this order: ``ir`` (how kernels are written), ``isa`` (what differs between processors),
+``linear``, ``rows``, ``attention``, ``head``, ``draw`` (the kernels), ``forward`` (a step),
+``threads``, ``module`` (compile and cache), ``pack`` (weights), ``runner``.
 """
+
+from __future__ import annotations
+
+from ridgeline.arch import ModelArch
+from ridgeline.backends.cpu.heads import TOKENS
+from ridgeline.backends.cpu.module import host_target
+from ridgeline.backends.cpu.roof import Rates, Roof, measure_read, measure_roof
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.cpu.threads import MOST_THREADS
+from ridgeline.backends.cpu.weights import footprint as _footprint
+from ridgeline.backends.face import Footprint, Setup, Surroundings
+from ridgeline.models.weights import Checkpoint
+
+__all__ = [
+    "Rates", "Roof", "check", "describe", "footprint", "measure_read", "measure_roof", "new_runner",
+]  # fmt: skip
+
+
+def check(setup: Setup) -> Setup:
+    """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
+    if setup.block_size % TOKENS:
+        raise ValueError(
+            f"--block-size is {setup.block_size}: the cpu backend needs a multiple of {TOKENS}"
+        )
+    if setup.num_threads > MOST_THREADS:
+        raise ValueError(
+            f"--threads is {setup.num_threads}: at most {MOST_THREADS} can work together"
+        )
+    is_open = setup.kv_cache_dtype == "auto"
+    return setup._replace(kv_cache_dtype="int8" if is_open else setup.kv_cache_dtype)
+
+
+def footprint(arch: ModelArch, setup: Setup) -> Footprint:
+    """Return how much memory a setup takes."""
+    return Footprint(
+        *_footprint(
+            arch,
+            setup.dtype,
+            setup.kv_cache_dtype,
+            setup.max_num_batched_tokens,
+            setup.max_model_len,
+            setup.num_threads,
+            setup.max_num_seqs,
+        )
+    )
+
+
+def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> CpuRunner:
+    """Pack or map the weights, compile or load the kernels, start the threads."""
+    home = surroundings.home()
+    return CpuRunner(
+        checkpoint,
+        dtype=setup.dtype,
+        cache_dtype=setup.kv_cache_dtype,
+        num_blocks=setup.num_blocks,
+        block_size=setup.block_size,
+        max_model_len=setup.max_model_len,
+        max_num_batched_tokens=setup.max_num_batched_tokens,
+        num_threads=setup.num_threads,
+        kernel_cache=home / "kernels",
+        weights_cache=home / "packed",
+        progress=surroundings.progress,
+        announce=surroundings.announce,
+    )
+
+
+def describe() -> str:
+    """Return the instruction that byte products are made of on this machine."""
+    return str(host_target().processor.dot.value)

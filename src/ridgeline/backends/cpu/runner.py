@@ -26,11 +26,14 @@ from ridgeline.backends.cpu.module import Kernels, load_kernels
 from ridgeline.backends.cpu.plan import EXACT_AT, MATRIX, PLAN, SCREENED_ROWS, SHARE_BYTES
 from ridgeline.backends.cpu.threads import CREW_ROWS, SYNC_BYTES, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
+from ridgeline.backends.cpu.traffic import step_traffic
 from ridgeline.backends.cpu.weights import load_weights, logits_stride, model_sizes, scores_stride
+from ridgeline.backends.face import Traffic
 from ridgeline.backends.results import Answer, Ask, Pick, finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.weights import Checkpoint
+from ridgeline.records import StepRecord
 
 _BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "asked")
 _WORD = {name: i for i, name in enumerate(PLAN)}
@@ -175,6 +178,10 @@ class CpuRunner:
         self._put(counters=self._counters.address)
         self._start(kernels)
         return self._counters
+
+    def traffic(self, step: StepRecord) -> dict[str, Traffic]:
+        """Return what a step had to read and compute, by kind."""
+        return step_traffic(self.arch, self.sizes, self.weights, step)
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""

@@ -8,34 +8,23 @@ the last layer prompts take keys and values, and one token the rest: ``backends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ridgeline.arch import ModelArch
 from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.plan import MIXED_ROWS
-from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.cpu.plan import MIXED_ROWS, Sizes
+from ridgeline.backends.cpu.weights import Weights
+from ridgeline.backends.face import Traffic
 from ridgeline.costs import attention_flops, head_flops, kv_read_bytes, linear_flops
 from ridgeline.records import StepRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes that must be read, and operations; a multiply-add is two."""
-
-    read_bytes: int
-    ops: int
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.read_bytes + other.read_bytes, self.ops + other.ops)
-
-    @property
-    def ops_per_byte(self) -> float:
-        """Arithmetic intensity."""
-        return self.ops / self.read_bytes
+_FORMS = {"floats": "f32", "bf16": "bf16"}  # of activations; all others are bytes
 
 
-def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
+def step_traffic(
+    arch: ModelArch, sizes: Sizes, weights: Weights, step: StepRecord
+) -> dict[str, Traffic]:
     """Return the traffic of a step by kind: linears, head and attention."""
-    arch, heads, weights = runner.arch, runner.sizes.heads, runner.weights
+    heads = sizes.heads
+    form = _FORMS.get(sizes.activations, "int8")
     num_tokens = sum(count for _, _, count in step.work)
     num_rows = sum(bool(tokens) for tokens in step.sampled)
     head = weights.sketch if weights.sketch and weights.screens(num_rows) else weights.head
@@ -55,10 +44,12 @@ def step_traffic(runner: CpuRunner, step: StepRecord) -> dict[str, Traffic]:
                 if name.startswith("layers.")
             ),
             linear_flops(arch, num_tokens) - left_out,
+            form,
         ),
-        "head": Traffic(head.data.nbytes * bool(num_rows), head_flops(arch, num_rows)),
+        "head": Traffic(head.data.nbytes * bool(num_rows), head_flops(arch, num_rows), form),
         "attention": Traffic(
             sum(kv_read_bytes(arch, start, n, bytes_per_value) for _, start, n in step.work),
             sum(attention_flops(arch, start, n) for _, start, n in step.work) - unseen,
+            "int8" if heads.cache == "int8" else "f32",
         ),
     }

@@ -1,0 +1,128 @@
+"""What the rest of the program knows of a backend: the functions of its face, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.arch import ModelArch
+from ridgeline.core.step import Step, StepOutput
+from ridgeline.models.weights import Checkpoint
+from ridgeline.records import StepRecord
+
+
+class Setup(NamedTuple):
+    """What a backend is asked to run with.
+
+    Attributes:
+        dtype: what weights are computed in; "auto" is the backend's choice.
+        kv_cache_dtype: what keys and values are stored in, or "auto".
+        block_size: tokens in a block of the cache.
+        num_threads: threads.
+        max_model_len: longest sequence, tokens.
+        max_num_seqs: sequences that may run at once.
+        max_num_batched_tokens: longest step, tokens.
+        num_blocks: blocks of the cache; 0 while that is still to be chosen.
+    """
+
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    num_threads: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int = 0
+
+
+class Footprint(NamedTuple):
+    """Memory in bytes: of the weights at most, of the longest step, and of a token in the cache."""
+
+    weights_bytes: int
+    step_bytes: int
+    kv_bytes_per_token: int
+
+
+class Surroundings(NamedTuple):
+    """Where a runner may keep what it makes, and whom it tells what it does.
+
+    Attributes:
+        home: returns a directory for compiled kernels and packed weights; asked by who needs one.
+        progress: told how many of how many bytes of the model's file are read.
+        announce: called before something that takes seconds, such as a compilation.
+    """
+
+    home: Callable[[], Path]
+    progress: Callable[[int, int], None] = lambda done, total: None
+    announce: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that must be read, and operations; a multiply-add is two.
+
+    ``form`` is what is multiplied: int8, bf16 or f32.
+    """
+
+    read_bytes: int
+    ops: int
+    form: str = "f32"
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.read_bytes + other.read_bytes, self.ops + other.ops, other.form)
+
+    @property
+    def ops_per_byte(self) -> float:
+        """Arithmetic intensity."""
+        return self.ops / self.read_bytes
+
+
+class Counters(Protocol):
+    """Cycles by kind of work, counted inside a step."""
+
+    def take(self) -> Mapping[str, NDArray[np.int64]]:
+        """Return the cycles of each thread since the last call, by kind."""
+
+    def seconds_per_cycle(self) -> float:
+        """Return how long a cycle takes."""
+
+
+class BackendRunner(Protocol):
+    """A ``core.step.Runner``, and what measurements ask of it."""
+
+    arch: ModelArch
+
+    def execute(self, step: Step) -> StepOutput:
+        """Copy, compute, sample."""
+
+    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
+        """Return the logits behind each token of one text, for measuring."""
+
+    def traffic(self, step: StepRecord) -> Mapping[str, Traffic]:
+        """Return what a step read and computed, by kind; empty if the backend does not know."""
+
+    def profile(self, announce: Callable[[], None]) -> Counters:
+        """Count cycles from now on. Raises ValueError if the backend cannot."""
+
+
+class Backend(Protocol):
+    """The face of a backend, which is all that others import of it."""
+
+    def check(self, setup: Setup) -> Setup:
+        """Return a setup without "auto". Raises ValueError, naming the flag, if it cannot be."""
+
+    def footprint(self, arch: ModelArch, setup: Setup) -> Footprint:
+        """Return how much memory a setup takes."""
+
+    def new_runner(
+        self, checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings
+    ) -> BackendRunner:
+        """Load a model."""
+
+    def describe(self) -> str:
+        """Return in a few words what it computes with on this machine."""
