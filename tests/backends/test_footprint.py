@@ -41,7 +41,7 @@ def run_the_largest_step(runner: Runner, num_seqs: int) -> None:
 
 def arrays_of(runner: CpuRunner) -> Iterator[NDArray[np.generic]]:
     """Every array that the runner keeps, but for the cache and the weights."""
-    for name, value in vars(runner).items():
+    for name, value in vars(runner._buffers).items():
         for array in value.values() if isinstance(value, dict) else [value]:
             if isinstance(array, np.ndarray) and name != "cache":
                 yield array

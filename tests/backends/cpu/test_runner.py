@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ridgeline.arch import Rope
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.plan import PLAN
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
@@ -189,8 +188,8 @@ def test_a_sketch_as_wrong_as_it_can_be(make: Make) -> None:
     """The likeliest output is lost by rounding along x, in favour of one whose sketch is exact."""
     runner = make(checkpoint(MANY, random_arrays(MANY)))
     runner.execute(streams(1, PLAIN_GREEDY))
-    entries = runner._scratch["head_entries"][0].view(np.float32).reshape(-1, 6)
-    x = runner._scratch["head_x"][0].view(np.int8) * np.repeat(entries[:, :2].ravel(), 16)
+    entries = runner._buffers.scratch["head_entries"][0].view(np.float32).reshape(-1, 6)
+    x = runner._buffers.scratch["head_x"][0].view(np.int8) * np.repeat(entries[:, :2].ravel(), 16)
     levels = np.random.default_rng(1).integers(-14, 15, x.shape).astype(float)
     levels += 0.4 * np.sign(x)  # of the 32 that the sketch has, nearly the next one
     others = 15 * np.sign(x)
@@ -210,7 +209,7 @@ def test_screening_rests_where_it_spares_nothing(make: Make, head: str, wanted: 
     runner._crew.size = 1  # whose counters lie elsewhere
     for _ in range(10):
         runner.execute(streams(2, PLAIN_GREEDY))
-    assert runner._plan[PLAN.index("screens")] == wanted
+    assert runner._buffers.get("screens") == wanted
 
 
 def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:

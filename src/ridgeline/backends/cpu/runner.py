@@ -12,22 +12,21 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
+from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers
 from ridgeline.backends.cpu.draws import Draws
 from ridgeline.backends.cpu.head import Screening
 from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.memory import address, aligned
+from ridgeline.backends.cpu.memory import address
 from ridgeline.backends.cpu.module import Kernels, load_kernels
-from ridgeline.backends.cpu.plan import EXACT_AT, MATRIX, PLAN, SCREENED_ROWS, SHARE_BYTES
-from ridgeline.backends.cpu.threads import CREW_ROWS, SYNC_BYTES, Crew, Workers
+from ridgeline.backends.cpu.threads import CREW_ROWS, Crew, Workers
 from ridgeline.backends.cpu.timing import Counters
 from ridgeline.backends.cpu.traffic import step_traffic
-from ridgeline.backends.cpu.weights import load_weights, logits_stride, model_sizes, scores_stride
+from ridgeline.backends.cpu.weights import load_weights, model_sizes
 from ridgeline.backends.face import Traffic
 from ridgeline.backends.results import Answer, Ask, Pick, finish
 from ridgeline.core.params import SamplingParams
@@ -36,9 +35,6 @@ from ridgeline.models.weights import Checkpoint
 from ridgeline.records import StepRecord
 
 _BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "asked")
-_WORD = {name: i for i, name in enumerate(PLAN)}
-_BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``head``
-_NOTHING_YET = np.array((-np.inf, 0, 0), _BEST)
 
 
 class CpuRunner:
@@ -86,70 +82,18 @@ class CpuRunner:
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
         self._kernel_cache = kernel_cache
         self._num_threads = num_threads
-        self._per_block = block_size // TOKENS
-        rows = max_num_batched_tokens
-        heads = sizes.heads
-        record_bytes = heads.num_kv_heads * heads.record_bytes
-        # All layers of a block lie together: a short text touches few pages, which are zeroed then.
-        self.cache = aligned((num_blocks, self._per_block, arch.num_layers, record_bytes), np.uint8)
-        self._x = aligned((rows, sizes.hidden), np.float32)
-        self._logits = np.zeros((0, 1), np.float32)
-        self._tables = np.zeros(0, np.int32)
-        stride = scores_stride(max_model_len)
-        self._poison = np.zeros(rows, np.float32)  # 1 where a row's keys or values are not finite
-        # What changes with each step stays in place: looking up an address is slow in Python.
-        self._by_row: dict[str, NDArray[Any]] = {
-            "positions": np.zeros(rows, np.int32),
-            "sequences": np.zeros(rows, np.int32),
-            "items": np.zeros((rows, 2), np.int32),
-            "blocks": np.zeros((rows + 1, 2), np.int32),
-            "block_bounds": np.zeros(num_threads + 1, np.int32),
-            "asked": np.zeros(num_threads, np.int32),
-            "head_rows": np.zeros(rows, np.int32),
-            "logits_rows": np.zeros(rows, np.int32),
-            "best": np.zeros(rows * num_threads, _BEST),
-            "guesses": np.zeros(SCREENED_ROWS * num_threads, _BEST),
-            "lengths": np.zeros(SCREENED_ROWS, np.float32),
-        }
-        self._scratch = scratch = {
-            "sync": aligned(SYNC_BYTES, np.uint8),
-            "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
-            "queries": aligned((rows, heads.query_bytes), np.uint8),
-            "private": aligned((num_threads, sizes.private_bytes(stride)), np.uint8),
-            "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
-            "head_entries": aligned((rows, sizes.head_entry_stride), np.uint8),
-            "rough": aligned((SCREENED_ROWS, sizes.rough_stride), np.uint8),
-        }
-        counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
-        self._exact = counters[:, EXACT_AT // 4]
-        weights = self.weights
-        self._plan = np.zeros(len(PLAN), np.int64)
-        self._put(
+        self._buffers = Buffers(
+            arch,
+            sizes,
+            self.weights,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            rows=max_num_batched_tokens,
             num_threads=num_threads,
-            layers=address(weights.layers),
-            x=address(self._x),
-            cache=address(self.cache),
-            layer_stride=record_bytes,
-            records_stride=self.cache[0, 0].nbytes,
-            table_stride=4,
-            poison=address(self._poison),
-            cos=address(weights.cos),
-            sin=address(weights.sin),
-            turns=address(weights.turns),
-            turns_stride=weights.turns.strides[1],
-            scores_stride=stride,
-            private_stride=scratch["private"][0].nbytes,
-            final_norm=address(weights.final_norm),
-            distances=address(weights.distances),
-            logits_stride=logits_stride(sizes.vocab_size),
-            **{name: address(array) for name, array in (scratch | self._by_row).items()},
         )
-        for name, matrix in (("head", weights.head), ("sketch", weights.sketch)):
-            if matrix is not None:
-                facts = (address(matrix.data), *matrix.words)
-                parts = [f"{name}_{part}" for part in MATRIX]
-                self._put(**dict(zip(parts, facts, strict=True)))
-        self._plan_address = address(self._plan)
+        self.cache = self._buffers.cache
+        self._plan_address = address(self._buffers.plan)
         self._draws = Draws(sizes.vocab_size)
         self._crew, self._screening = Crew(num_threads), Screening()
         self._start(kernels)
@@ -159,7 +103,7 @@ class CpuRunner:
         self._kernels, self._run = kernels, kernels.function("run", 1)
         workers = Workers(kernels.function("worker", 2), self._plan_address, self._num_threads)
         # The workers must be gone before their code and memory are, also when Python ends.
-        kept, sync = (kernels, self._plan, self._scratch), address(self._scratch["sync"])
+        kept, sync = (kernels, self._buffers), address(self._buffers.scratch["sync"])
         self.close = weakref.finalize(
             self, _stop, workers, self._run, self._plan_address, sync, kept
         )
@@ -171,11 +115,11 @@ class CpuRunner:
         runner.
         """
         self.close()
-        self._scratch["sync"][:] = 0
+        self._buffers.scratch["sync"][:] = 0
         sizes, eps = replace(self.sizes, profiled=True), self.arch.norm_eps
         kernels = load_kernels(sizes, self.weights.kinds, eps, self._kernel_cache, announce)
         self._counters = Counters(kernels.function("clock", 1), self._num_threads)
-        self._put(counters=self._counters.address)
+        self._buffers.put(counters=self._counters.address)
         self._start(kernels)
         return self._counters
 
@@ -196,18 +140,16 @@ class CpuRunner:
         """Put a step's work into the plan."""
         few = sum(len(item.tokens) for item in work) <= CREW_ROWS
         num_threads = self._crew.size if few else self._num_threads
-        batch = arrange(work, num_threads, self.sizes.heads.tile, self._per_block)
-        self._poison[: len(batch.tokens)] = 0
+        batch = arrange(work, num_threads, self.sizes.heads.tile, self.block_size // TOKENS)
+        buffers = self._buffers
+        buffers.poison[: len(batch.tokens)] = 0
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
-            self._x[row] = self.weights.embedding[token]
+            buffers.x[row] = self.weights.embedding[token]
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
-                self._by_row[name][: len(values)] = values
-        if len(self._tables) < len(batch.tables):
-            self._tables = np.zeros(2 * len(batch.tables), np.int32)
-            self._put(tables=address(self._tables))
-        self._tables[: len(batch.tables)] = batch.tables
-        self._put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
+                buffers.by_row[name][: len(values)] = values
+        buffers.put_tables(batch.tables)
+        buffers.put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
         return batch
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
@@ -223,7 +165,7 @@ class CpuRunner:
         batch = self._prepare(work)
         self._draws.begin()
         self._head(batch.places, list(range(len(tokens))))
-        return self._logits[: len(tokens), : self.arch.vocab_size].copy()
+        return self._buffers.logits[: len(tokens), : self.arch.vocab_size].copy()
 
     # --- results -------------------------------------------------------------------------------
 
@@ -251,10 +193,11 @@ class CpuRunner:
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[int]:
         """Yield the items whose keys or values are not finite."""
-        if any(self._poison[: len(batch.tokens)].tolist()):
+        poison = self._buffers.poison
+        if any(poison[: len(batch.tokens)].tolist()):
             for i, work in enumerate(items):
                 rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
-                if self._poison[rows_of].any():
+                if poison[rows_of].any():
                     yield i
 
     def _head(self, rows: list[int], logits_rows: list[int]) -> list[tuple[int, bool]]:
@@ -263,42 +206,35 @@ class CpuRunner:
         ``logits_rows`` say where the logits of each go, -1 for nowhere. Returns each row's
         likeliest token and whether its logits are finite.
         """
-        count = len(rows)
+        count, buffers = len(rows), self._buffers
         needed = max(logits_rows, default=-1) + 1
-        if len(self._logits) < needed:
-            width = logits_stride(self.sizes.vocab_size) // 4
-            self._logits = aligned((needed, width), np.float32)
-            self._put(logits=address(self._logits))
-        num_threads = int(self._plan[_WORD["num_threads"]])
-        best = self._by_row["best"][: count * num_threads]
-        best[:] = _NOTHING_YET
-        self._by_row["head_rows"][:count] = rows
-        self._by_row["logits_rows"][:count] = logits_rows
+        buffers.hold_logits(needed)
+        num_threads = buffers.get("num_threads")
+        best = buffers.by_row["best"][: count * num_threads]
+        best[:] = NOTHING_YET
+        buffers.by_row["head_rows"][:count] = rows
+        buffers.by_row["logits_rows"][:count] = logits_rows
         screens = not needed and self.weights.screens(count) and self._screening.is_due()
-        self._by_row["guesses"][:] = _NOTHING_YET
+        buffers.by_row["guesses"][:] = NOTHING_YET
         draws = self._draws
-        self._put(num_head_rows=count, screens=screens, num_drawn_rows=draws.num_rows)
+        buffers.put(num_head_rows=count, screens=screens, num_drawn_rows=draws.num_rows)
         if draws.num_rows:
             table, firsts = draws.write()
-            self._put(draws=table, draw_firsts=firsts)
-        self._scratch["shares"][:] = 0
+            buffers.put(draws=table, draw_firsts=firsts)
+        buffers.scratch["shares"][:] = 0
         begin_s = time.perf_counter()
         self._run(self._plan_address)
-        num_rows = int(self._plan[_WORD["num_rows"]])
-        if num_rows <= CREW_ROWS and self._plan[_WORD["does_layers"]]:
+        num_rows = buffers.get("num_rows")
+        if num_rows <= CREW_ROWS and buffers.get("does_layers"):
             self._crew.note(num_rows, time.perf_counter() - begin_s)
-        self._put(does_layers=0)
+        buffers.put(does_layers=0)
         if screens and count:
             first = self.arch.num_layers * num_threads
-            exact = sum(self._exact[first : first + num_threads].tolist())
+            exact = sum(buffers.exact[first : first + num_threads].tolist())
             self._screening.note(exact / len(self.weights.head.data))
         # Lists, as in ``batch``; of what threads found the greatest is the answer.
         shares = [iter(best.tolist())] * num_threads
         return [(~place, not poison) for _, poison, place in map(max, zip(*shares, strict=True))]
-
-    def _put(self, **words: int) -> None:
-        for name, value in words.items():
-            self._plan[_WORD[name]] = value
 
 
 def _stop(
