@@ -123,4 +123,4 @@ def picture(browser: Chrome, selector: str) -> str:
 
 
 def sees(condition: Callable[[], object]) -> None:
-    eventually(condition, 10)
+    eventually(condition, 30)  # a busy machine draws a background tab late
