@@ -35,7 +35,7 @@ class Mutant(NamedTuple):
 
 BLOCKS, CACHE, REQUEST = "core/blocks.py", "core/kvcache.py", "core/request.py"
 SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/engine.py"
-QUEUES, FOLD = "core/queues.py", "core/fold.py"
+QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
 
 MUTANTS = (
@@ -116,7 +116,18 @@ MUTANTS = (
            "copies are made again and again"),
     Mutant(FOLD, "if len(work.seeds) > 1:", "if len(tokens) > 2:",
            "forks are guessed from the count of tokens"),
-    Mutant(POLICIES, "if decoding and load.is_read:", "if decoding:",
+    Mutant(ADMISSION, "finish += num_tokens", "finish += 0",
+           "of one key the first come first"),
+    Mutant(ADMISSION, "max(self._served.get(tenant, 0), floor)", "floor",
+           "a counter is lowered by coming back"),
+    Mutant(ADMISSION, "tenant.now += prompt.num_tokens / len(tenant.left)", "pass",
+           "a long request is passed for ever"),
+    Mutant(ADMISSION, "                short_tokens -= prompt.num_tokens", "                pass",
+           "short prompts have room without end"),
+    Mutant(POLICIES, "kept = min(sum(shorter), left // 2)", "kept = 0 * sum(shorter)",
+           "the oldest prompt takes all"),
+    Mutant(POLICIES, "if load.is_read and prompts:\n            if is_held_up:",
+           "if prompts:\n            if decoding:",
            "prompts are held back though nobody reads along"),
     Mutant(FOLD, "parent.seeds = parent.seeds[:1]", "pass",
            "a parent forks at every step"),
