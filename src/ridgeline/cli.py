@@ -34,7 +34,7 @@ from ridgeline.config import Options, default_home
 from ridgeline.doctor import report
 from ridgeline.models.names import SHORT_NAMES, pulled_models
 from ridgeline.models.pull import pull
-from ridgeline.progress import bytes_bar
+from ridgeline.progress import bytes_bar, say
 from ridgeline.repl import answer, chat
 from ridgeline.server.options import ServeOptions
 from ridgeline.simulator.report import replay_trace
@@ -242,7 +242,7 @@ def serve_command(model: Model, *, serving: ServeOptions, options: Options) -> N
     @contextmanager
     def load() -> Iterator[LLM]:
         with _load(model, _seeded(options), {}) as (llm, _):
-            print(f"seed {llm.config.seed} for requests that bring none", file=sys.stderr)
+            say(f"seed {llm.config.seed} for requests that bring none")
             yield llm
 
     serve(model, load, serving)
@@ -341,7 +341,7 @@ def _load(
         raise UsageError(error) from error
     with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
         for note in llm.config.notes:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
         llm.tokenizer.prepare()  # before anybody is asked for text, or presses Ctrl-C at an answer
         yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.generation_defaults | sampling))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 Report = Callable[[int, int], None]  # done, total
 
@@ -16,8 +16,9 @@ _LINE_S = 10.0  # between two lines where there is no terminal
 
 
 def say(what: str) -> None:
-    """Say what takes a moment, on standard error."""
-    print(what, file=sys.stderr)
+    """Say something on standard error, if that can be written."""
+    with suppress(OSError):  # a full disk is no reason to do nothing
+        print(what, file=sys.stderr)
 
 
 @contextmanager

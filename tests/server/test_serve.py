@@ -22,6 +22,7 @@ from openai import APIError, OpenAI
 
 from ridgeline.config import default_home
 from ridgeline.models.pull import pull
+from ridgeline.server.serve import bind
 from tests.server.serving import eventually, serving
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
@@ -93,6 +94,30 @@ def test_at_the_limit_of_open_files_it_rests_and_then_goes_on(model: Path) -> No
         words = server.stderr.read()
     assert words.count("new connections wait") == 1
     assert "Traceback" not in words
+
+
+def test_a_server_whose_output_nobody_can_keep_goes_on(model: Path) -> None:
+    """Standard output and log on a full disk."""
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+    command = [str(RIDGELINE), "serve", str(model), "--port", str(port), "--threads", "1"]
+    with open("/dev/full", "w") as full:
+        server = subprocess.Popen([*command, "--kv-cache-memory", "1MiB"], stdout=full, stderr=full)
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        eventually(lambda: server.poll() is not None or listens(), 60)
+        url = f"http://127.0.0.1:{port}/v1"
+        with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            assert client.completions.create(**LONG | {"max_tokens": 2}, **NO_EOS).choices
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

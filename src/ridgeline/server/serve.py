@@ -21,6 +21,7 @@ import uvicorn
 
 from ridgeline.llm import LLM
 from ridgeline.metrics import Metrics
+from ridgeline.progress import say
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.bridge import Bridge, StreamError
 from ridgeline.server.gate import Gate
@@ -192,9 +193,7 @@ async def _main(
         loop.add_signal_handler(signum, running.stop)
     loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
     if options.host not in _LOOPBACK and not keys.are_needed:
-        print(
-            f"warning: anybody who reaches {options.host} can use this: --api-key", file=sys.stderr
-        )
+        say(f"warning: anybody who reaches {options.host} can use this: --api-key")
     await running.run(listener, lambda: _announce(name, listener))
 
 
@@ -202,7 +201,8 @@ def _announce(name: str, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     url = f"http://{host}:{port}"
-    print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)
+    with contextlib.suppress(OSError):  # a full disk is no reason not to serve
+        print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)
 
 
 def bind(host: str, port: int) -> socket.socket:
