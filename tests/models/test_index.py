@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.server
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pip._internal.models.index import PyPI
 
 from ridgeline.models.index import Network, Settings, Source, find_wheel, read_settings
 from ridgeline.models.names import SHORT_NAMES
@@ -181,10 +183,22 @@ def test_a_directory_of_wheels_is_looked_through(as_url: bool, tmp_path: Path) -
 # Settings
 
 
+def test_without_pip_the_default_is_that_of_the_pip_that_python_brings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda n: None if n == "pip" else real(n))
+    assert read_settings({}, ()).indexes == (PyPI.simple_url,)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="set PIP_INDEX_URL"):
+        read_settings({}, ())
+    assert read_settings({"UV_INDEX_URL": "http://b"}, ()).indexes == ("http://b",)
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, Settings(("https://pypi.org/simple",))),
+        ({}, Settings((PyPI.simple_url,))),
         ({"PIP_INDEX_URL": "http://a", "UV_INDEX_URL": "http://b"}, Settings(("http://a",))),
         ({"UV_INDEX_URL": "http://b"}, Settings(("http://b",))),
         ({"UV_DEFAULT_INDEX": "corp=http://u:p@b/x=y"}, Settings(("http://u:p@b/x=y",))),
@@ -194,7 +208,7 @@ def test_a_directory_of_wheels_is_looked_through(as_url: bool, tmp_path: Path) -
         ),
         (
             {"UV_INDEX": "one=http://a http://b", "UV_FIND_LINKS": "/x,http://y"},
-            Settings(("http://a", "http://b", "https://pypi.org/simple"), ("/x", "http://y")),
+            Settings(("http://a", "http://b", PyPI.simple_url), ("/x", "http://y")),
         ),
         ({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/x /y"}, Settings((), ("/x", "/y"))),
         (

@@ -1,7 +1,7 @@
 """Where a Python package's wheel is: the user's package index is asked itself, without pip.
 
 Which index that is, pip's and uv's environment variables say, then pip's configuration files; else
-it is PyPI. What is found is only a place: whoever downloads from it knows the hash.
+it is pip's own default. What is found is only a place: whoever downloads from it knows the hash.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import configparser
 import html.parser
+import importlib.util
 import json
 import os
 import re
 import ssl
 import sys
 import urllib.request
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from http.client import HTTPException
 from pathlib import Path
@@ -22,7 +24,6 @@ from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.parse import unquote, urljoin, urlsplit
 
-_PYPI = "https://pypi.org/simple"
 _TIMEOUT_S = 30.0
 _ACCEPT = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
@@ -95,6 +96,30 @@ class Settings(NamedTuple):
     network: Network = Network()
 
 
+def _default_index() -> str:
+    """Return the index that pip asks where nothing is set: pip's source says it.
+
+    Without pip that is the one that Python brings to install it from. Raises ValueError if there is
+    neither.
+    """
+    source = "pip/_internal/models/index.py"
+    installed = importlib.util.find_spec("pip")
+    ensurepip = importlib.util.find_spec("ensurepip")
+    if installed and installed.origin:
+        text = (Path(installed.origin).parents[1] / source).read_text(encoding="utf-8")
+    elif ensurepip and ensurepip.origin:
+        bundled = Path(ensurepip.origin).parent / "_bundled"
+        text = "".join(
+            zipfile.ZipFile(wheel).read(source).decode() for wheel in bundled.glob("pip-*.whl")
+        )
+    else:
+        text = ""
+    found = re.search(r'PyPI = PackageIndex\(\s*"([^"]+)"', text)
+    if not found:
+        raise ValueError("no package index is set: set PIP_INDEX_URL to the address of one")
+    return urljoin(found[1], "simple")
+
+
 def read_settings(
     environment: Mapping[str, str], config_files: Iterable[Path] | None = None
 ) -> Settings:
@@ -110,10 +135,11 @@ def read_settings(
     for name, variables in _VARIABLES.items():
         given = (environment[variable] for variable in variables if environment.get(variable))
         found[name] = next(given, found.get(name, ""))
-    indexes = (*_urls(found["extra-index-url"]), *_urls(found["index-url"] or _PYPI))
-    is_offline = found["no-index"].lower() in ("1", "true", "yes", "on", "y", "t")
-    network = Network(found["cert"], found["proxy"])
-    return Settings(() if is_offline else indexes, _urls(found["find-links"]), network)
+    find_links, network = _urls(found["find-links"]), Network(found["cert"], found["proxy"])
+    if found["no-index"].lower() in ("1", "true", "yes", "on", "y", "t"):
+        return Settings((), find_links, network)
+    index = found["index-url"] or _default_index()
+    return Settings((*_urls(found["extra-index-url"]), *_urls(index)), find_links, network)
 
 
 def _config_files(environment: Mapping[str, str]) -> list[Path]:
