@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.admission import Admission, Room
 
+Item = TypeVar("Item")
+
 TENANTS = ("a", "b", "c")
 ONE = Room(num_seqs=1, num_tokens=1, short_len=0, num_short_tokens=0)
 
 
+def take(queue: Admission[Item], room: Room) -> list[Item]:
+    """Take into an engine that holds nothing yet."""
+    return queue.take(room, held=lambda _: 0)
+
+
 def pop(queue: Admission[str]) -> str:
-    (item,) = queue.take(ONE)
+    (item,) = take(queue, ONE)
     return item
 
 
@@ -32,10 +41,10 @@ def test_nothing_is_lost(pushed: list[tuple[str, int]]) -> None:
     taken = []
     for left in range(len(pushed), 0, -1):
         assert len(queue) == left
-        taken += queue.take(ONE)
+        taken += take(queue, ONE)
     assert not queue
     assert sorted(taken) == list(range(len(pushed)))
-    assert queue.take(ONE) == []
+    assert take(queue, ONE) == []
 
 
 @given(st.sampled_from(TENANTS), st.integers(1, 9), st.integers(1, 30))
@@ -43,7 +52,7 @@ def test_equal_requests_of_a_tenant_keep_their_order(tenant: str, size: int, cou
     queue: Admission[int] = Admission()
     for i in range(count):
         queue.push(tenant, [(i, size)])
-    assert [queue.take(ONE) for _ in range(count)] == [[i] for i in range(count)]
+    assert [take(queue, ONE) for _ in range(count)] == [[i] for i in range(count)]
 
 
 @given(st.lists(st.integers(1, 50), min_size=30, max_size=60))
@@ -55,7 +64,7 @@ def test_tenants_that_wait_are_served_alike(sizes: list[int]) -> None:
         queue.push("large", [(("large", 5 * size), 5 * size)])
     served = {"small": 0, "large": 0}
     for _ in range(len(sizes)):
-        ((tenant, size),) = queue.take(ONE)
+        ((tenant, size),) = take(queue, ONE)
         served[tenant] += size
         assert abs(served["small"] - served["large"]) <= 250
 
@@ -119,7 +128,7 @@ def test_prompts_of_one_request_share_its_turn() -> None:
     queue: Admission[str] = Admission()
     queue.push("a", [(f"big {i}", 100) for i in range(20)])
     queue.push("a", [("other 0", 100), ("other 1", 100)])
-    order = [queue.take(ONE)[0] for _ in range(5)]
+    order = [take(queue, ONE)[0] for _ in range(5)]
     assert order == ["big 0", "other 0", "big 1", "other 1", "big 2"]
 
 
@@ -127,9 +136,9 @@ def test_a_short_request_passes_all_long_ones_that_wait() -> None:
     queue: Admission[str] = Admission()
     for i in range(20):
         queue.push("a", [(f"long {i}", 8000)])
-    assert queue.take(ONE) == ["long 0"]
+    assert take(queue, ONE) == ["long 0"]
     queue.push("a", [("short", 50)])
-    assert queue.take(ONE) == ["short"]
+    assert take(queue, ONE) == ["short"]
 
 
 @given(st.lists(st.integers(1, 100), min_size=100, max_size=200))
@@ -140,7 +149,7 @@ def test_a_long_request_is_not_passed_for_ever(lengths: list[int]) -> None:
     passed = 0
     for length in lengths * 200:
         queue.push("a", [(length, length)])
-        (taken,) = queue.take(ONE)
+        (taken,) = take(queue, ONE)
         if taken == 8000:
             break
         passed += taken
@@ -155,16 +164,43 @@ def test_what_fits_into_a_step_enters() -> None:
     queue: Admission[int] = Admission()
     for i in range(6):
         queue.push("a", [(i, 40)])
-    assert queue.take(Room(9, 100, 10, 50)) == [0, 1, 2]  # the third is the first that is cut
-    assert queue.take(Room(2, 100, 10, 50)) == [3, 4]
-    assert queue.take(Room(0, 100, 10, 50)) == []
+    assert take(queue, Room(9, 100, 10, 50)) == [0, 1, 2]  # the third is the first that is cut
+    assert take(queue, Room(2, 100, 10, 50)) == [3, 4]
+    assert take(queue, Room(0, 100, 10, 50)) == []
 
 
 def test_answers_side_by_side_take_as_many_seats() -> None:
     queue: Admission[int] = Admission()
     for i in range(3):
         queue.push("a", [(i, 1)], num_seqs=2)
-    assert queue.take(Room(3, 100, 10, 50)) == [0, 1]
+    assert take(queue, Room(3, 100, 10, 50)) == [0, 1]
+
+
+@given(st.integers(8, 256), st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_requests_of_many_answers_leave_seats_free(num_seats: int, answers: list[int]) -> None:
+    """However many prompts they have; a single prompt may take all that it asks for."""
+    queue: Admission[int] = Admission()
+    held = [0] * len(answers)
+    for request, num_answers in enumerate(answers):
+        queue.push("a", [(request, 1)] * 300, num_answers)
+    for _ in range(300):
+        room = Room(num_seats - sum(held), 100, 10, 50)
+        for request in queue.take(room, held.__getitem__):
+            held[request] += answers[request]
+    assert sum(held) < num_seats or num_seats <= sum(answers)
+    if len(held) == 1:  # and takes most of them
+        assert held[0] + 2 * answers[0] > num_seats * 7 // 8
+
+
+def test_a_request_that_leaves_seats_free_lets_others_in() -> None:
+    queue: Admission[str] = Admission()
+    queue.push("a", [("many", 1)] * 20, num_seqs=4)
+    room = Room(12, 100, 10, 50)
+    assert take(queue, room) == ["many", "many"]  # a third would leave none of twelve
+    room = room._replace(num_seqs=4)
+    assert queue.take(room, held={"many": 8}.__getitem__) == []
+    queue.push("a", [("one", 1)])
+    assert queue.take(room, held={"many": 8, "one": 0}.__getitem__) == ["one"]
 
 
 def test_a_full_step_has_room_for_short_prompts_alone() -> None:
@@ -173,8 +209,8 @@ def test_a_full_step_has_room_for_short_prompts_alone() -> None:
     for i in range(4):
         queue.push("b", [(f"short {i}", 10)])
     full = Room(num_seqs=9, num_tokens=0, short_len=10, num_short_tokens=25)
-    assert queue.take(full) == ["short 0", "short 1"]  # of 25 tokens 5 are left
-    assert queue.take(full._replace(short_len=9)) == []
+    assert take(queue, full) == ["short 0", "short 1"]  # of 25 tokens 5 are left
+    assert take(queue, full._replace(short_len=9)) == []
     assert len(queue) == 3
 
 
@@ -184,4 +220,4 @@ def test_removing_takes_out_exactly_what_is_named() -> None:
         queue.push("ab"[i % 2], [(i, 5)])
     assert sorted(queue.remove(lambda i: i % 3 == 0)) == [0, 3, 6, 9]
     assert len(queue) == 6
-    assert sorted(queue.take(ONE)[0] for _ in range(6)) == [1, 2, 4, 5, 7, 8]
+    assert sorted(take(queue, ONE)[0] for _ in range(6)) == [1, 2, 4, 5, 7, 8]

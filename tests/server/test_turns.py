@@ -23,6 +23,17 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "one request of many long prompts": [MORE | {"prompt": [LONG] * 20}],
     "the same, ranked": [MORE | {"prompt": [LONG] * 20, "echo": True, "logprobs": 2}],
     "many requests of a long prompt": [MORE | {"prompt": [i, *LONG]} for i in range(60, 80)],
+    "many answers to each of many prompts": [
+        {
+            "prompt": [[i, 61, 62] for i in range(60, 80)],
+            "n": 4,
+            "max_tokens": 100,
+            "ignore_eos": True,
+        }
+    ],
+    "long answers to many prompts": [
+        {"prompt": [[i, 61, 62] for i in range(60, 80)], "max_tokens": 100, "ignore_eos": True}
+    ],
     "many answers": [{"prompt": [60, 61, 62], "n": 8, "max_tokens": 100, "ignore_eos": True}],
     "long answers and long prompts": [
         *[{"prompt": [i, 60, 61], "max_tokens": 100, "ignore_eos": True} for i in range(60, 68)],

@@ -10,6 +10,10 @@ Between the requests of one tenant it is fair queueing (Demers, Keshav and Shenk
 each prompt has the virtual time at which it would be read if all requests were read side by side,
 and the earliest comes first. So a short request passes long ones, the prompts of one request share
 its turn, and nobody waits for ever.
+
+One request of many answers leaves seats for others. It may hold seven times as many sequences as
+stay free, a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking 1998): one
+such request leaves an eighth of the seats, two leave a fifteenth. Its first prompt always enters.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
+_SEQS_PER_FREE_SEAT = 7  # that one request may hold
 
 
 class Room(NamedTuple):
@@ -95,27 +100,43 @@ class Admission(Generic[Item]):
             insort(mine.prompts, prompt, key=lambda one: one.finish)
         self._num_waiting += len(prompts)
 
-    def take(self, room: Room) -> list[Item]:
-        """Return those that enter now, in order; their prompts count as served."""
+    def take(self, room: Room, held: Callable[[Item], int]) -> list[Item]:
+        """Return those that enter now, in order; their prompts count as served.
+
+        Args:
+            room: what the engine could start.
+            held: how many sequences the request of an item has in the engine.
+        """
         taken: list[Item] = []
         seqs, tokens, short_len, short_tokens = room
+        has: dict[int, int] = {}  # sequences by request, with those that enter now
+
+        def may_enter(prompt: _Prompt[Item]) -> bool:
+            if tokens <= 0 and prompt.num_tokens > min(short_len, short_tokens):
+                return False
+            if prompt.request not in has:
+                has[prompt.request] = held(prompt.item)
+            num_free, num_held = seqs - prompt.num_seqs, has[prompt.request]
+            return not num_held or num_held + prompt.num_seqs <= _SEQS_PER_FREE_SEAT * num_free
+
         while self._num_waiting and seqs > 0:
-            prompt = self._pop(None if tokens > 0 else min(short_len, short_tokens))
+            prompt = self._pop(may_enter)
             if prompt is None:
                 break
             taken.append(prompt.item)
+            has[prompt.request] += prompt.num_seqs
             seqs, tokens = seqs - prompt.num_seqs, tokens - prompt.num_tokens
             if prompt.num_tokens <= short_len:
                 short_tokens -= prompt.num_tokens
         return taken
 
-    def _pop(self, most_tokens: int | None) -> _Prompt[Item] | None:
-        """Take the next prompt, of at most so many tokens if that matters; None if none is."""
+    def _pop(self, may_enter: Callable[[_Prompt[Item]], bool]) -> _Prompt[Item] | None:
+        """Take the next prompt of those that may enter; None if there is none."""
         waiting = [name for name, tenant in self._tenants.items() if tenant.prompts]
         for name in sorted(waiting, key=self._turn):
             tenant = self._tenants[name]
             for index, prompt in enumerate(tenant.prompts):
-                if most_tokens is None or prompt.num_tokens <= most_tokens:
+                if may_enter(prompt):
                     tenant.now += prompt.num_tokens / len(tenant.left)
                     tenant.drop(index)
                     self._last = (name,)

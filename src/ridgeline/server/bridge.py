@@ -65,6 +65,7 @@ class Stream:
         self.cache_root = cache_root
         self.arrival_s = time.monotonic()
         self.num_open = len(prompts)
+        self.num_held = 0  # sequences in the engine, whose thread counts them
         self.is_over = False  # nothing more will come
         self.resume: Callable[[], None] | None = None  # while its requests rest
         self._news: list[News] = []
@@ -213,7 +214,9 @@ class Bridge:
                 gone, self._gone = self._gone, []
                 rests, self._rests = self._rests, {}
                 looks, self._looks = self._looks, []
-                arrivals = self._queue.take(self.engine.scheduler.room())
+                arrivals = self._queue.take(
+                    self.engine.scheduler.room(), held=lambda item: item[0].num_held
+                )
             try:
                 for look in looks:
                     look()
@@ -276,6 +279,7 @@ class Bridge:
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))
             return
+        stream.num_held += params.n
         self._owners[request_id] = stream, index
         self._unseen[request_id] = self.engine.requests[request_id]
 
@@ -294,6 +298,7 @@ class Bridge:
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
+            stream.num_held -= stream.params.n
             self._unseen.pop(record.request_id, None)
             batch.setdefault(stream, []).append((index, record))
         if batch:
