@@ -48,14 +48,14 @@ serve: setup
 	@exec $(BIN)/ridgeline serve $(MODEL) --port $(PORT)
 
 demo: setup
-	@$(STEP) "Demo of $(MODEL)" $(BIN)/python -m ridgeline.demo $(MODEL)
+	@$(STEP) "Demo of $(MODEL)" $(BIN)/python -m ridgeline.cli.demo $(MODEL)
 
 bench: setup
 	@$(STEP) "Offline benchmark of $(MODEL)" $(BIN)/ridgeline bench offline $(MODEL)
 
 bench-peers: setup
 	@echo "==> Comparing with the peers: an hour, on a machine that does nothing else"
-	@$(BIN)/python -m bench.peers --model $(MODEL) $(PEERS)
+	@$(BIN)/python -m peers --model $(MODEL) $(PEERS)
 
 test: lint pure engine mutants examples
 

@@ -33,7 +33,7 @@ class Mutant(NamedTuple):
     why: str  # what is wrong with it
 
 
-BLOCKS, CACHE, REQUEST = "core/blocks.py", "core/kvcache.py", "core/request.py"
+BLOCKS, CACHE, REQUEST = "core/block_pool.py", "core/kvcache.py", "core/request.py"
 SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/engine.py"
 QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"

@@ -1,4 +1,4 @@
-"""The pure core imports the pure part of the standard library, records and itself: nothing else."""
+"""The pure core imports the pure part of the standard library and itself: nothing else."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import ridgeline
 PACKAGE = Path(ridgeline.__file__).parent
 IMPURE = {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess"}
 IMPURE |= {"sys", "tempfile", "threading", "time", "urllib", "uuid"}
-OURS = ("ridgeline.core", "ridgeline.decoding", "ridgeline.records")
-FILES = sorted([*PACKAGE.glob("core/*.py"), *PACKAGE.glob("decoding/*.py")])
+OURS = ("ridgeline.core", "ridgeline.decoding", "ridgeline.physics")
+ROOMS = ("core", "decoding", "physics")
+FILES = sorted(path for room in ROOMS for path in PACKAGE.glob(f"{room}/*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch import ModelArch, Rope
-from ridgeline.models.weights import Checkpoint, Tensor
+from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.physics.arch import ModelArch, Rope
 
 Arrays = dict[str, NDArray[np.float32]]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.arch import Rope
-from ridgeline.backends.rope import cos_and_sin, rope_tables
 from ridgeline.models.facts import Facts
+from ridgeline.models.rope import cos_and_sin, rope_tables
 from ridgeline.models.rope_scaling import rope_from_config
+from ridgeline.physics.arch import Rope
 
 PATH = Path(__file__).resolve().parent.parent / "tests" / "data" / "rope_tables.json"
 HEAD_DIM, MAX_MODEL_LEN = 128, 4096

@@ -7,19 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ridgeline.api.llm import LLM
+    from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
     from ridgeline.core.params import SamplingParams
-    from ridgeline.llm import LLM
-    from ridgeline.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
 
 __version__ = "0.1.0"
 
 __all__ = ["LLM", "Chunk", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
 
-_PLACES = {"LLM": "ridgeline.llm", "SamplingParams": "ridgeline.core.params"}
+_PLACES = {"LLM": "ridgeline.api.llm", "SamplingParams": "ridgeline.core.params"}
 
 
 def __getattr__(name: str) -> object:
     """Import what is asked for: the program's first lines must not wait for all of it."""
     if name not in __all__:
         raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
-    return getattr(import_module(_PLACES.get(name, "ridgeline.outputs")), name)
+    return getattr(import_module(_PLACES.get(name, "ridgeline.api.outputs")), name)

@@ -12,7 +12,7 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else whoever started us wants it ignored
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(130))
-    from ridgeline.cli import main as run
+    from ridgeline.cli.main import main as run
 
     signal.signal(signal.SIGINT, before)
     run()

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ridgeline import costs
-from ridgeline.arch import ModelArch
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.physics import costs
+from ridgeline.physics.arch import ModelArch
 from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, plain_logits, random_arrays
 
 NUM_BLOCKS, MAX_LEN = 40, 64

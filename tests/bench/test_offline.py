@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.bench.offline import decode_steps
-from ridgeline.records import StepRecord
+from ridgeline.core.records import StepRecord
 
 EMPTY = StepRecord(
     number=0,

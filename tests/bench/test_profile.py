@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cpu.module import assembly, host_target
-from ridgeline.backends.cpu.roof import Rates, Roof
+from ridgeline.backends.cpu.emit.compile import assembly, host_target
+from ridgeline.backends.cpu.measure.cycles import KINDS, Counters
+from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.cpu.timing import KINDS, Counters
 from ridgeline.backends.face import Traffic
 from ridgeline.bench import profile as profiling
 from ridgeline.bench.offline import Shape
 from ridgeline.bench.profile import Phase, attainable_ops_per_s, measure_phase, profile
-from ridgeline.bench.roofline import Dot, roofline_svg
-from ridgeline.records import StepRecord
+from ridgeline.bench.roofline_svg import Dot, roofline_svg
+from ridgeline.core.records import StepRecord
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
 

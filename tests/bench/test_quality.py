@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline import costs
-from ridgeline.arch import ModelArch
 from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import ReferenceRunner, footprint
 from ridgeline.bench import quality, texts
 from ridgeline.bench.quality import FORMATS, REFERENCE, Format, Quality, chosen, compare, measure
-from ridgeline.config import Options
-from ridgeline.models.weights import Checkpoint
+from ridgeline.engine_setup.options import Options
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics import costs
+from ridgeline.physics.arch import ModelArch
 from tests.models.vocabularies import byte_level
 from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, plain_logits, random_arrays
 
@@ -169,7 +169,8 @@ def test_no_memory_for_a_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     kv_bytes = 64 * costs.kv_bytes_per_token(PLAIN, 4)
     setup = Setup("f32", "f32", 16, 1, 100, 1, 64)
     room = costs.weight_bytes(PLAIN, 4) + footprint(PLAIN, setup).step_bytes + kv_bytes
-    monkeypatch.setattr("ridgeline.config.available_bytes", lambda: room * 20 // 19 + 20)
+    options = "ridgeline.engine_setup.options"
+    monkeypatch.setattr(f"{options}.available_bytes", lambda: room * 20 // 19 + 20)
     with pytest.raises(ValueError, match=r"not 100: .*--max-model-len"):
         measure(checkpoint(PLAIN), [REFERENCE], {"text": PARTS}, Options())
 

@@ -12,10 +12,10 @@ from ridgeline.core.fold import commit
 from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Orca, Policy, Queue, SplitFuse, Static, Wish
+from ridgeline.core.records import Record
 from ridgeline.core.request import Request
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
-from ridgeline.records import Record
 from tests.fakes import Ledger, expected_tokens
 
 POLICIES = (Static(), Orca(), SplitFuse())

@@ -10,8 +10,8 @@ import pytest
 from ridgeline.core.fold import abort
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Queue, SplitFuse, Static, Wish
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.step import FinishReason
-from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
 from tests.core.harness import (
     expected,
     finish,

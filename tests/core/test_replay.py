@@ -11,8 +11,8 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Policy, SplitFuse
+from ridgeline.core.records import Record, to_json
 from ridgeline.decoding.text import TextStream
-from ridgeline.records import Record, to_json
 from ridgeline.simulator.replay import Replay, replay
 from tests.core.harness import POLICIES, finish, make_engine, make_scheduler
 from tests.decoding.letters import Letters

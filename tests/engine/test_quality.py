@@ -13,9 +13,9 @@ import pytest
 
 from ridgeline.bench.quality import MAX_MEAN_KL, MIN_TOP1_AGREEMENT, Format, measure, windows
 from ridgeline.bench.texts import texts
-from ridgeline.config import Options, default_home
+from ridgeline.engine_setup.options import Options, default_home
+from ridgeline.hub.pull import pull
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.pull import pull
 
 DEFAULT, ROWS = Format("auto", "auto", "auto"), Format("auto", "int8-row", "auto")
 QWEN = "qwen2.5-coder-0.5b-instruct-q4_k_m"

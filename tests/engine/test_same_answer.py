@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import ridgeline.llm
+import ridgeline.api.llm
 from ridgeline import LLM, RequestOutput, SamplingParams
-from ridgeline.config import EngineConfig, default_home
-from ridgeline.models.pull import pull
-from ridgeline.models.weights import Checkpoint, ModelFileError
-from ridgeline.records import Record, RequestRecord, StepRecord
+from ridgeline.core.records import Record, RequestRecord, StepRecord
+from ridgeline.engine_setup.options import EngineConfig, default_home
+from ridgeline.hub.pull import pull
+from ridgeline.models.tensors import Checkpoint, ModelFileError
 from tests.engine.conftest import BACKENDS
 
 pytestmark = pytest.mark.engine
@@ -82,7 +82,7 @@ def load() -> Iterator[Load]:
         raise
     except ValueError as error:
         pytest.skip(f"smollm2 cannot be had: {error}")
-    make_runner, runners = ridgeline.llm.new_runner, {}
+    make_runner, runners = ridgeline.api.llm.new_runner, {}
 
     def shared_runner(config: EngineConfig, checkpoint: Checkpoint, report: Any) -> Any:
         assert config.num_blocks * config.block_size <= NUM_BLOCKS * 16
@@ -105,7 +105,7 @@ def load() -> Iterator[Load]:
         return llm, log
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ridgeline.llm, "new_runner", shared_runner)
+        patch.setattr(ridgeline.api.llm, "new_runner", shared_runner)
         yield build
 
 

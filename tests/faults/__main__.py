@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.api.test_llm import write_model
 from tests.faults.rows import ROWS, Unreachable
-from tests.test_llm import write_model
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ridgeline.records import Record, RequestRecord
+from ridgeline.core.records import Record, RequestRecord
 from tests.server.serving import JSON, Served, eventually, serving
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"

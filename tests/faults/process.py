@@ -23,8 +23,8 @@ import ridgeline
 from tests.faults.hostile import PATHS, mutated
 from tests.faults.oracles import COMPLETE, check_body, chunks_of
 from tests.server.serving import JSON, serving
-from tests.server.test_bridge import post, rest
-from tests.server.test_wire import talk
+from tests.server.test_engine_thread import post, rest
+from tests.server.test_http_limits import talk
 
 _START = """
 import sys
@@ -32,7 +32,7 @@ def note(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen"):
         what = arguments[1][-1] if event == "subprocess.Popen" else ""
         print("AUDIT", event, what, file=sys.stderr, flush=True)
-from ridgeline.cli import main
+from ridgeline.cli.main import main
 sys.addaudithook(note)
 main()
 """
@@ -194,7 +194,7 @@ def t33(model: Path, count: int, rng: random.Random) -> str:
     found = [f for path in files for f in _findings(path, path.parent.name == "server")]
     assert not found, found
     loaded = subprocess.run(
-        [sys.executable, "-c", "import ridgeline.server.serve, sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import ridgeline.server.main, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.faults.rows import ROWS, Row, Unreachable
-from tests.test_llm import model  # noqa: F401  (a fixture)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)

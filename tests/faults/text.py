@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.chat import ChatTemplate
+from ridgeline.text.chat import ChatTemplate
+from tests.api.test_llm import HELLO, POISON, VOCAB
 from tests.faults.oracles import CHAT, COMPLETE, Watch, joined, watched
-from tests.test_llm import HELLO, POISON, VOCAB
 
 NUM_SCALARS = 0x110000 - 0x800
 BANNED = {"0": -100, "1": -100, str(POISON): -100}  # ends, and what is not a number

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.weights import Checkpoint, ModelFileError
+from ridgeline.models.tensors import Checkpoint, ModelFileError
 from tests.models.tiny import (
     CONFIG,
     gguf_metadata,

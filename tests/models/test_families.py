@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.families import model_from_config
-from ridgeline.models.weights import ModelFileError
+from ridgeline.models.tensors import ModelFileError
 from tests.models.tiny import (
     CONFIG,
     as_tensors,

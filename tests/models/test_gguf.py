@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ridgeline.config import default_home
+from ridgeline.engine_setup.options import default_home
 from ridgeline.models import gguf as gguf_module
 from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf import parse_gguf, read_gguf
-from ridgeline.models.weights import ModelFileError
+from ridgeline.models.tensors import ModelFileError
 
 REAL = default_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 # fmt: off

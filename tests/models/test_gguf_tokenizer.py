@@ -13,10 +13,10 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.models.chat import ChatTemplate
 from ridgeline.models.gguf_tokenizer import tokenizer_json
-from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
-from ridgeline.models.weights import ModelFileError
+from ridgeline.models.tensors import ModelFileError
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 from tests.models.vocabularies import VOCABULARIES, vocabulary
 
 

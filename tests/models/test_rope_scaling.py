@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ridgeline.models.weights import ModelFileError
+from ridgeline.models.tensors import ModelFileError
 from tests.models.tiny import CONFIG, arch_of, from_gguf, gguf_weights, hf
 
 

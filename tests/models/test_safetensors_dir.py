@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ridgeline.models.safetensors_dir import load_directory
-from ridgeline.models.weights import ModelFileError
+from ridgeline.models.tensors import ModelFileError
 from tests.models.tiny import CONFIG, hf_weights
 
 Maker = Callable[..., Path]

@@ -14,9 +14,9 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ridgeline.config import default_home
+from ridgeline.engine_setup.options import default_home
 from ridgeline.models.gguf import read_gguf
-from ridgeline.models.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
 VECTORS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
 VOCABULARIES = {

@@ -14,10 +14,10 @@ from typing import Any
 import jinja2
 import pytest
 
-from ridgeline.models.chat import ChatTemplate
+from ridgeline.hub.names import find_model
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.names import find_model
-from ridgeline.models.tokenizer import load_tokenizer
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tokenizer import load_tokenizer
 from tests.parity import tiny
 
 BOS, EOS = "<s>", "</s>"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.browsing import browser, page, slow  # noqa: F401  (fixtures)
 from tests.server.serving import Served, serving
-from tests.test_llm import model  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from openai import OpenAI
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.server.limits import Keys
+from ridgeline.server.main import Running, bind
 from ridgeline.server.options import ServeOptions
-from ridgeline.server.serve import Running, bind
 
 JSON = {"content-type": "application/json"}
 

@@ -12,7 +12,7 @@ from subprocess import Popen
 import pytest
 
 from tests.server.serving import JSON
-from tests.server.test_serve import cpu_s, process
+from tests.server.test_main import cpu_s, process
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 BYTES = 7_000_000

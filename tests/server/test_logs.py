@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from ridgeline.server.logs import LogWriter
-from tests.server.test_serve import process
+from tests.server.test_main import process
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.core.records import Record
 from ridgeline.core.step import Step
-from ridgeline.records import Record
+from tests.api.test_llm import POISON
 from tests.server.serving import Served, eventually, serving
-from tests.server.test_bridge import post
-from tests.test_llm import POISON
+from tests.server.test_engine_thread import post
 
 COMPLETE = "/v1/completions"
 

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from tests.api.test_llm import HELLO
 from tests.server.serving import Served, serving
-from tests.test_llm import HELLO
 
 ASK: dict[str, Any] = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 12}
 GO_ON: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 12}

@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 
 from tests.server.browsing import answer, ask, find, keep, says, sees, texts
 from tests.server.serving import eventually
-from tests.server.test_serve import process
+from tests.server.test_main import process
 
 LENGTH = 60_000  # tokens: an answer that outlasts the test
 

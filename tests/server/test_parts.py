@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.server.contain import ContainedRunner, StepLost
 from ridgeline.server.errors import ApiError
+from ridgeline.server.isolate import ContainedRunner, StepLost
 from ridgeline.server.limits import Keys, Limits
 
 PLAIN = Sampling(SamplingParams(), 1, ())

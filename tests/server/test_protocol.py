@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ridgeline.server.schemas import ChatCompletion, Completion
+from tests.api.test_llm import HELLO
 from tests.server.serving import Served, eventually, serving
-from tests.test_llm import HELLO
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}

@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline.core.step import Step
 from tests.server.serving import eventually, serving
-from tests.server.test_bridge import post, rest
+from tests.server.test_engine_thread import post, rest
 
 BUDGET, SEATS = 32, 12
 LONG = [50 + i % 40 for i in range(110)]  # almost four steps

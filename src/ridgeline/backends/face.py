@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch import ModelArch
+from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.models.weights import Checkpoint
-from ridgeline.records import StepRecord
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.arch import ModelArch
 
 
 class Setup(NamedTuple):

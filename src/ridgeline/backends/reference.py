@@ -20,16 +20,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch import ModelArch
 from ridgeline.backends.face import Counters, Footprint, Setup, Surroundings, Traffic
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
-from ridgeline.backends.rope import rope_tables
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.costs import kv_bytes_per_token, weight_bytes
-from ridgeline.models.weights import Checkpoint
-from ridgeline.records import StepRecord
+from ridgeline.models.rope import rope_tables
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.costs import kv_bytes_per_token, weight_bytes
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]

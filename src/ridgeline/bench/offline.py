@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.api.llm import LLM
 from ridgeline.core.params import SamplingParams
-from ridgeline.llm import LLM
-from ridgeline.progress import count_bar
-from ridgeline.records import Record, StepRecord
+from ridgeline.core.records import Record, StepRecord
+from ridgeline.engine_setup.progress import count_bar
 
 _REPEATS = 3
 # OpenAI's default, and what llama.cpp's users run.

@@ -18,15 +18,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.api.llm import LLM
 from ridgeline.backends.cpu import Roof, measure_roof
 from ridgeline.backends.face import Counters, Traffic
 from ridgeline.bench.offline import Shape, decode_steps
-from ridgeline.bench.roofline import Dot, roofline_svg
+from ridgeline.bench.roofline_svg import Dot, roofline_svg
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import Record, StepRecord
 from ridgeline.decoding.text import TextStream
-from ridgeline.llm import LLM
-from ridgeline.progress import count_bar, say
-from ridgeline.records import Record, StepRecord
+from ridgeline.engine_setup.progress import count_bar, say
 
 _COMPILED = ("linears", "head", "attention", "row operations", "barrier")
 _PREFILL_REPEATS = 4

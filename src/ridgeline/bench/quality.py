@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.texts import texts
-from ridgeline.build import new_runner
-from ridgeline.config import Options, default_home, resolve
+from ridgeline.engine_setup.build import new_runner
+from ridgeline.engine_setup.options import Options, default_home, resolve
+from ridgeline.engine_setup.progress import Report, bytes_bar, count_bar
+from ridgeline.hub.pull import pull
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.pull import pull
-from ridgeline.models.tokenizer import load_tokenizer
-from ridgeline.models.weights import Checkpoint
-from ridgeline.progress import Report, bytes_bar, count_bar
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.text.tokenizer import load_tokenizer
 
 Tokens = Sequence[int]
 Floats = NDArray[np.float32]

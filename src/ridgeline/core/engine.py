@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import Request, Text
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Event, Runner, Step, StepOutput
-from ridgeline.records import EngineRecord, Record, RequestRecord, StepRecord
 
 _ALONE = Load()
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed

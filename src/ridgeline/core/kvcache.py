@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
-from ridgeline.core.blocks import BlockPool, Content
+from ridgeline.core.block_pool import BlockPool, Content
 from ridgeline.core.request import Sequence
 
 _NEVER = 1 << 62

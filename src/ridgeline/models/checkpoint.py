@@ -18,7 +18,7 @@ from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf import MAGIC, read_gguf
 from ridgeline.models.gguf_tokenizer import pre_tokenizer
 from ridgeline.models.safetensors_dir import load_directory
-from ridgeline.models.weights import Checkpoint, ModelFileError
+from ridgeline.models.tensors import Checkpoint, ModelFileError
 
 _OF_THE_TOKENIZER = ("tokenizer.", "general.architecture")
 _CONTROL = 3  # GGUF's token type of special tokens

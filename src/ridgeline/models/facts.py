@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ridgeline.models.weights import ModelFileError
+from ridgeline.models.tensors import ModelFileError
 
 _MAX_INTEGER = 2**31 - 1
 _MAX_NUMBER = 1e15

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.arch import ModelArch
 from ridgeline.models.facts import Facts
 from ridgeline.models.rope_scaling import rope_from_config, rope_from_gguf
-from ridgeline.models.weights import Tensor
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.arch import ModelArch
 
 _MAX_LAYERS = 4096
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.weights import ModelFileError, Tensor
+from ridgeline.models.tensors import ModelFileError, Tensor
 
 MAGIC = b"GGUF"
 

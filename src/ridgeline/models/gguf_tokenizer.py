@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.weights import ModelFileError
+from ridgeline.models.tensors import ModelFileError
 
 Numbers = NDArray[Any]
 

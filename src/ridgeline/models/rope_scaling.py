@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from ridgeline.arch import Rope
 from ridgeline.models.facts import Facts, positive
-from ridgeline.models.weights import Tensor
-from ridgeline.portable_math import log, power
+from ridgeline.models.portable_math import log, power
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.arch import Rope
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 

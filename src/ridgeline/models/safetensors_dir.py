@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import model_from_config
-from ridgeline.models.weights import Checkpoint, ModelFileError, Tensor
+from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _MAX_JSON_BYTES = 16 << 20

@@ -15,15 +15,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
+from ridgeline.api.llm import LLM
 from ridgeline.core.params import SamplingParams
-from ridgeline.llm import LLM
-from ridgeline.metrics import Metrics
-from ridgeline.server.answers import Answers
 from ridgeline.server.bodies import BodyRoute
-from ridgeline.server.bridge import Bridge, Stream
+from ridgeline.server.choices import Answers
+from ridgeline.server.engine_thread import Bridge, Stream
 from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
+from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (

@@ -10,9 +10,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-from ridgeline.records import Record, StepRecord
-from ridgeline.server.bridge import Bridge
-from ridgeline.views import view
+from ridgeline.core.records import Record, StepRecord
+from ridgeline.server.engine_thread import Bridge
+from ridgeline.server.views import view
 
 _PERIOD_S = 0.25  # from a change to the next view
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ridgeline.config import flag_field, parse_bytes
+from ridgeline.engine_setup.options import flag_field, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ridgeline.api.llm import LLM
 from ridgeline.core.params import SamplingParams
-from ridgeline.llm import LLM
 from ridgeline.server.errors import ApiError
 from ridgeline.server.protocol import Rendering
 

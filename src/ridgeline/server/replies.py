@@ -13,8 +13,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.server.answers import Answers, Choice
-from ridgeline.server.bridge import Bridge, ClientGone, Stream, StreamError
+from ridgeline.server.choices import Answers, Choice
+from ridgeline.server.engine_thread import Bridge, ClientGone, Stream, StreamError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import Limits
 from ridgeline.server.options import ServeOptions

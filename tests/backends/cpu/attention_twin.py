@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ridgeline.backends.cpu.heads import Heads
+from ridgeline.backends.cpu.layout.shapes import Heads
 from tests.backends.cpu.machine import Array, halves
 from tests.backends.cpu.twins import F32, NOTHING, exp, fma, to_bytes, to_whole
 

@@ -21,9 +21,9 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.isa import emit_half_floats
-from ridgeline.backends.cpu.memory import address, aligned
-from ridgeline.backends.cpu.module import Kernels, Target, compile_object, host_target
+from ridgeline.backends.cpu.emit.compile import Kernels, Target, compile_object, host_target
+from ridgeline.backends.cpu.emit.isa import emit_half_floats
+from ridgeline.backends.cpu.layout.arrays import address, aligned
 
 Emit = Callable[[ir.Module], None]
 Array = NDArray[Any]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.attention import emit_attention
-from ridgeline.backends.cpu.heads import TOKENS, Heads
-from ridgeline.backends.cpu.key_bias import split, turns
+from ridgeline.backends.cpu.emit.attention import emit_attention
+from ridgeline.backends.cpu.layout.key_bias import split, turns
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 from tests.backends.cpu import attention_twin as twin
 from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bits
 

@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import ir
 
-from ridgeline.backends.cpu.draw import emit_draw
-from ridgeline.backends.cpu.draws import ENTRY_BYTES, Draws, padded_vocab, scratch_bytes
+from ridgeline.backends.cpu.emit.draw import emit_draw
+from ridgeline.backends.cpu.layout.draw_entries import (
+    ENTRY_BYTES,
+    Draws,
+    padded_vocab,
+    scratch_bytes,
+)
 from ridgeline.backends.sampling import Row, rank_tokens, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenLogprobs

@@ -10,7 +10,7 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.ir import (
+from ridgeline.backends.cpu.emit.ir import (
     F16,
     F32,
     I8,

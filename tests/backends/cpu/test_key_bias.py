@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.heads import Heads
-from ridgeline.backends.cpu.key_bias import split, spreads, turns
+from ridgeline.backends.cpu.layout.key_bias import split, spreads, turns
+from ridgeline.backends.cpu.layout.shapes import Heads
 
 HEADS = Heads(
     num_heads=2,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.linear import KINDS, RECORD_BYTES
-from ridgeline.backends.cpu.pack import Matrix, pack, padded, sketch, turned
-from ridgeline.models.weights import Tensor
+from ridgeline.backends.cpu.emit.gemm import KINDS, RECORD_BYTES
+from ridgeline.backends.cpu.layout.pack import Matrix, pack, padded, sketch, turned
+from ridgeline.models.tensors import Tensor
 from tests.backends.cpu import twins
 
 Floats = NDArray[np.float32]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.rows import emit_rows
+from ridgeline.backends.cpu.emit.rows import emit_rows
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.arch import Rope
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.models.weights import Checkpoint
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.arch import Rope
 from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
 
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.pack import pack
-from ridgeline.models.weights import Checkpoint, Tensor
+from ridgeline.backends.cpu.layout.pack import pack
+from ridgeline.models.tensors import Checkpoint, Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.test_runner import FORMATS, TOKENS, WIDE, Make, error, make, reference
 from tests.tiny import checkpoint, random_arrays

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.backends.cpu.emit.threads import Crew
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.cpu.threads import Crew
 from tests.backends.cpu.test_runner import (
     FORMATS,
     PLAIN_GREEDY,

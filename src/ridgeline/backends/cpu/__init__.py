@@ -8,15 +8,15 @@ Read in this order: ``ir`` (how kernels are written), ``isa`` (what differs betw
 
 from __future__ import annotations
 
-from ridgeline.arch import ModelArch
-from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.module import host_target
-from ridgeline.backends.cpu.roof import Rates, Roof, measure_read, measure_roof
+from ridgeline.backends.cpu.emit.compile import host_target
+from ridgeline.backends.cpu.emit.threads import MOST_THREADS
+from ridgeline.backends.cpu.layout.load import footprint as _footprint
+from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.cpu.threads import MOST_THREADS
-from ridgeline.backends.cpu.weights import footprint as _footprint
 from ridgeline.backends.face import Footprint, Setup, Surroundings
-from ridgeline.models.weights import Checkpoint
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.arch import ModelArch
 
 __all__ = [
     "Rates", "Roof", "check", "describe", "footprint", "measure_read", "measure_roof", "new_runner",

@@ -10,12 +10,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch import ModelArch
-from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.memory import address, aligned
-from ridgeline.backends.cpu.plan import EXACT_AT, MATRIX, PLAN, SCREENED_ROWS, SHARE_BYTES, Sizes
-from ridgeline.backends.cpu.threads import SYNC_BYTES
-from ridgeline.backends.cpu.weights import Weights, logits_stride, scores_stride
+from ridgeline.backends.cpu.emit.args import (
+    EXACT_AT,
+    MATRIX,
+    PLAN,
+    SCREENED_ROWS,
+    SHARE_BYTES,
+    Sizes,
+)
+from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
+from ridgeline.backends.cpu.layout.arrays import address, aligned
+from ridgeline.backends.cpu.layout.load import Weights, logits_stride, scores_stride
+from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.physics.arch import ModelArch
 
 _WORD = {name: i for i, name in enumerate(PLAN)}
 _BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``head``

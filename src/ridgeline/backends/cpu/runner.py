@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers
-from ridgeline.backends.cpu.draws import Draws
-from ridgeline.backends.cpu.head import Screening
-from ridgeline.backends.cpu.heads import TOKENS
-from ridgeline.backends.cpu.memory import address
-from ridgeline.backends.cpu.module import Kernels, load_kernels
-from ridgeline.backends.cpu.threads import CREW_ROWS, Crew, Workers
-from ridgeline.backends.cpu.timing import Counters
-from ridgeline.backends.cpu.traffic import step_traffic
-from ridgeline.backends.cpu.weights import load_weights, model_sizes
+from ridgeline.backends.cpu.emit.argmax import Screening
+from ridgeline.backends.cpu.emit.compile import Kernels, load_kernels
+from ridgeline.backends.cpu.emit.threads import CREW_ROWS, Crew, Workers
+from ridgeline.backends.cpu.layout.arrays import address
+from ridgeline.backends.cpu.layout.draw_entries import Draws
+from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
+from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.cpu.measure.cycles import Counters
+from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.face import Traffic
 from ridgeline.backends.results import Answer, Ask, Pick, finish
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.models.weights import Checkpoint
-from ridgeline.records import StepRecord
+from ridgeline.models.tensors import Checkpoint
 
 _BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "asked")
 

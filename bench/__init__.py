@@ -1,1 +1,0 @@
-"""Benchmarks for developers: python -m bench.NAME."""

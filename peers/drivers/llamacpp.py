@@ -1,0 +1,109 @@
+"""llama.cpp, through its C interface as llama-cpp-python hands it on.
+
+One context per shape, a cache per stream (``kv_unified`` off), flash attention where llama.cpp
+chooses it. The greedy choice is numpy's argmax over all streams' logits, which costs less than
+llama.cpp's own sampler; anything else is drawn by that, one for each stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp as lib  # type: ignore[import-not-found]
+import numpy as np
+
+from peers.drivers.measure import Engine, Generate, main
+from peers.shapes import Job, Shape
+
+_BATCH_TOKENS = 2048
+_silence = lib.llama_log_callback(lambda level, text, data: None)
+
+
+def open_engine(job: Job) -> Engine:
+    """Load the model once; a context is made for each shape."""
+    lib.llama_log_set(_silence, None)
+    lib.llama_backend_init()
+    model = lib.llama_model_load_from_file(job.model.encode(), lib.llama_model_default_params())
+    if not model:
+        raise ValueError(f"llama.cpp cannot load {Path(job.model).name}")
+    contexts: list[lib.llama_context_p] = []
+
+    def ready(shape: Shape) -> Generate:
+        num_streams, max_tokens = shape.num_streams, shape.max_tokens
+        for old in contexts:
+            lib.llama_free(old)
+        params = lib.llama_context_default_params()
+        params.n_seq_max = num_streams
+        params.n_ctx = num_streams * max_tokens
+        params.n_batch = _BATCH_TOKENS
+        params.n_threads = params.n_threads_batch = job.threads
+        params.kv_unified = False
+        contexts[:] = [lib.llama_init_from_model(model, params)]
+        if not contexts[0]:
+            raise ValueError(f"llama.cpp refuses {num_streams} streams of {max_tokens} tokens")
+        return _generator(contexts[0], job.vocab_size, shape)
+
+    return ready
+
+
+def _sampler(shape: Shape, seed: int) -> lib.llama_sampler_p:
+    """Return a chain of samplers in llama.cpp's own order."""
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    parts = [lib.llama_sampler_init_temp(shape.temperature), lib.llama_sampler_init_dist(seed)]
+    if shape.top_p < 1:
+        parts.insert(0, lib.llama_sampler_init_top_p(shape.top_p, 1))
+    if shape.top_k:
+        parts.insert(0, lib.llama_sampler_init_top_k(shape.top_k))
+    for part in parts:
+        lib.llama_sampler_chain_add(chain, part)
+    return chain
+
+
+def _generator(context: lib.llama_context_p, vocab_size: int, shape: Shape) -> Generate:
+    batch = lib.llama_batch_init(_BATCH_TOKENS, 0, 1)
+    samplers = [_sampler(shape, stream) for stream in range(shape.num_streams)]
+
+    def step(work: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
+        """Run (stream, position, tokens) each and return the next token of each."""
+        batch.n_tokens = 0
+        ends = []
+        for stream, position, tokens in work:
+            for i, token in enumerate(tokens):
+                row = batch.n_tokens
+                batch.token[row] = token
+                batch.pos[row] = position + i
+                batch.n_seq_id[row] = 1
+                batch.seq_id[row][0] = stream
+                batch.logits[row] = i == len(tokens) - 1
+                batch.n_tokens += 1
+            ends.append((stream, batch.n_tokens - 1))
+        if status := lib.llama_decode(context, batch):
+            raise RuntimeError(f"llama_decode returned {status}")
+        if shape.temperature:
+            return [lib.llama_sampler_sample(samplers[s], context, row) for s, row in ends]
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(context), (len(work), vocab_size))
+        best: list[int] = logits.argmax(axis=1).tolist()
+        return best
+
+    def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        lib.llama_memory_clear(lib.llama_get_memory(context), False)
+        lengths = [len(prompt) for prompt in prompts]
+        answers: list[list[int]] = [[] for _ in prompts]
+        at_once = max(_BATCH_TOKENS // max(lengths), 1)
+        for first in range(0, len(prompts), at_once):
+            streams = range(first, min(first + at_once, len(prompts)))
+            tokens = step([(s, 0, prompts[s]) for s in streams])
+            for stream, token in zip(streams, tokens, strict=True):
+                answers[stream].append(token)
+        for i in range(new_tokens - 1):
+            work = [(s, length + i, answers[s][-1:]) for s, length in enumerate(lengths)]
+            for stream, token in enumerate(step(work)):
+                answers[stream].append(token)
+        return answers
+
+    return generate
+
+
+if __name__ == "__main__":
+    main(open_engine, lambda: str(lib.__version__))

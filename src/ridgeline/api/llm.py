@@ -1,0 +1,349 @@
+"""LLM: the Python API. Loads a model, wires the engine, and turns prompts into answers.
+
+It decides nothing about scheduling and computes nothing: prompts become token ids, the engine runs
+step by step in the caller's thread, events become outputs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ridgeline.api.interrupts import Interrupts
+from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
+from ridgeline.api.trace import Trace
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Load
+from ridgeline.core.request import Request, Text
+from ridgeline.core.step import Event, TokenLogprobs
+from ridgeline.decoding.text import TextStream
+from ridgeline.engine_setup.build import new_engine, new_runner
+from ridgeline.engine_setup.options import Options, default_home, resolve
+from ridgeline.engine_setup.progress import bytes_bar, count_bar
+from ridgeline.hub.names import SHORT_NAMES, NotPulledError, find_model
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+Chunks = Generator[Chunk, None, None]
+
+_BEGUN = Chunk(0, 0, "", None, None, None, None, None)
+
+
+class LLM:
+    """A loaded model that answers prompts.
+
+    Prompts are text or lists of token ids. Any number may be given at once; they run together.
+    Not for use from several threads at the same time.
+    """
+
+    def __init__(self, model: str | Path = "smollm2", **options: Any) -> None:
+        """Load ``model``, pulling it first if it is a short name or a hub id that is not here.
+
+        Args:
+            model: a short name, a .gguf file, a Hugging Face directory, or a hub id.
+            **options: as on the command line, with underscores (``config.Options``).
+
+        Raises:
+            ValueError: no such model, an option out of range, or not enough memory.
+            ModelFileError: the model's files are damaged or not supported (a ValueError too).
+        """
+        wishes = Options(**options)
+        self.path = _located(str(model), default_home())
+        checkpoint = load_checkpoint(self.path)
+        self.arch = checkpoint.arch
+        self.config = resolve(wishes, checkpoint.arch)
+        self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
+        with bytes_bar(f"Loading {self.path.name}") as report:
+            self.runner = new_runner(self.config, checkpoint, report)
+        # Behind the runner, which has asked for its weights: the disk works meanwhile.
+        facts = (checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.tokenizer = load_tokenizer(*facts)
+        self.chat_template = _chat_template(checkpoint, self.tokenizer)
+        self.can_chat = checkpoint.chat_template is not None
+        entry = SHORT_NAMES.get(str(model))
+        card = entry.sampling if entry else {}
+        self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
+        self.engine = new_engine(self.config, checkpoint, self.runner, self.trace)
+        self._interrupts = Interrupts()
+        self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
+
+    def default_params(self, **changes: Any) -> SamplingParams:
+        """Return the sampling that the model's files or its card recommend, with ``changes``."""
+        return SamplingParams(**(self.generation_defaults | changes))
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many, and return them in order.
+
+        Args:
+            prompts: text, token ids, or a list of either.
+            sampling_params: one for all or one for each; None takes the model's defaults.
+            progress: show a bar; None shows one when there are several prompts.
+
+        Raises:
+            ValueError: a prompt or its parameters can never run; nothing was computed then.
+        """
+        many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        return self._collect(
+            [self.encode(prompt) for prompt in many], many, sampling_params, progress
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many; ``template`` is passed to the chat template.
+
+        Raises:
+            ValueError: as in ``generate``; or the model has no chat template, or it refuses.
+        """
+        one = not _is_list(messages) or _is_chat(messages)
+        many: Sequence[Any] = [messages] if one else messages
+        prompts = [self.chat_template.render_ids(chat, **template) for chat in many]
+        return self._collect(prompts, [None] * len(prompts), sampling_params, progress)
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Chunks:
+        """Yield the answer to a prompt or a conversation as it grows; ``close()`` stops it."""
+        return self.stream_many([prompt], sampling_params)
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt | Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Chunks:
+        """Yield the answers to several prompts, which run side by side, as they grow."""
+        encoded = [
+            self.chat_template.render_ids(prompt)  # type: ignore[arg-type]
+            if _is_chat(prompt)
+            else self.encode(prompt)  # type: ignore[arg-type]
+            for prompt in prompts
+        ]
+        return self._chunks(self._submit(encoded, sampling_params), Load())
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        """Queue all prompts, or none if one of them can never run."""
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or self.default_params()] * len(prompts)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(params)} sampling_params")
+        for wish in params:
+            if not isinstance(wish, SamplingParams):
+                raise ValueError(f"sampling_params must be SamplingParams, not {wish!r:.80}")
+        requests: list[Request] = []
+        try:
+            for prompt, wish in zip(prompts, params, strict=True):
+                wish.validate_ids(self.arch.vocab_size)
+                ids = tuple(prompt)
+                new_text = partial(self.new_text, ids, wish)
+                requests.append(self.engine.requests[self.engine.add(ids, wish, new_text=new_text)])
+        except BaseException:
+            for request in requests:
+                self.engine.abort(request.id)
+            raise
+        self._mail |= {request.id: deque() for request in requests}
+        return requests
+
+    def new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
+        """Return what turns an answer's tokens into text, for ``Engine.add``."""
+        return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
+
+    def _chunks(self, requests: list[Request], load: Load) -> Chunks:
+        """Run the engine until these requests have ended; events of others wait in their mail."""
+        chunks = self._run(requests, load)
+        next(chunks)  # begun, it ends its requests when closed or forgotten; else it would not
+        return chunks
+
+    def _run(self, requests: list[Request], load: Load) -> Chunks:
+        try:
+            with self._interrupts:
+                yield _BEGUN
+                while any(not r.is_finished or self._mail[r.id] for r in requests):
+                    for prompt_index, request in enumerate(requests):
+                        mail = self._mail[request.id]
+                        while mail:
+                            yield self._chunk(prompt_index, mail.popleft())
+                    self._step(load)
+        finally:
+            for request in requests:
+                self.engine.abort(request.id)
+                del self._mail[request.id]
+
+    def _step(self, load: Load) -> None:
+        """Run a whole step, and leave its events in the mail."""
+        self._interrupts.hold()
+        try:
+            for event in self.engine.step(load):
+                self._mail[event.seq_id[0]].append(event)
+        finally:
+            self._interrupts.release()
+
+    def _chunk(self, prompt_index: int, event: Event) -> Chunk:
+        return Chunk(
+            prompt_index,
+            event.seq_id[1],
+            event.text,
+            event.token,
+            self._logprobs(event.logprobs) if event.logprobs else None,
+            event.finish_reason and event.finish_reason.value,
+            event.stop_reason,
+            event.error,
+        )
+
+    def _collect(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool | None,
+    ) -> list[RequestOutput]:
+        requests = self._submit(prompts, sampling_params)
+        news: list[list[list[Chunk]]] = [[[] for _ in range(r.params.n)] for r in requests]
+        ended, total = 0, sum(request.params.n for request in requests)
+        show = len(prompts) > 1 if progress is None else progress
+        bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
+        with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
+            report(0, total)
+            for chunk in chunks:
+                news[chunk.prompt_index][chunk.index].append(chunk)
+                if chunk.finish_reason:
+                    ended += 1
+                    report(ended, total)
+        return [
+            RequestOutput(
+                request.id,
+                text if isinstance(text, str) else None,
+                list(request.prompt),
+                self._prompt_logprobs(request),
+                [_completion(i, chunks) for i, chunks in enumerate(answers) if chunks],
+                request.num_cached_tokens,
+            )
+            for request, text, answers in zip(requests, texts, news, strict=True)
+        ]
+
+    # --- tokens and text -----------------------------------------------------------------------
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt. Raises ValueError if it is none."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not _is_list(prompt) or not all(type(token) is int for token in prompt):
+            raise ValueError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
+        for token in prompt:
+            if not 0 <= token < self.arch.vocab_size:
+                raise ValueError(
+                    f"the prompt has token {token}, but this model's ids are "
+                    f"0 to {self.arch.vocab_size - 1}"
+                )
+        return list(prompt)
+
+    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        ranked = {
+            token: Logprob(logprob, rank, self.spell(token))
+            for rank, (token, logprob) in enumerate(entry.top, start=1)
+        }
+        own = Logprob(entry.logprob, entry.rank, self.spell(entry.token))
+        return {entry.token: own} | ranked
+
+    def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
+        if request.params.prompt_logprobs is None:
+            return None
+        found = request.prompt_logprobs
+        return [
+            self._logprobs(found[i]) if i in found else None for i in range(len(request.prompt))
+        ]
+
+    def spell(self, token: int) -> str:
+        """Return what a token stands for; bytes that are no UTF-8 come out as U+FFFD."""
+        return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+
+    # --- ending --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the trace file and the chat template's process, where there are such."""
+        self.chat_template.close()
+        if self.trace:
+            self.trace.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _located(model: str, home: Path) -> Path:
+    """Return where ``model`` is, pulled if it is not here."""
+    try:
+        return find_model(model, home)
+    except NotPulledError:
+        # Imported here: what a download needs is a tenth of a start that downloads nothing.
+        from ridgeline.hub.pull import pull
+
+        with bytes_bar(f"Pulling {model}") as report:
+            return pull(model, home, report)
+
+
+def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:
+    def spell(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_bytes(token).decode()
+
+    eos = checkpoint.eos_ids[0] if checkpoint.eos_ids else None
+    return ChatTemplate(checkpoint.chat_template, tokenizer, spell(checkpoint.bos_id), spell(eos))
+
+
+def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
+    last = chunks[-1]
+    tokens = tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
+    logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+    total = sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))
+    return CompletionOutput(
+        index,
+        "".join(chunk.text for chunk in chunks),
+        tokens,
+        total if logprobs else None,
+        logprobs or None,
+        last.finish_reason or "abort",
+        last.stop_reason,
+        last.error,
+    )
+
+
+def _is_list(prompts: object) -> bool:
+    return isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return not _is_list(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _is_chat(prompt: Any) -> bool:
+    return _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

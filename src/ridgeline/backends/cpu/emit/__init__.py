@@ -1,0 +1,1 @@
+"""Kernels, written as LLVM IR from Python. The only place that imports llvmlite."""

@@ -1,0 +1,375 @@
+"""What a step is told, and where: words, sizes, and a thread's view of them.
+
+The plan is an array of 64-bit words, mostly addresses (``PLAN``); so is each layer (``LAYER``).
+``Thread`` gives both short names, for code under construction, and knows how activations are laid
+out. It decides no order and no shares: that is ``forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.backends.cpu.emit.gemm import ENTRY_BYTES, TILE, TOGETHER, VALUE_BYTES
+from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
+from ridgeline.backends.cpu.emit.threads import fetch_add
+from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+
+# ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
+PLAN = (
+    "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
+    "layers", "x", "queries", "cache", "layer_stride", "records_stride",
+    "tables", "table_stride", "positions", "sequences",
+    "poison", "items", "blocks", "block_bounds", "asked", "cos", "sin",
+    "turns", "turns_stride",
+    "private", "private_stride", "scores_stride",
+    "final_norm",
+    "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",
+    "head_rows", "logits_rows", "logits", "logits_stride", "best", "head_x", "head_entries",
+    "sketch_tiles", "sketch_kind", "sketch_num_tiles", "sketch_num_records", "sketch_tile_bytes",
+    "screens", "distances", "lengths", "rough", "guesses",
+    "draws", "draw_firsts", "num_drawn_rows",
+    "counters", "shares",
+)  # fmt: skip
+MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+LAYER = (
+    "window", "attn_norm", "mlp_norm", "qkv_bias", "qk_norms", "o_bias",
+    "key_bias", "key_bias_pairs",
+    *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
+)  # fmt: skip
+
+COLUMN_ROWS = 6  # most rows that the columns plan takes
+MIXED_ROWS = 16  # most rows of the mixed plan
+SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are arithmetic
+BLOCK = 64  # most rows that a thread takes through a layer together
+HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
+# Work that threads take from each other.
+SHARED = ("q", "k", "v", "o", "gate", "down", "head", "blocks", "draws")
+SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
+EXACT_AT = 4 * len(SHARED)  # behind them: tiles that screening left in doubt, beside the head's
+_PIECES = 8  # that a thread's share of a product is taken in
+_MOST_HELPED = 4  # threads whose work a thread looks at, its own first
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Padded widths of a model, in floats, and where things are in a thread's private memory."""
+
+    num_layers: int
+    num_channels: int  # of the residual stream, before padding
+    hidden: int
+    intermediate: int
+    heads: Heads
+    activations: str  # what products take (see ``linear.ACTIVATIONS``)
+    o_bias: bool
+    vocab_size: int
+    profiled: bool = False  # kernels count the cycles of each kind of work (``timing``)
+
+    @property
+    def attention(self) -> int:
+        """All query heads of a row."""
+        return self.heads.num_heads * self.heads.size
+
+    @property
+    def qkv(self) -> int:
+        """Queries, keys and values of a row."""
+        return self.attention + 2 * self.heads.num_kv_heads * self.heads.size
+
+    @property
+    def widest(self) -> int:
+        """The longest row that is ever quantised."""
+        return max(self.hidden, self.intermediate, self.attention)
+
+    @property
+    def float_stride(self) -> int:
+        """Bytes from row to row of float activations: 0 if a row is quantised before the next."""
+        return self.widest * 4 if self.activations == "floats" else 0
+
+    @property
+    def value_stride(self) -> int:
+        """Bytes from row to row of quantised activations."""
+        return self.widest * VALUE_BYTES[self.activations]
+
+    @property
+    def entry_stride(self) -> int:
+        """Bytes from row to row of the entries of quantised activations."""
+        return self.widest // TILE * ENTRY_BYTES
+
+    @property
+    def head_x_stride(self) -> int:
+        """Bytes from row to row of what the head takes."""
+        return self.hidden * VALUE_BYTES[self.activations]
+
+    @property
+    def head_entry_stride(self) -> int:
+        """Bytes from row to row of its entries."""
+        return self.hidden // TILE * ENTRY_BYTES
+
+    @property
+    def rough_stride(self) -> int:
+        """Bytes from row to row of rough logits, and of what all outputs have in common."""
+        return (-(-self.vocab_size // TILE) + 1) * TILE * 4
+
+    @property
+    def gate_up_stride(self) -> int:
+        """Bytes from row to row of gates and ups; off the multiples of a page."""
+        return (2 * self.intermediate + 48) * 4
+
+    def private(self) -> dict[str, int]:
+        """Return the offset of each buffer in a thread's private memory.
+
+        Last come ``scores``, whose length is the context's and not compiled in, and behind them
+        the planes of probabilities, half as long.
+        """
+        lengths = {
+            "in_floats": self.widest * 4 + BLOCK * self.float_stride,
+            "turned": self.widest * 4,
+            "in_values": BLOCK * self.value_stride,
+            "in_entries": BLOCK * self.entry_stride,
+            "gated_floats": self.widest * 4 + BLOCK * self.float_stride,
+            "gated_values": BLOCK * self.value_stride,
+            "gated_entries": BLOCK * self.entry_stride,
+            "qkv": BLOCK * self.qkv * 4,
+            "y": BLOCK * self.hidden * 4,
+            "gate_up": BLOCK * self.gate_up_stride,
+            "attended": BLOCK * self.attention * 4,
+            "x": (COLUMN_ROWS + 1) * self.hidden * 4,
+            "scales": self.score_rows * 4,
+            "floors": SCREENED_ROWS * 4,
+            "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
+            **scratch_bytes(self.vocab_size),
+        }
+        offsets, at = {}, 0
+        for name, length in lengths.items():
+            offsets[name] = at
+            at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
+        return offsets | {"scores": at}
+
+    def private_bytes(self, scores_stride: int) -> int:
+        """Return the bytes of a thread's private memory, for rows of scores of this stride."""
+        scores = self.score_rows * scores_stride
+        return -(-(self.private()["scores"] + scores + scores // 2) // 4096) * 4096
+
+    @property
+    def score_rows(self) -> int:
+        """Rows of scores that are there at once."""
+        return self.heads.tile * self.heads.group
+
+
+class Words:
+    """An array of 64-bit words by name."""
+
+    def __init__(self, fn: Function, base: Value, names: Sequence[str]) -> None:
+        self._fn = fn
+        self._base = base
+        self._names = names
+
+    def __getitem__(self, name: str) -> Value:
+        return self._fn.load(self._base + 8 * self._names.index(name), I64, 8)
+
+    def address(self, name: str) -> Value:
+        """Return where a word is."""
+        return self._base + 8 * self._names.index(name)
+
+
+class Thread:
+    """What one thread sees of a step: the plan, its private memory, and short names for both."""
+
+    def __init__(self, fn: Function, sizes: Sizes) -> None:
+        self.fn = fn
+        self.sizes = sizes
+        self.plan_address, self.number = fn.args[:2]
+        self.plan = Words(fn, self.plan_address, PLAN)
+        self._offsets = sizes.private()
+        self._private = self.plan["private"]
+
+    def pieces(
+        self, layer: Value, name: str, num_tiles: Value, size: Value | None = None
+    ) -> AbstractContextManager[tuple[Value, Value]]:
+        """Loop over pieces of some tiles, first and end: this thread's share, then others' rests.
+
+        Two cores seldom read memory equally fast, and a core that somebody else uses as well is
+        slower still; who is done early helps. A lone row takes tiles in groups: see ``linear``.
+        """
+        fn, num_threads = self.fn, self.plan["num_threads"]
+        least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
+        size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
+        return self._taken(
+            layer, name, size, lambda i: (self._first(num_tiles, i), self._first(num_tiles, i + 1))
+        )
+
+    def _first(self, num_tiles: Value, number: Value) -> Value:
+        """Return the first tile of a thread's share."""
+        return num_tiles * number // self.plan["num_threads"]
+
+    def tile(self, layer: Words, matrix: str, tile: Value) -> Value:
+        """Return the address of a tile."""
+        return layer[f"{matrix}_tiles"] + tile * layer[f"{matrix}_tile_bytes"]
+
+    def then(self, layer: Words, matrix: str, end: Value, after: Value) -> Value:
+        """Return what this thread reads behind tiles up to ``end``; ``after`` is for its last."""
+        is_last = end.equals(self._first(layer[f"{matrix}_num_tiles"], self.number + 1))
+        return select(is_last, after, self.tile(layer, matrix, end))
+
+    def after(self, i: Value, layer: Words, matrix: str) -> Value:
+        """Return where this thread's share of the matrix behind layer ``i``'s ``matrix`` begins."""
+        if matrix == MATRICES[-1]:
+            layer, _ = self.layer(self.fn.lower(i + 1, self.fn.i64(self.sizes.num_layers - 1)))
+        behind = MATRICES[(MATRICES.index(matrix) + 1) % len(MATRICES)]
+        return self.tile(layer, behind, self._first(layer[f"{behind}_num_tiles"], self.number))
+
+    def blocks(self, layer: Value, begins: Value) -> AbstractContextManager[tuple[Value, Value]]:
+        """Loop over blocks of rows, each and the next: this thread's, then others' rests.
+
+        ``begins`` is where the first block of each thread (i32) is found.
+        """
+        ends, one = self.plan["block_bounds"] + 4, self.fn.i64(1)
+        return self._taken(
+            layer, "blocks", one, lambda i: (self.index(begins + i * 4), self.index(ends + i * 4))
+        )
+
+    @contextmanager
+    def _taken(
+        self, layer: Value, name: str, size: Value, share: Callable[[Value], tuple[Value, ...]]
+    ) -> Iterator[tuple[Value, Value]]:
+        """Loop over what this thread gets of some threads' shares, ``size`` at a time."""
+        fn, num_threads = self.fn, self.plan["num_threads"]
+        counters = self.plan["shares"] + layer * num_threads * SHARE_BYTES + 4 * SHARED.index(name)
+        with fn.loop(fn.lower(num_threads, _MOST_HELPED)) as i:
+            owner = (self.number + i) % num_threads
+            counter = counters + owner * SHARE_BYTES
+            begin, end = share(owner)
+
+            piece = fn.var(fetch_add(fn, counter, 1).signed(I64))
+            with fn.loop_while(lambda: begin + piece.get() * size < end):
+                first = begin + piece.get() * size
+                yield first, fn.lower(first + size, end)
+                piece.set(fetch_add(fn, counter, 1).signed(I64))
+
+    def index(self, address: Value) -> Value:
+        """Return a number of 32 bits that is kept there."""
+        return self.fn.load(address, I32, 4).signed(I64)
+
+    def mine(self, name: str) -> Value:
+        """Return the address of a private buffer."""
+        return self._private + self.number * self.plan["private_stride"] + self._offsets[name]
+
+    def shared(self, name: str) -> Value:
+        """Return the address of thread 0's buffer, which all use where columns are shared."""
+        return self._private + self._offsets[name]
+
+    def barrier(self, owner: str = "shared") -> None:
+        """Wait for the other threads, unless activations are ``mine``."""
+        if owner == "shared":
+            self.fn.call("barrier", self.plan["sync"], self.plan["num_threads"])
+
+    @contextmanager
+    def layers(self) -> Iterator[tuple[Value, Words, Value]]:
+        """Loop over the layers: number, words, and where a layer's part of the cache begins."""
+        with self.fn.loop(self.sizes.num_layers) as i:
+            yield i, *self.layer(i)
+
+    def layer(self, i: Value) -> tuple[Words, Value]:
+        """Return the words of a layer, and where its part of the cache begins."""
+        words = Words(self.fn, self.plan["layers"] + i * (8 * len(LAYER)), LAYER)
+        return words, self.plan["cache"] + i * self.plan["layer_stride"]
+
+    def floats(self, group: str, row: Value, owner: str = "mine") -> Value:
+        """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``.
+
+        Where rows are quantised it is one's own room for one row, whoever owns the others.
+        """
+        keeps = self.sizes.activations == "floats"
+        base: Value = getattr(self, owner if keeps else "mine")(f"{group}_floats")
+        return base + row * self.sizes.float_stride
+
+    def norm(self, x: Value, weight: Value, row: Value, owner: str = "mine") -> None:
+        """Norm a row of x into row ``row`` of the activations."""
+        floats = self.floats("in", row, owner)
+        self.fn.call("norm", x, weight, floats, self.sizes.hidden)
+        self.quantise("in", floats, row, self.sizes.hidden, owner=owner)
+
+    def quantise(
+        self, group: str, source: Value, row: Value, size: Any, at: Any = 0, owner: str = "mine"
+    ) -> None:
+        """Quantise ``size`` floats into a row of activations, from channel ``at`` on.
+
+        Where products take floats there is nothing to do: ``source`` is the row itself.
+        """
+        form = self.sizes.activations
+        if form != "floats":
+            memory = getattr(self, owner)
+            target = memory(f"{group}_values") + row * self.sizes.value_stride
+            entries = memory(f"{group}_entries") + row * self.sizes.entry_stride
+            self.fn.call(
+                f"quantise_{form}", source, target + at * VALUE_BYTES[form],
+                entries + at // TILE * ENTRY_BYTES, size, self.mine("turned"),
+            )  # fmt: skip
+
+    def product(
+        self,
+        layer: Words,
+        matrix: str,
+        tiles: tuple[Any, Any],
+        num_rows: Value,
+        y: Value,
+        y_stride: Any,
+        then: Value,
+        group: str = "in",
+        owner: str = "mine",
+    ) -> None:
+        """Multiply activations by tiles of a matrix, first and end, then to read at ``then``."""
+        sizes, memory = self.sizes, getattr(self, owner)
+        if sizes.activations == "floats":
+            x, x_stride = memory(f"{group}_floats"), sizes.float_stride
+        else:
+            x, x_stride = memory(f"{group}_values"), sizes.value_stride
+        self.fn.call(
+            "product", layer.address(f"{matrix}_tiles"), *tiles, num_rows,
+            x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride, then,
+        )  # fmt: skip
+
+    def qkv(self) -> Iterator[tuple[str, int]]:
+        """Yield the matrices of queries, keys and values, and where in a row their results go."""
+        heads, column = self.sizes.heads, 0
+        for matrix, count in (
+            ("q", heads.num_heads), ("k", heads.num_kv_heads), ("v", heads.num_kv_heads),
+        ):  # fmt: skip
+            yield matrix, column
+            column += count * heads.size * 4
+
+    def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:
+        """Turn and store one K/V head of the row that has number ``row`` in the step."""
+        fn, plan, heads = self.fn, self.plan, self.sizes.heads
+        position = self.index(plan["positions"] + row * 4)
+        block = self.index(self.table(row) + (position >> 4) * 4)
+        record = cache + block * plan["records_stride"] + kv_head * heads.record_bytes
+        turn = position * (heads.half * 4)
+        key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
+        fn.call(
+            "rope", qkv, layer["qkv_bias"], key_bias, plan["cos"] + turn, plan["sin"] + turn,
+            layer["qk_norms"], plan["queries"] + row * heads.query_bytes, record,
+            position & (TOKENS - 1), kv_head, plan["poison"] + row * 4,
+        )  # fmt: skip
+
+    def table(self, row: Value) -> Value:
+        """Return the address of the block table of a row's sequence."""
+        sequence = self.index(self.plan["sequences"] + row * 4)
+        return self.plan["tables"] + sequence * self.plan["table_stride"]
+
+    def attend(
+        self, layer: Words, cache: Value, item: tuple[Value, Value], kv_head: Value, out: Value
+    ) -> None:
+        """Let ``item``, a first row and 1 or a tile of queries, look at its context."""
+        first, count = item
+        fn = self.fn
+        fn.call(
+            "attend", self.plan_address, self.number, layer["window"],
+            layer["key_bias_pairs"] + kv_head * (4 + self.sizes.heads.half * 4),
+            cache + kv_head * self.sizes.heads.record_bytes, first, count, kv_head,
+            out + kv_head * (self.sizes.heads.group * self.sizes.heads.size * 4),
+        )  # fmt: skip

@@ -1,0 +1,451 @@
+"""Attention over the paged cache: rope and store, scores, softmax, and the weighted sum.
+
+The cache is made of records, one for 16 tokens of one key/value head in one layer:
+
+    int8  K: [D / 4][16 tokens][4] u8 (value + 128), V: [4][D][4 tokens] s8, then scales, 16 f32
+          each: of the tokens' values, and of each span of channels of their keys
+    f16, f32  K: [D][16 tokens], V: [16 tokens][D]
+
+D is the padded head: the first channels of the rotating pairs, the second channels, the rest, each
+padded to 16 with zeros. A row's query is D signed bytes per head, then (scale, -128 * sum) of each
+span of each head; or floats. A span has 32 channels if D is a multiple of that, else 16.
+
+Some models add a bias to keys that is a hundred times as large as what it is added to (Qwen2). The
+scale of a span would follow the bias and leave a few steps for the rest, so int8 keys are stored
+without it, and each score gets what it would have contributed. For a pair of channels with bias
+(a, b), turned by the angle t of the key's position, that is
+
+    (q0 a + q1 b) cos t + (q1 a - q0 b) sin t
+
+for the turned query's (q0, q1): two factors per query and pair, and the rope table. Only pairs
+whose bias is large are treated so. Channels that do not turn add the same to all scores of a query,
+so softmax never sees their bias and it is dropped.
+
+A row's softmax has a fixed order: all scores, their maximum, then exponentials added up lane by
+lane from its first visible block. Nothing is rescaled on the way, and what is masked is exactly
+zero, so neither the tile a row is in nor the blocks around it change a bit of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from ridgeline.backends.cpu.emit.float_attention import emit_float_scores, emit_float_weigh
+from ridgeline.backends.cpu.emit.ir import (
+    F16,
+    F32,
+    I8,
+    I32,
+    I64,
+    Function,
+    Value,
+    exp,
+    fma,
+    maximum,
+    minimum,
+    select,
+    sqrt,
+    to_whole,
+    vec,
+)
+from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot, prefetch
+from ridgeline.backends.cpu.emit.rows import (
+    FLOATS,
+    NOTHING,
+    largest_of,
+    scale_to_bytes,
+    to_integers,
+)
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, record_at, row_parts
+
+_BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
+_LOWEST = -1e30  # below every score
+_STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
+_MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
+_AHEAD = 3  # blocks from the one in hand to the one whose keys are asked for
+_Rows = list[tuple[Value, Value]]  # where their queries are, and the entries of these
+
+
+def emit_attention(module: object, form: Dot, heads: Heads) -> None:
+    """Emit ``rope``, ``softmax``, ``expect``, and ``scores_N``, ``weigh_N`` for 1 and a tile.
+
+    And ``add_key_bias``, for a model that needs it.
+    """
+    _emit_rope(module, heads)
+    if heads.splits_key_bias:
+        _emit_add_key_bias(module, heads)
+    _emit_softmax(module, heads)
+    _emit_expect(module, heads)
+    for queries in dict.fromkeys((1, heads.tile)):
+        if heads.cache == "int8":
+            _emit_scores(module, form, heads, queries)
+            _emit_weigh(module, form, heads, queries)
+        else:
+            emit_float_scores(module, heads, queries)
+            emit_float_weigh(module, heads, queries)
+
+
+# --- rope, and into the cache ------------------------------------------------------------------
+
+
+def _emit_rope(module: object, heads: Heads) -> None:
+    """``rope(row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison)``.
+
+    One K/V head: ``row`` has the floats of all query heads, keys and values, ``bias`` what is added
+    to them, ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its
+    keys and values of these 16 tokens are, ``token`` the place among them. ``norms`` are the
+    weights of the norms of q and k. A model without them ignores ``bias``, ``key_bias`` and
+    ``norms``. If any result is not finite, the f32 at ``poison`` becomes 1.
+    """
+    fn = Function(module, "rope", 11)
+    row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison = fn.args
+
+    def load(offset: Value) -> list[Value]:
+        at = [offset + 64 * i for i in range(heads.size // 16)]
+        x = [fn.load(row + a, FLOATS, 4) for a in at]
+        if heads.qkv_bias:
+            x = [value + fn.load(bias + a, FLOATS, 4) for value, a in zip(x, at, strict=True)]
+        return x
+
+    head_bytes = heads.size * 4
+    q_heads = kv_head * (heads.group * head_bytes)
+    keys = (kv_head + heads.num_heads) * head_bytes
+    size = fn.value(0.0, F32)
+    for g in range(heads.group):
+        rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, norms)
+        head = kv_head * heads.group + g
+        _store_query(fn, heads, rotated, query, head)
+        if heads.splits_key_bias:
+            _store_bias_factors(fn, heads, rotated, key_bias, query, head)
+        size = size + largest_of(rotated)
+    rotated = _rotated(fn, heads, load(keys), cos, sin, norms + head_bytes)
+    plain = load(keys + heads.num_kv_heads * head_bytes)
+    if heads.cache == "int8":
+        _store_bytes(fn, heads, rotated, plain, record, token)
+    else:
+        _store_floats(fn, heads, rotated, plain, record, token)
+    # Rounding to bytes, and comparing, would swallow it: what is wrong must be said here.
+    size = size + largest_of(rotated) + largest_of(plain)
+    with fn.when((size - size).equals(0.0).equals(0)):
+        fn.store(fn.value(1.0, F32), poison, 4)
+    fn.finish()
+
+
+def _rotated(
+    fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, norm: Value
+) -> list[Value]:
+    """Return a head's vectors after its norm, if any, and rope (Su et al., 2021)."""
+    if heads.qk_norm:
+        total = x[0] * x[0]
+        for value in x[1:]:
+            total = fma(value, value, total)
+        mean = total.reduce(lambda a, b: a + b) * (1.0 / heads.num_channels)
+        scale = (1.0 / sqrt(mean + heads.eps)).splat(16)
+        x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
+    pairs = heads.half // 16
+    first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
+    c = [fn.load(cos + 64 * i, FLOATS, 4) for i in range(pairs)]
+    s = [fn.load(sin + 64 * i, FLOATS, 4) for i in range(pairs)]
+    turned = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    turned += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    return turned + rest
+
+
+def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
+    softmax_scale = heads.num_channels**-0.5
+    if heads.cache != "int8":
+        for i, value in enumerate(x):
+            fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)
+        return
+    target = query + head * heads.size
+    entries = query + heads.num_heads * heads.size + head * (8 * heads.spans)
+    for span, (first, vectors) in enumerate(_spans(heads, x)):
+        scale, inverse = scale_to_bytes(largest_of(vectors))
+        total = fn.value(0, I32)
+        for i, value in enumerate(vectors, start=first):
+            integers = to_integers(value, inverse)
+            fn.store(integers.signed(I8), target + 16 * i, 1)
+            total = total + integers.reduce(lambda a, b: a + b)
+        fn.store(scale * softmax_scale, entries + 8 * span, 4)
+        fn.store(total * -128, entries + 8 * span + 4, 4)
+
+
+def _store_bias_factors(
+    fn: Function, heads: Heads, x: list[Value], key_bias: Value, query: Value, head: Value
+) -> None:
+    """Store what cosines, then what sines are multiplied by: see the top of the file."""
+    pairs, softmax_scale = heads.half // 16, heads.num_channels**-0.5
+    target = query + heads.bias_factors_at + head * (8 * heads.half)
+    for i in range(pairs):
+        a, b = (fn.load(key_bias + 64 * j, FLOATS, 4) for j in (i, pairs + i))
+        q0, q1 = x[i] * softmax_scale, x[pairs + i] * softmax_scale
+        fn.store(fma(q1, b, q0 * a), target + 64 * i, 4)
+        fn.store(q1 * a - q0 * b, target + 64 * (pairs + i), 4)
+
+
+def _spans(heads: Heads, x: list[Value]) -> Iterator[tuple[int, list[Value]]]:
+    """Yield the vectors that share a scale, with the index of the first."""
+    wide = heads.span // 16
+    for first in range(0, len(x), wide):
+        yield first, x[first : first + wide]
+
+
+def _store_bytes(
+    fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
+) -> None:
+    scales = record + heads.scales_at + token * 4
+    for span, (first, vectors) in enumerate(_spans(heads, k)):
+        scale, inverse = scale_to_bytes(largest_of(vectors))
+        fn.store(scale, scales + 64 * (1 + span), 4)
+        for i, value in enumerate(vectors, start=first):
+            unsigned = to_integers(value, inverse).signed(I8) ^ -128
+            quads = unsigned.bits(vec(I32, 4))
+            for j in range(4):
+                fn.store(quads.lane(j), record + (4 * i + j) * 64 + token * 4, 4)
+    scale, inverse = scale_to_bytes(largest_of(v))
+    fn.store(scale, scales, 4)
+    # Single bytes: the four tokens of a word may belong to different threads.
+    column = record + TOKENS * heads.size + (token >> 2) * (heads.size * 4) + (token & 3)
+    for i, value in enumerate(v):
+        signed = to_integers(value, inverse).signed(I8)
+        for j in range(16):
+            fn.store(signed.lane(j), column + (16 * i + j) * 4, 1)
+
+
+def _store_floats(
+    fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
+) -> None:
+    # Only finite values: a block is read whole, later by its next owner, and 0 times infinity is
+    # not a number.
+    size, narrow = heads.value_bytes, heads.cache == "f16"
+    most = 65504.0 if narrow else 3.4028234663852886e38
+    v_row = record + TOKENS * heads.size * size + token * (heads.size * size)
+    for i in range(len(k)):
+        key, value = (maximum(minimum(x, most), -most) for x in (k[i], v[i]))
+        if narrow:
+            key, value = key.signed(F16), value.signed(F16)
+        fn.store(value, v_row + 16 * size * i, size)
+        for j in range(16):
+            fn.store(key.lane(j), record + ((16 * i + j) * TOKENS + token) * size, size)
+
+
+def _emit_expect(module: object, heads: Heads) -> None:
+    """``expect(records, stride, table, count)``: ask for the keys and scales that come next.
+
+    While one head's softmax and weighted sum are computed memory would rest.
+    """
+    fn = Function(module, "expect", 4)
+    records, stride, table, count = fn.args
+    with fn.loop(count) as block:
+        record = record_at(fn, records, stride, table, block)
+        with fn.loop(TOKENS * heads.size * heads.value_bytes, step=64) as line:
+            prefetch(fn, record + line, locality=2)
+        for offset in range(heads.scales_at, heads.record_bytes, 64):
+            prefetch(fn, record + offset, locality=2)
+    fn.finish()
+
+
+# --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
+#
+# ``records`` is where record 0 of this layer and head is, ``stride`` the bytes from block to block,
+# ``table`` the sequence's blocks (i32) from the first visible one on, ``count`` how many.
+
+
+def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
+    """``scores_N(query, records, stride, table, count, kv_head, out, out_stride)``.
+
+    Scores of ``queries`` rows of queries, each with all heads of the group, over ``count`` blocks.
+    """
+    fn = Function(module, f"scores_{queries}", 8)
+    query, records, stride, table, count, kv_head, out, out_stride = fn.args
+    first = kv_head * heads.group
+    base = query + first * heads.size
+    entries = query + heads.num_heads * heads.size + first * (8 * heads.spans)
+    rows = [
+        (base + n * heads.query_bytes + g * heads.size,
+         entries + n * heads.query_bytes + g * (8 * heads.spans))
+        for n in range(queries)
+        for g in range(heads.group)
+    ]  # fmt: skip
+
+    def score(block: Value, num_blocks: int) -> None:
+        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + _AHEAD)]
+        found = [record_at(fn, records, stride, table, b) for b in at]
+        for low in range(0, len(rows), _MOST_ROWS):
+            part = rows[low : low + _MOST_ROWS]
+            coming = found[_AHEAD:] if low == 0 else []
+            scores = _scores(fn, form, heads, part, found[:num_blocks], coming)
+            for r, of_row in enumerate(scores, start=low):
+                for b, value in enumerate(of_row):
+                    fn.store(value, out + out_stride * r + (block + b) * 64, 4)
+
+    # Blocks side by side: what is loaded of a query serves all, and no sum waits for itself.
+    side = 2 if len(rows) > 3 else 4
+    together = count // side * side
+    with fn.loop(together, step=side) as block:
+        score(block, side)
+    with fn.loop(count, start=together) as block:
+        score(block, 1)
+    fn.finish()
+
+
+def _scores(
+    fn: Function, form: Dot, heads: Heads, rows: _Rows, records: list[Value], coming: list[Value]
+) -> list[list[Value]]:
+    """Return each row's scores in each record; ask for the values and for the keys to come."""
+    scores = [[fn.lanes(F32, [0.0] * 16) for _ in records] for _ in rows]
+    for span in range(heads.spans):
+        starts = [fn.load(entry + 8 * span + 4, I32, 4).splat(16) for _, entry in rows]
+        sums = [[start for _ in records] for start in starts]
+        for quad in range(span * heads.span // 4, (span + 1) * heads.span // 4):
+            keys = [fn.load(record + quad * 64, _BYTES, 64) for record in records]
+            for record, later in zip(records, coming, strict=False):
+                prefetch(fn, later + quad * 64)
+                prefetch(fn, record + TOKENS * heads.size + quad * 64, locality=2)
+            for (query, _), of_row in zip(rows, sums, strict=True):
+                part = broadcast4(fn, query + quad * 4)
+                of_row[:] = [dot(form, s, k, part) for s, k in zip(of_row, keys, strict=True)]
+        scales_at = heads.scales_at + 64 * (1 + span)
+        scales = [fn.load(record + scales_at, FLOATS, 64) for record in records]
+        for (_, entry), of_row, totals in zip(rows, sums, scores, strict=True):
+            scale = fn.load(entry + 8 * span, F32, 4).splat(16)
+            for b, total in enumerate(totals):
+                totals[b] = fma(of_row[b].signed(F32) * scales[b], scale, total)
+    return scores
+
+
+def _emit_add_key_bias(module: object, heads: Heads) -> None:
+    """``add_key_bias(query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride)``.
+
+    Add to scores what keys' bias contributes. ``pairs`` are i32: how many, then which. ``turns``
+    is the cosine of pair 0 for the first visible position; a pair's are ``stride`` bytes behind the
+    pair's before, and sines behind all cosines.
+    """
+    fn = Function(module, "add_key_bias", 9)
+    query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride = fn.args
+    num_pairs = fn.load(pairs, I32, 4).signed(I64)
+    first = query + heads.bias_factors_at + kv_head * (heads.group * 8 * heads.half)
+
+    def add(factors: Value, scores: Value, block: Value, num_blocks: int) -> None:
+        at = [scores + (block + b) * 64 for b in range(num_blocks)]
+        totals = [fn.var(fn.load(place, FLOATS, 4)) for place in at]
+        with fn.loop(num_pairs) as i:
+            pair = fn.load(pairs + 4 + i * 4, I32, 4).signed(I64)
+            turn = turns + pair * stride + block * 64
+            for part in range(2):
+                factor = fn.load(factors + (pair + part * heads.half) * 4, F32, 4).splat(16)
+                for b, total in enumerate(totals):
+                    place = turn + stride * (part * heads.half) + 64 * b
+                    total.set(fma(fn.load(place, FLOATS, 4), factor, total.get()))
+        for place, total in zip(at, totals, strict=True):
+            fn.store(total.get(), place, 4)
+
+    with fn.when(num_pairs > 0), fn.loop(num_queries) as n, fn.loop(heads.group) as g:
+        factors = first + n * heads.query_bytes + g * (8 * heads.half)
+        scores = out + (n * heads.group + g) * out_stride
+        together = count // 4 * 4
+        with fn.loop(together, step=4) as block:
+            add(factors, scores, block, 4)
+        with fn.loop(count, start=together) as block:
+            add(factors, scores, block, 1)
+    fn.finish()
+
+
+def _emit_softmax(module: object, heads: Heads) -> None:
+    """``softmax(scores, score_stride, low, high, count, records, stride, table, planes, scales)``.
+
+    A row's heads of one group. Scores ``low`` up to ``high`` are visible. Leaves probabilities,
+    times each value's scale for int8: as 16 bits in two planes of bytes per block at ``planes``,
+    half as far apart as scores are, else as floats in place. ``scales`` receive what the weighted
+    sums must be multiplied by.
+    """
+    fn = Function(module, "softmax", 10)
+    scores, score_stride, low, high, count, records, stride, table, planes, scales = fn.args
+    is_int8 = heads.cache == "int8"
+    lanes = fn.lanes(I32, list(range(16)))
+    low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
+    first_whole = fn.lower((low + TOKENS - 1) // TOKENS, count)
+    end_of_whole = maximum(high // TOKENS, first_whole)
+
+    def blocks() -> Iterator[tuple[Value, Callable[[Value, float], Value]]]:
+        """Loop over blocks in order, each with what puts a number where a token is masked."""
+        with fn.loop(first_whole) as block:
+            yield block, partial(masked, block)
+        with fn.loop(end_of_whole, start=first_whole) as block:
+            yield block, lambda value, _: value
+        with fn.loop(count, start=end_of_whole) as block:
+            yield block, partial(masked, block)
+
+    def masked(block: Value, value: Value, instead: float) -> Value:
+        position = lanes + (block.signed(I32) * 16).splat(16)
+        return select((position >= low_v) & (position < high_v), value, instead)
+
+    for first in range(0, heads.group, _MOST_ROWS):
+        group = range(first, min(first + _MOST_ROWS, heads.group))
+        rows = [scores + score_stride * g for g in group]
+        tops, totals, mosts = (
+            [fn.var(fn.lanes(F32, [least] * 16)) for _ in group] for least in (_LOWEST, 0.0, 0.0)
+        )
+        for block, visible in blocks():
+            for row, top in zip(rows, tops, strict=True):
+                score = fn.load(row + block * 64, FLOATS, 4)
+                top.set(maximum(visible(score, _LOWEST), top.get()))
+        highest = [top.get().reduce(maximum).splat(16) for top in tops]
+        for block, visible in blocks():
+            values = record_at(fn, records, stride, table, block) + heads.scales_at
+            for row, peak, total, most in zip(rows, highest, totals, mosts, strict=True):
+                p = visible(exp(fn.load(row + block * 64, FLOATS, 4) - peak), 0.0)
+                total.set(total.get() + p)
+                if is_int8:
+                    p = visible(p * fn.load(values, FLOATS, 64), 0.0)
+                    most.set(maximum(p, most.get()))
+                fn.store(p, row + block * 64, 4)
+        factors = [fn.value(1.0, F32) for _ in group]
+        if is_int8:
+            largest = [most.get().reduce(maximum) for most in mosts]
+            factors = [value * (1.0 / _STEPS) for value in largest]
+            steps = [select(x > NOTHING, _STEPS / x, fn.value(0.0, F32)) for x in largest]
+            with fn.loop(count) as block:
+                for g, row, step in zip(group, rows, steps, strict=True):
+                    p = to_whole(fn.load(row + block * 64, FLOATS, 4), step.splat(16)).bits(_BYTES)
+                    both = p.shuffle([4 * i + byte for byte in (1, 0) for i in range(16)])
+                    fn.store(both, planes + (score_stride >> 1) * g + block * 32, 1)
+        for g, factor, total in zip(group, factors, totals, strict=True):
+            fn.store(factor / total.get().reduce(lambda a, b: a + b), scales + 4 * g, 4)
+    fn.finish()
+
+
+def _emit_weigh(module: object, form: Dot, heads: Heads, queries: int) -> None:
+    """``weigh_N(planes, plane_stride, records, stride, table, count, scales, out, out_stride)``.
+
+    Weighted sums of values, for all rows of the tile; ``out`` is this group's first head, and
+    ``out_stride`` the bytes from a query's row to the next.
+    """
+    fn = Function(module, f"weigh_{queries}", 9)
+    planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
+    rows = [(n, g) for n in range(queries) for g in range(heads.group)]
+    for part, wide in row_parts(heads, len(rows), sums_per_vector=2):
+        with fn.loop(heads.size // 16, step=wide) as column:
+            zero = fn.lanes(I32, [0] * 16)
+            sums = [[[fn.var(zero) for _ in range(2)] for _ in range(wide)] for _ in part]
+            with fn.loop(count) as block:
+                record = record_at(fn, records, stride, table, block) + TOKENS * heads.size
+                for quad in range(4):
+                    at = record + quad * (heads.size * 4) + column * 64
+                    values = [fn.load(at + 64 * j, _BYTES, 64) for j in range(wide)]
+                    for row, row_sums in zip(part, sums, strict=True):
+                        p_at = planes + plane_stride * row + block * 32 + 4 * quad
+                        for plane in range(2):
+                            p = broadcast4(fn, p_at + 16 * plane)
+                            for j, value in enumerate(values):
+                                total = row_sums[j][plane]
+                                total.set(dot(form, total.get(), p, value))
+            for row, row_sums in zip(part, sums, strict=True):
+                n, g = rows[row]
+                scale = fn.load(scales + 4 * row, F32, 4).splat(16)
+                for j, (high, low) in enumerate(row_sums):
+                    joined = fma(high.get().signed(F32), 256.0, low.get().signed(F32))
+                    at = out + out_stride * n + g * heads.size * 4 + (column + j) * 64
+                    fn.store(joined * scale, at, 4)
+    fn.finish()

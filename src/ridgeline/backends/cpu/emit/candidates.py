@@ -1,0 +1,251 @@
+"""Candidates of a draw: the largest logits of a row, gathered into a list by id.
+
+Nothing is sorted. Of each block of a row the greatest of every 32 logits, 16 apart, is kept. The
+k-th largest of these is a bound that at least k logits reach, seldom many more: those are gathered,
+and all else happens in the list. A bound is found bit by bit, by counting, or adding up the weights
+of, what reaches it (as radix selection does).
+"""
+
+from __future__ import annotations
+
+import math
+
+from ridgeline.backends.cpu.emit.ir import (
+    F32,
+    F64,
+    I16,
+    I32,
+    I64,
+    Function,
+    Value,
+    floor,
+    maximum,
+    select,
+    trailing_zeros,
+    vec,
+)
+from ridgeline.backends.cpu.emit.rows import FLOATS
+from ridgeline.backends.cpu.layout.draw_entries import BLOCK_LOGITS
+from ridgeline.backends.sampling import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_BITS
+
+VECTORS = BLOCK_LOGITS // 16
+_WEIGHTS, _DOUBLES = vec(I64, 8), vec(F64, 8)
+_MAGIC = 1.5 * 2.0**52  # near it doubles are whole, and so are their bits
+_MAGIC_BITS = 0x4338000000000000
+_MANTISSA, _ONE = (1 << 52) - 1, 1 << 52
+_LOWEST = -(1 << 31)
+_ALL_BUT_SIGN = 0x7FFFFFFF
+
+
+def emit_candidates(module: object, num_blocks: int) -> None:
+    """Emit ``draw_peaks``, ``draw_narrow`` and what works on its list."""
+    _emit_peaks(module, num_blocks)
+    _emit_gather(module, num_blocks)
+    _emit_narrow(module, num_blocks)
+    for by_weight in (False, True):
+        _emit_bound(module, by_weight)
+        _emit_cut(module, by_weight)
+    _emit_weigh_list(module)
+    _emit_total(module)
+    _emit_pick(module)
+
+
+def weigh(x: Value, greatest: Value, factor: Value) -> list[Value]:
+    """Return the weights of 16 logits: 2 vectors of 8 x i64."""
+    fn, weights = x.fn, []
+    for lanes in (range(8), range(8, 16)):
+        z = (x.shuffle(lanes).signed(F64) - greatest.splat(8)) * factor.splat(8)
+        z = maximum(z, LEAST_EXPONENT)
+        whole = floor(z)
+        fraction = z - whole
+        power = fn.value(POLYNOMIAL[-1], _DOUBLES)
+        for coefficient in POLYNOMIAL[-2::-1]:
+            power = power * fraction + coefficient
+        # It is from 1 to 2, so its mantissa is 2 ** 52 times it.
+        mantissa = (power.bits(_WEIGHTS) & _MANTISSA) | _ONE
+        exponent = (whole + _MAGIC).bits(_WEIGHTS) - _MAGIC_BITS
+        weights.append(mantissa >> ((52 - WEIGHT_BITS) - exponent))
+    return weights
+
+
+def add(values: Value) -> Value:
+    """Return the sum of all lanes."""
+    return values.reduce(lambda a, b: a + b)
+
+
+def _emit_pick(module: object) -> None:
+    """``draw_pick(weights, count, before, mark, out)``: the first that passes the mark, or -1."""
+    fn = Function(module, "draw_pick", 5)
+    weights, count, before, mark, out = fn.args
+    reached, found = fn.var(before), fn.var(fn.i64(-1))
+    i = fn.var(fn.i64(0))
+    with fn.loop_while(lambda: (i.get() < count) & (found.get() < 0)):
+        reached.set(reached.get() + fn.load(weights + i.get() * 8, I64, 8))
+        found.set(select(reached.get() > mark, i.get(), found.get()))
+        i.set(i.get() + 1)
+    fn.store(found.get(), out, 8)
+    fn.finish()
+
+
+def _key(x: Value) -> Value:
+    """Return i32 in the order of f32, the two zeros being one; its own inverse on bits."""
+    return _turned((x + 0.0).bits(x.like(I32)))
+
+
+def _turned(words: Value) -> Value:
+    return select(words < 0, words ^ _ALL_BUT_SIGN, words)
+
+
+def _emit_peaks(module: object, num_blocks: int) -> None:
+    """``draw_peaks(row, peaks, out)``: the greatest logit of every lane of a block, and of all.
+
+    The greatest of all is an f64.
+    """
+    fn = Function(module, "draw_peaks", 3)
+    row, peaks, out = fn.args
+    least = fn.lanes(F32, [-math.inf] * 16)
+    top = fn.var(least)
+    with fn.loop(num_blocks) as block:
+        begin = row + block * (BLOCK_LOGITS * 4)
+        sides = [least] * 4
+        for i in range(VECTORS):
+            sides[i % 4] = maximum(fn.load(begin + 64 * i, FLOATS, 4), sides[i % 4])
+        peak = maximum(maximum(sides[0], sides[1]), maximum(sides[2], sides[3]))
+        fn.store(peak, peaks + block * 64, 4)
+        top.set(maximum(peak, top.get()))
+    fn.store(top.get().reduce(maximum).signed(F64), out, 8)
+    fn.finish()
+
+
+def _emit_gather(module: object, num_blocks: int) -> None:
+    """``draw_gather(row, peaks, bound, ids, values, out)``: list, by id, what reaches the bound.
+
+    ``bound`` are the bits of an f32. Behind the list come 16 values of minus infinity.
+    """
+    fn = Function(module, "draw_gather", 6)
+    row, peaks, bound, ids, values, out = fn.args
+    least = bound.signed(I32).bits(F32).splat(16)
+    count = fn.var(fn.i64(0))
+
+    def reaching(at: Value) -> Value:
+        return (fn.load(at, FLOATS, 4) >= least).bits(I16).unsigned(I64)
+
+    with (
+        fn.loop(num_blocks) as block,
+        fn.when(reaching(peaks + block * 64) > 0),
+        fn.loop(VECTORS) as i,
+    ):
+        first = block * BLOCK_LOGITS + i * 16
+        left = fn.var(reaching(row + first * 4))  # a bit for each that reaches it
+        with fn.loop_while(lambda: left.get() > 0):
+            token = first + trailing_zeros(left.get())
+            fn.store(token.signed(I32), ids + count.get() * 4, 4)
+            fn.store(fn.load(row + token * 4, F32, 4), values + count.get() * 4, 4)
+            count.set(count.get() + 1)
+            left.set(left.get() & (left.get() - 1))
+    fn.store(fn.lanes(F32, [-math.inf] * 16), values + count.get() * 4, 4)
+    fn.store(count.get(), out, 8)
+    fn.finish()
+
+
+def _emit_bound(module: object, by_weight: bool) -> None:
+    """``draw_bound_count(values, weights, count, wanted, out)``, ``draw_bound_weight``.
+
+    The highest key that so many values, or values of so much weight, reach; whole vectors are read.
+    """
+    fn = Function(module, f"draw_bound_{'weight' if by_weight else 'count'}", 5)
+    values, weights, count, wanted, out = fn.args
+    bound, step = fn.var(fn.value(_LOWEST, I32)), fn.var(fn.value(_LOWEST, I32))
+    num_vectors = (count + 15) // 16
+    with fn.loop(32):
+        trial = bound.get() + step.get()
+        if by_weight:
+            sums = [fn.var(fn.lanes(I64, [0] * 8)) for _ in range(2)]
+        else:
+            sums = [fn.var(fn.lanes(I32, [0] * 16))]
+        with fn.loop(num_vectors) as i:
+            reaches = _key(fn.load(values + i * 64, FLOATS, 4)) >= trial.splat(16)
+            if by_weight:
+                for half, total in enumerate(sums):
+                    weight = fn.load(weights + i * 128 + 64 * half, _WEIGHTS, 8)
+                    lanes = range(8 * half, 8 * half + 8)
+                    total.set(total.get() + select(reaches.shuffle(lanes), weight, 0))
+            else:
+                sums[0].set(sums[0].get() + reaches.unsigned(I32))
+        if by_weight:
+            reached = add(sums[0].get() + sums[1].get())
+        else:
+            reached = add(sums[0].get()).signed(I64)
+        bound.set(select(reached >= wanted, trial, bound.get()))
+        step.set(step.get() >> 1)
+    fn.store(bound.get().signed(I64), out, 8)
+    fn.finish()
+
+
+def _emit_cut(module: object, by_weight: bool) -> None:
+    """``draw_cut_count(ids, values, weights, count, bound, wanted, out)``, ``draw_cut_weight``.
+
+    Keep what is above the bound, and of what equals it the first that are still wanted: by number,
+    or until weights reach what is wanted. Weights are moved along where they count.
+    """
+    fn = Function(module, f"draw_cut_{'weight' if by_weight else 'count'}", 7)
+    ids, values, weights, count, bound, wanted, out = fn.args
+    limit = _turned(bound.signed(I32)).bits(F32)
+    left, kept = fn.var(wanted), fn.var(fn.i64(0))
+
+    def amount(i: Value) -> Value:
+        return fn.load(weights + i * 8, I64, 8) if by_weight else fn.i64(1)
+
+    with fn.loop(count) as i, fn.when(fn.load(values + i * 4, F32, 4) > limit):
+        left.set(left.get() - amount(i))
+    with fn.loop(count) as i:
+        value, part = fn.load(values + i * 4, F32, 4), amount(i)
+        is_tie = value.equals(limit)
+        with fn.when((value > limit) | (is_tie & (left.get() > 0))):
+            fn.store(fn.load(ids + i * 4, I32, 4), ids + kept.get() * 4, 4)
+            fn.store(value, values + kept.get() * 4, 4)
+            if by_weight:
+                fn.store(part, weights + kept.get() * 8, 8)
+            kept.set(kept.get() + 1)
+            left.set(select(is_tie, left.get() - part, left.get()))
+    fn.store(fn.lanes(F32, [-math.inf] * 16), values + kept.get() * 4, 4)
+    fn.store(kept.get(), out, 8)
+    fn.finish()
+
+
+def _emit_weigh_list(module: object) -> None:
+    """``draw_weigh_list(values, count, greatest, factor, weights)``: whole vectors."""
+    fn = Function(module, "draw_weigh_list", 5)
+    values, count, greatest, factor, weights = fn.args
+    with fn.loop((count + 15) // 16) as i:
+        x = fn.load(values + i * 64, FLOATS, 4)
+        for half, weight in enumerate(weigh(x, greatest.bits(F64), factor.bits(F64))):
+            fn.store(weight, weights + i * 128 + 64 * half, 8)
+    fn.finish()
+
+
+def _emit_total(module: object) -> None:
+    """``draw_total(weights, count, least, out)``: add up, and make 0 what is below ``least``."""
+    fn = Function(module, "draw_total", 4)
+    weights, count, least, out = fn.args
+    total = fn.var(fn.i64(0))
+    with fn.loop(count) as i:
+        weight = fn.load(weights + i * 8, I64, 8)
+        weight = select(weight >= least, weight, 0)
+        fn.store(weight, weights + i * 8, 8)
+        total.set(total.get() + weight)
+    fn.store(total.get(), out, 8)
+    fn.finish()
+
+
+def _emit_narrow(module: object, num_blocks: int) -> None:
+    """``draw_narrow(row, peaks, wanted, ids, values, out)``: list at least the so many largest."""
+    fn = Function(module, "draw_narrow", 6)
+    row, peaks, wanted, ids, values, out = fn.args
+    num_peaks = num_blocks * 16
+    fn.store(_key(fn.value(-math.inf, F32)).signed(I64), out, 8)
+    with fn.when(wanted < num_peaks):
+        fn.call("draw_bound_count", peaks, 0, num_peaks, wanted, out)
+    bound = _turned(fn.load(out, I64, 8).signed(I32))
+    fn.call("draw_gather", row, peaks, bound.signed(I64), ids, values, out)
+    fn.finish()

@@ -1,0 +1,214 @@
+"""What happens to one row of activations between matrix products: norms, gates, quantising.
+
+Rows are floats, padded with zeros to a multiple of 32; padding stays zero through everything here.
+Every sum has one fixed order: two vectors side by side down the row, then halves of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.backends.cpu.emit.gemm import ENTRY_BYTES, TILE
+from ridgeline.backends.cpu.emit.ir import (
+    F32,
+    I8,
+    I16,
+    I32,
+    Function,
+    Value,
+    absolute,
+    exp,
+    fma,
+    maximum,
+    select,
+    sqrt,
+    to_whole,
+    vec,
+)
+
+FLOATS = vec(F32, 16)
+_GROUP_BYTES = TILE * 4
+NOTHING = 1e-30  # what is smaller counts as zero where it would divide
+_CHUNK = 64  # channels that are mixed in one go
+MOST_TURNED = 512  # channels that a rotation mixes at most
+
+
+def emit_rows(module: object, num_channels: int, eps: float, activations: Sequence[str]) -> None:
+    """Emit the row kernels for a model of this width; ``size`` counts floats everywhere.
+
+    For each form of activations but floats (see ``linear``) there is a
+    ``quantise_FORM(x, out, entries, size, scratch)``; ``scratch`` is as long as x.
+    """
+    _emit_norm(module, num_channels, eps)
+    _emit_add(module)
+    _emit_gate(module)
+    emitters = {"groups": _emit_groups, "rows": _emit_row_bytes, "bf16": _emit_bf16}
+    for form in activations:
+        if form in emitters:
+            emitters[form](module)
+
+
+def _emit_norm(module: object, num_channels: int, eps: float) -> None:
+    """``norm(x, weight, out, size)``: out = x / rms(x) * weight, over ``num_channels`` of ``size``.
+
+    RMS norm (Zhang & Sennrich, 2019).
+    """
+    fn = Function(module, "norm", 4)
+    x, weight, out, size = fn.args
+    squares = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
+    with fn.loop(size * 4, step=_GROUP_BYTES) as at:
+        for i, total in enumerate(squares):
+            value = fn.load(x + at + 64 * i, FLOATS, 4)
+            total.set(fma(value, value, total.get()))
+    mean = (squares[0].get() + squares[1].get()).reduce(lambda a, b: a + b) * (1.0 / num_channels)
+    scale = (1.0 / sqrt(mean + eps)).splat(16)
+    with fn.loop(size * 4, step=64) as at:
+        value = fn.load(x + at, FLOATS, 4) * scale * fn.load(weight + at, FLOATS, 4)
+        fn.store(value, out + at, 4)
+    fn.finish()
+
+
+def _emit_add(module: object) -> None:
+    """``add(x, y, size)``: x += y. ``copy(x, y, size)``: x = y."""
+    for name in ("add", "copy"):
+        fn = Function(module, name, 3)
+        x, y, size = fn.args
+        with fn.loop(size * 4, step=64) as at:
+            value = fn.load(y + at, FLOATS, 4)
+            fn.store(fn.load(x + at, FLOATS, 4) + value if name == "add" else value, x + at, 4)
+        fn.finish()
+
+
+def _emit_gate(module: object) -> None:
+    """``gate(gate, up, out, size)``: out = gate * sigmoid(gate) * up (SwiGLU; Shazeer, 2020)."""
+    fn = Function(module, "gate", 4)
+    gate, up, out, size = fn.args
+    with fn.loop(size * 4, step=64) as at:
+        g = fn.load(gate + at, FLOATS, 4)
+        fn.store(g / (exp(-g) + 1.0) * fn.load(up + at, FLOATS, 4), out + at, 4)
+    fn.finish()
+
+
+def scale_to_bytes(largest: Value) -> tuple[Value, Value]:
+    """Return the scale that maps ``largest`` to 127, and its inverse; 0 for next to nothing."""
+    scale = largest * (1.0 / 127.0)
+    return scale, select(largest > NOTHING, 127.0 / largest, largest.fn.value(0.0, F32))
+
+
+def largest_of(values: list[Value]) -> Value:
+    """Return the largest magnitude in some vectors; not a number if there is one that is not."""
+    words = [absolute(value).bits(vec(I32, 16)) for value in values]  # the same order
+    most = words[0]
+    for word in words[1:]:
+        most = maximum(most, word)
+    return most.reduce(maximum).bits(F32)
+
+
+def to_integers(value: Value, inverse: Value) -> Value:
+    """Return 16 x i32, -127 to 127."""
+    return to_whole(value, inverse.splat(16))
+
+
+def _emit_groups(module: object) -> None:
+    """``quantise_groups``: groups of 16 as signed bytes."""
+    fn = Function(module, "quantise_groups", 5)
+    x, out, entries, size, _ = fn.args
+    with fn.loop(size // TILE) as pair:
+        entry, sums = entries + pair * ENTRY_BYTES, []
+        for i in range(2):
+            value = fn.load(x + pair * _GROUP_BYTES + 64 * i, FLOATS, 4)
+            scale, inverse = scale_to_bytes(largest_of([value]))
+            integers = to_integers(value, inverse)
+            fn.store(integers.signed(I8), out + pair * TILE + 16 * i, 1)
+            fn.store(scale, entry + 4 * i, 4)
+            sums.append(scale * integers.reduce(lambda a, b: a + b).signed(F32))
+            fn.store(sums[i] * -32.0, entry + 16 + 4 * i, 4)
+        total = sums[0] + sums[1]
+        fn.store(total, entry + 8, 4)
+        fn.store(total * -128.0, entry + 12, 4)
+    fn.finish()
+
+
+def _emit_bf16(module: object) -> None:
+    """``quantise_bf16``: rounded to nearest even."""
+    fn = Function(module, "quantise_bf16", 5)
+    x, out, _, size, _ = fn.args
+    with fn.loop(size * 4, step=64) as at:
+        bits = fn.load(x + at, FLOATS, 4).bits(vec(I32, 16))
+        odd = (bits >> 16) & 1
+        fn.store(((bits + 0x7FFF + odd) >> 16).signed(I16), out + (at >> 1), 2)
+    fn.finish()
+
+
+def _emit_row_bytes(module: object) -> None:
+    """``quantise_rows``: turned by a Hadamard matrix, then signed bytes with one scale.
+
+    A few channels of a row are many times larger than the rest, and one scale for all would leave
+    nothing of the others. A rotation spreads them evenly; the weights were turned too, so products
+    are the same (QuaRot; Ashkboos et al., 2024).
+    """
+    _emit_turn(module)
+    fn = Function(module, "quantise_rows", 5)
+    x, out, entry, size, turned = fn.args
+    fn.call("turn", x, turned, size)
+    zero = fn.lanes(I32, [0] * 16)
+    most, total = fn.var(zero), fn.var(zero)
+    with fn.loop(size * 4, step=64) as at:
+        word = absolute(fn.load(turned + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
+        most.set(maximum(most.get(), word))
+    scale, inverse = scale_to_bytes(most.get().reduce(maximum).bits(F32))
+    with fn.loop(size, step=16) as i:
+        integers = to_integers(fn.load(turned + i * 4, FLOATS, 4), inverse)
+        fn.store(integers.signed(I8), out + i, 1)
+        total.set(total.get() + integers)
+    fn.store(scale, entry, 4)
+    fn.store(total.get().reduce(lambda a, b: a + b) * -128, entry + 4, 4)
+    fn.finish()
+
+
+def _emit_turn(module: object) -> None:
+    """``turn(x, out, size)``: multiply by a Hadamard matrix, not scaled, block by block.
+
+    A block is the largest power of two that divides ``size``, at most ``MOST_TURNED``. Butterflies
+    of distance 1, 2, 4, ...: those up to 32 (16 where a row is no whole number of 64) in the first
+    walk down the row, the others in a second.
+    """
+    fn = Function(module, "turn", 3)
+    x, out, size = fn.args
+    is_wide = (size & TILE).equals(0)
+    for count, condition in ((4, is_wide), (2, is_wide.equals(0))):
+        with fn.when(condition), fn.loop(size * 4, step=64 * count) as at:
+            values = [_turned(fn, fn.load(x + at + 64 * i, FLOATS, 4)) for i in range(count)]
+            for i, value in enumerate(_butterflies(values)):
+                fn.store(value, out + at + 64 * i, 4)
+    block, stride = fn.lower(size & (0 - size), fn.i64(MOST_TURNED)), _CHUNK * 4
+    for count in (2, 4, 8):
+        with (
+            fn.when(block.equals(_CHUNK * count)),
+            fn.loop(size * 4, step=stride * count) as low,
+            fn.loop(stride, step=64) as at,
+        ):
+            first = out + low + at
+            values = [fn.load(first + stride * i, FLOATS, 4) for i in range(count)]
+            for i, value in enumerate(_butterflies(values)):
+                fn.store(value, first + stride * i, 4)
+    fn.finish()
+
+
+def _butterflies(values: list[Value]) -> list[Value]:
+    """Return sums and differences at distance 1, 2, 4, ... in a list of vectors."""
+    distance = 1
+    while distance < len(values):
+        for i in (i for i in range(len(values)) if not i & distance):
+            a, b = values[i], values[i + distance]
+            values[i], values[i + distance] = a + b, a - b
+        distance *= 2
+    return values
+
+
+def _turned(fn: Function, value: Value) -> Value:
+    """Return butterflies of distance 1, 2, 4 and 8 of a vector."""
+    for distance in (1, 2, 4, 8):
+        signs = fn.lanes(F32, [-1.0 if i & distance else 1.0 for i in range(16)])
+        value = fma(value, signs, value.shuffle([i ^ distance for i in range(16)]))
+    return value

@@ -1,0 +1,1 @@
+"""Where weights and buffers lie in memory. numpy only: nothing here is compiled."""

@@ -1,0 +1,203 @@
+"""What a step's draws are told, and what they say: a table with one entry for each.
+
+It knows memory, no kernels: those are in ``draw``. Between two steps the caches hold weights, so
+entries are packed with ``struct``: every numpy function that has to be fetched again costs more.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.layout.arrays import address, aligned
+from ridgeline.backends.sampling import Row, log_sum_exp, ranked, rule
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import TokenLogprobs
+
+# An entry's words, of 64 bits each, with how ``struct`` spells them. Addresses: ``history`` and
+# ``suppressed`` of i32, ``biases`` of (i64, f64), ``top`` of ``num_top`` pairs (i32 id, f32 logit).
+# ``num_top`` is -1 where nobody wants log-probabilities. Without ``draws`` the token is given. The
+# last five are what it says; ``token`` is -1 where no token may be chosen.
+_WORDS = {
+    "row": "q", "draws": "q", "seed": "Q", "position": "q",
+    "factor": "d", "top_k": "q", "share": "Q", "least": "q",
+    "repetition": "d", "frequency": "d", "presence": "d",
+    "history_len": "q", "prompt_len": "q", "num_biases": "q", "num_suppressed": "q", "num_top": "q",
+    "history": "q", "biases": "q", "suppressed": "q", "top": "q",
+    "token": "q", "value": "d", "greatest": "d", "total": "q", "ahead": "q",
+}  # fmt: skip
+DRAW = tuple(_WORDS)
+ENTRY_BYTES = 8 * len(DRAW)
+_ENTRY, _RESULT = Struct("<" + "".join(_WORDS.values())), Struct("<qddqq")
+_RESULT_AT = ENTRY_BYTES - _RESULT.size
+_BIAS, _PAIR = Struct("<qd"), Struct("<if")
+_NO_RESULT = (0.0, 0.0, 0, 0)
+BLOCK_LOGITS = 512  # of a row, that ``draw`` walks through together
+
+
+def scratch_bytes(vocab_size: int) -> dict[str, int]:
+    """Return the bytes of each buffer that a thread needs."""
+    padded = padded_vocab(vocab_size)
+    return {
+        "draw_cells": 64,
+        "draw_peaks": padded // 32 * 4,
+        "draw_sums": (padded // BLOCK_LOGITS + 1) * 8,
+        "draw_ids": padded * 4 + 64,
+        "draw_values": padded * 4 + 64,
+        "draw_weights": padded * 8 + 128,
+        "draw_counts": vocab_size * 4,  # zero between draws
+        "draw_undo": 3 * vocab_size * 8,
+    }
+
+
+def padded_vocab(vocab_size: int) -> int:
+    """Return the logits of a row, whole blocks."""
+    return -(-vocab_size // BLOCK_LOGITS) * BLOCK_LOGITS
+
+
+class _Memory:
+    """Bytes that kernels read, which grow as they are needed."""
+
+    def __init__(self) -> None:
+        self._take(4096)
+
+    def _take(self, num_bytes: int) -> None:
+        array: NDArray[np.uint8] = aligned(num_bytes, np.uint8)
+        self.view, self.address = array.data, address(array)  # the view keeps the array
+
+    def hold(self, num_bytes: int) -> None:
+        """Make room; what was there is lost if it has to grow."""
+        if num_bytes > len(self.view):
+            self._take(2 * num_bytes)
+
+
+class Draws:
+    """The table of one step, while it is filled, and what it says afterwards; used again.
+
+    Entries of one row of logits follow each other and belong to one thread, for penalties change
+    the row while they are drawn.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        """Begin empty."""
+        self._vocab_size = vocab_size
+        self._table, self._bounds, self._tokens, self._biases, self._pairs = (
+            _Memory() for _ in range(5)
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self._entries: list[tuple[tuple[float, ...], tuple[int, ...], int]] = []
+        self._firsts: list[int] = []
+        self._token_ids = array("i")  # histories and suppressed ids, one after another
+        self._bias_pairs: list[tuple[int, float]] = []
+        self._num_pairs = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that are drawn from."""
+        return len(self._firsts)
+
+    def add(self, rows: Sequence[Row], num_top: int | None) -> int:
+        """Draw once for each of ``rows``, which differ in seed; return their row of logits."""
+        params, prompt_len, suppressed = rows[0].sampling
+        tokens, biases = self._token_ids, self._bias_pairs
+        places = 4 * len(tokens), 16 * len(biases), 4 * (len(tokens) + len(rows[0].history))
+        tokens.extend(rows[0].history)
+        num_biases = num_suppressed = 0
+        if params.logit_bias:
+            num_biases = len(params.logit_bias)
+            biases.extend(params.logit_bias.items())
+        if rows[0].suppresses:
+            num_suppressed = len(suppressed)
+            tokens.extend(suppressed)
+        factor, top_k, share, least = _rule(
+            params.temperature, params.top_k, params.top_p, params.min_p
+        )
+        top_k = top_k if top_k < self._vocab_size else 0
+        num_top = -1 if num_top is None else min(num_top, self._vocab_size)
+        row_of_logits = self._next_row()
+        for row in rows:
+            entry = (
+                row_of_logits, 1, row.seed & 0xFFFFFFFFFFFFFFFF, row.position,
+                factor, top_k, share, least,
+                params.repetition_penalty, params.frequency_penalty, params.presence_penalty,
+                len(row.history), prompt_len, num_biases, num_suppressed, num_top,
+            )  # fmt: skip
+            self._enter(entry, places, -1)
+        return row_of_logits
+
+    def rank(self, token: int, num_top: int) -> int:
+        """Rank a token that is known; return its row of logits."""
+        row_of_logits = self._next_row()
+        entry = (row_of_logits, *[0] * 14, min(num_top, self._vocab_size))
+        self._enter(entry, (0, 0, 0), token)
+        return row_of_logits
+
+    def _next_row(self) -> int:
+        self._firsts.append(len(self._entries))
+        return len(self._firsts) - 1
+
+    def _enter(self, entry: tuple[float, ...], places: tuple[int, ...], token: int) -> None:
+        self._entries.append((entry, (*places, 8 * self._num_pairs), token))
+        self._num_pairs += max(int(entry[-1]), 0)
+
+    def write(self) -> tuple[int, int]:
+        """Write it all down; return where the table is, and where the first entry of each row.
+
+        Behind the first entries (i32) comes the end of them all.
+        """
+        count = len(self._entries)
+        self._table.hold(count * ENTRY_BYTES)
+        self._pairs.hold(8 * self._num_pairs)
+        _put(self._bounds, array("i", [*self._firsts, count]))
+        _put(self._tokens, self._token_ids)
+        self._biases.hold(16 * len(self._bias_pairs))
+        for i, bias in enumerate(self._bias_pairs):
+            _BIAS.pack_into(self._biases.view, 16 * i, *bias)
+        bases = [part.address for part in (self._tokens, self._biases, self._tokens, self._pairs)]
+        at = 0
+        for entry, places, token in self._entries:
+            addresses = (base + place for base, place in zip(bases, places, strict=True))
+            _ENTRY.pack_into(self._table.view, at, *entry, *addresses, token, *_NO_RESULT)
+            at += ENTRY_BYTES
+        return self._table.address, self._bounds.address
+
+    def results(self) -> list[tuple[int | None, TokenLogprobs | None]]:
+        """Return each entry's token and its log-probabilities, if they were wanted."""
+        found: list[tuple[int | None, TokenLogprobs | None]] = []
+        at = _RESULT_AT
+        for entry, places, _ in self._entries:
+            token, value, greatest, total, ahead = _RESULT.unpack_from(self._table.view, at)
+            at += ENTRY_BYTES
+            num_top = int(entry[-1])
+            if token < 0 or num_top < 0:
+                found.append((None if token < 0 else token, None))
+                continue
+            is_finite = math.isfinite(greatest) and total > 0
+            norm = log_sum_exp(greatest, total) if is_finite else math.nan
+            begin = places[-1]
+            part = self._pairs.view[begin : begin + 8 * num_top]
+            top = sorted(_PAIR.iter_unpack(part), key=lambda pair: (-pair[1], pair[0]))
+            found.append((token, ranked(token, value, ahead, norm, top)))
+        return found
+
+
+def _put(memory: _Memory, values: array[int]) -> None:
+    content = values.tobytes()
+    memory.hold(len(content))
+    memory.view[: len(content)] = content
+
+
+@lru_cache(maxsize=256)
+def _rule(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[float, int, int, int]:
+    return rule(SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))

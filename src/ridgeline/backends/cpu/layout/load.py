@@ -1,0 +1,304 @@
+"""A model's weights as kernels read them: packed matrices, norms, biases, rope tables, embedding.
+
+It turns a ``Checkpoint`` into one array of layer words and keeps the memory they point to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.emit.args import LAYER, MATRICES, MATRIX, SCREENED_ROWS, Sizes
+from ridgeline.backends.cpu.emit.gemm import RECORD_BYTES, TILE
+from ridgeline.backends.cpu.layout import store as packed
+from ridgeline.backends.cpu.layout.arrays import address, aligned, settled
+from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
+from ridgeline.backends.cpu.layout.key_bias import split, spreads, turns
+from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded, sketch
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.store import Packed
+from ridgeline.backends.results import PROMPT_ROWS
+from ridgeline.models.rope import rope_tables
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.costs import weight_bytes
+
+Floats = NDArray[np.float32]
+_LANES = 16
+_WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth of a second
+# What products take, of dtypes that are not blocks of 32 weights.
+_ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
+
+
+@dataclass
+class Weights:
+    """What the plan points to, and who keeps it alive."""
+
+    layers: NDArray[np.int64]  # [num_layers, words]
+    embedding: NDArray[np.floating]  # [vocabulary, padded hidden]
+    final_norm: Floats
+    head: Matrix
+    sketch: Matrix | None  # of the head, with the distances of its outputs: see ``head``
+    distances: Floats
+    cos: Floats  # [positions, half]
+    sin: Floats
+    turns: Floats  # [cosines and sines, half, positions]; nothing where no key bias is split off
+    biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
+    kinds: tuple[str, ...]
+    arrays: Mapping[str, Packed]  # all of it, by canonical name
+
+    def screens(self, num_rows: int) -> bool:
+        """Return whether the likeliest tokens of so many rows are found by the head's sketch."""
+        return self.sketch is not None and num_rows <= SCREENED_ROWS
+
+
+def head_shape(arch: ModelArch, cache: str) -> Heads:
+    """Return the padded shape of a model's heads, and the cache's format."""
+    pairs = arch.rope.dim // 2
+    return Heads(
+        num_heads=arch.num_heads,
+        num_kv_heads=arch.num_kv_heads,
+        half=_to_lanes(pairs),
+        rest=_to_lanes(arch.head_dim - 2 * pairs),
+        num_channels=arch.head_dim,
+        cache=cache,
+        qkv_bias=arch.qkv_bias,
+        qk_norm=arch.qk_norm,
+        eps=arch.norm_eps,
+    )
+
+
+def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
+    """Return the padded widths of a model."""
+    return Sizes(
+        num_layers=arch.num_layers,
+        num_channels=arch.hidden_size,
+        hidden=padded(arch.hidden_size),
+        intermediate=padded(arch.intermediate_size),
+        heads=head_shape(arch, cache),
+        activations=_ACTIVATIONS.get(dtype, "groups"),
+        o_bias=arch.o_bias,
+        vocab_size=arch.vocab_size,
+    )
+
+
+def scores_stride(max_model_len: int) -> int:
+    """Return the bytes from one row of scores to the next: whole vectors, off the page grid."""
+    return (-(-max_model_len // _LANES) * _LANES + 2 * _LANES) * 4
+
+
+def logits_stride(vocab_size: int) -> int:
+    """Return the bytes from one row of logits to the next: whole blocks, off the page grid."""
+    return (padded_vocab(vocab_size) + 2 * TILE) * 4
+
+
+def footprint(
+    arch: ModelArch,
+    dtype: str,
+    cache_dtype: str,
+    num_tokens: int,
+    max_model_len: int,
+    num_threads: int,
+    max_num_seqs: int,
+) -> tuple[int, int, int]:
+    """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
+    sizes = model_sizes(arch, dtype, cache_dtype)
+    kind = dtype if dtype in ("f32", "bf16") else "w8"
+    per_weight = RECORD_BYTES[kind] / TILE**2
+    embedding = arch.vocab_size * sizes.hidden * np.dtype(_embedding_type(dtype)).itemsize
+    per_row = sizes.hidden * 10 + sizes.heads.query_bytes
+    step_bytes = num_tokens * per_row + num_threads * sizes.private_bytes(
+        scores_stride(max_model_len)
+    )
+    step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
+    step_bytes += SCREENED_ROWS * sizes.rough_stride
+    cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
+    sketch_bytes = 0
+    if kind == "w8":
+        sketch_bytes = arch.vocab_size * sizes.hidden * RECORD_BYTES["s5"] // TILE**2
+    return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
+
+
+@np.errstate(all="ignore")  # what is not finite is an error of the answers that it reaches
+def load_weights(
+    checkpoint: Checkpoint,
+    sizes: Sizes,
+    dtype: str,
+    max_model_len: int,
+    cache: Path | None,
+    progress: Callable[[int, int], None],
+) -> Weights:
+    """Return the weights, from the directory ``cache``, if given, if they were packed before.
+
+    Small models are packed each time, and leave no file for each place they ever were in.
+    ``progress`` is told how many of how many bytes of the file are packed.
+    """
+    arrays = path = None
+    if cache is not None and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
+        path = cache / packed.file_name(checkpoint.path, dtype)
+        arrays = packed.read(path)
+    if arrays is None:
+        arrays = _pack_all(checkpoint, sizes, dtype, progress)
+        if path is not None:
+            packed.write(path, arrays)
+    return _assemble(arrays, checkpoint.arch, sizes, max_model_len)
+
+
+def _pack_all(
+    checkpoint: Checkpoint, sizes: Sizes, dtype: str, progress: Callable[[int, int], None]
+) -> dict[str, Packed]:
+    """Pack every tensor, by canonical name."""
+    arch, heads = checkpoint.arch, sizes.heads
+    total, done = checkpoint.nbytes, 0
+    arrays: dict[str, Packed] = {}
+    turned, plain = _channels(arch, heads)
+    q_rows, k_rows = (_heads(turned, n, arch) for n in (arch.num_heads, arch.num_kv_heads))
+    v_rows, o_columns = (_heads(plain, n, arch) for n in (arch.num_kv_heads, arch.num_heads))
+
+    def matrix(
+        name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
+    ) -> None:
+        nonlocal done
+        tensor = checkpoint.tensors[name]
+        done += tensor.nbytes
+        progress(done, total)
+        kind, data = pack(tensor, dtype, rows, columns)
+        arrays[name] = Packed(kind, settled(data))
+
+    def vector(name: str, size: int, places: Index | None = None) -> Floats:
+        values = checkpoint.tensors[name].to_f32()
+        out = np.zeros(size, np.float32)
+        spread = np.arange(len(values)) if places is None else places
+        out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
+        return out
+
+    # Blocks of 32 inputs stay whole where heads need no padding, and with them the file's values.
+    places: dict[str, tuple[Index | None, Index | None]] = {
+        "q": (q_rows, None),
+        "k": (k_rows, None),
+        "v": (v_rows, None),
+        "o": (None, o_columns if heads.size != arch.head_dim else None),
+    }
+    for i in range(arch.num_layers):
+        prefix = f"layers.{i}."
+        for name in ("attn_norm", "mlp_norm", *(["o_bias"] if arch.o_bias else [])):
+            arrays[prefix + name] = Packed("", vector(prefix + name, sizes.hidden))
+        if arch.qkv_bias:
+            parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
+            biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
+            arrays[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
+            norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
+            sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
+            by_row = np.append(sizes_of_keys, np.float32(0))[k_rows]  # 0 where there is no channel
+            arrays[prefix + "key_spreads"] = Packed("", by_row)
+        if arch.qk_norm:
+            norms = [vector(prefix + name, heads.size, turned) for name in ("q_norm", "k_norm")]
+            arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
+        for name in MATRICES:
+            matrix(prefix + name, *places.get(name, (None, None)))
+    arrays["norm"] = Packed("", vector("norm", sizes.hidden))
+    head = "embed" if arch.tied_embeddings else "head"
+    matrix(head, dtype=_head_dtype(dtype, checkpoint.tensors[head].dtype))
+    arrays["head"] = arrays.pop(head)
+    if arrays["head"].kind == "w8" and (found := sketch(Matrix(*arrays["head"]))):
+        arrays["sketch"] = Packed(found[0].kind, settled(found[0].data))
+        arrays["distances"] = Packed("", settled(found[1]))
+    arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
+    progress(total, total)
+    return arrays
+
+
+def _assemble(
+    arrays: dict[str, Packed], arch: ModelArch, sizes: Sizes, max_model_len: int
+) -> Weights:
+    """Say in words where everything is."""
+    layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
+    words = {name: i for i, name in enumerate(LAYER)}
+    layers[:, words["window"]] = [window or 0 for window in arch.windows]
+    for name, (kind, data) in arrays.items():
+        if not name.startswith("layers.") or name.endswith(".key_spreads"):
+            continue
+        _, index, part = name.split(".")
+        layer = layers[int(index)]
+        if kind:
+            facts = (address(data), *Matrix(kind, data).words)
+            for word, value in zip(MATRIX, facts, strict=True):
+                layer[words[f"{part}_{word}"]] = value
+        else:
+            layer[words[part]] = address(data)
+    heads, biases = sizes.heads, list[NDArray[Any]]()
+    for i in range(arch.num_layers if heads.splits_key_bias else 0):
+        both = (arrays[f"layers.{i}.{name}"].data for name in ("qkv_bias", "key_spreads"))
+        parts = split(heads, *both)
+        for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
+            layers[i, words[word]] = address(data)
+            biases.append(data)
+    cos, sin = rope_tables(arch.rope, max_model_len)
+    padding = ((0, 0), (0, sizes.heads.half - cos.shape[1]))
+    return Weights(
+        layers=layers,
+        embedding=arrays["embedding"].data,
+        final_norm=arrays["norm"].data,
+        head=Matrix(*arrays["head"]),
+        sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
+        distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
+        cos=np.pad(cos, padding),
+        sin=np.pad(sin, padding),
+        turns=turns(heads, cos, sin),
+        biases=biases,
+        kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
+        arrays=arrays,
+    )
+
+
+def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.floating]:
+    """Return the embedding by rows."""
+    tensor = checkpoint.tensors["embed"]
+    shape = (tensor.shape[0], sizes.hidden)
+    out: NDArray[np.floating] = aligned(shape, _embedding_type(dtype))
+    for low in range(0, tensor.shape[0], 8192):
+        part = tensor.rows(slice(low, low + 8192)).to_f32()
+        out[low : low + len(part), : part.shape[1]] = part
+    return out
+
+
+def _embedding_type(dtype: str) -> type[np.floating]:
+    """Half precision where weights are quantised anyway."""
+    return np.float32 if dtype in ("f32", "bf16") else np.float16
+
+
+def _head_dtype(dtype: str, file_dtype: str) -> str:
+    """The likeliest token hangs on the head most: no 4 bits, if the file has more.
+
+    6 bits are widened: few rows read hardly any of it but its sketch, and for more the products
+    of 8 bits are a fifth quicker.
+    """
+    dtype = "auto" if dtype == "int4" else dtype
+    return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
+
+
+def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
+    """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
+    pairs = arch.rope.dim // 2
+    turned = np.full(heads.size, -1)
+    turned[:pairs] = np.arange(pairs)
+    turned[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
+    rest = arch.head_dim - 2 * pairs
+    turned[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, arch.head_dim)
+    plain = np.full(heads.size, -1)
+    plain[: arch.head_dim] = np.arange(arch.head_dim)
+    return turned, plain
+
+
+def _heads(channels: Index, count: int, arch: ModelArch) -> Index:
+    first = np.arange(count)[:, None] * arch.head_dim
+    return np.where(channels < 0, -1, channels + first).reshape(-1)
+
+
+def _to_lanes(count: int) -> int:
+    return -(-count // _LANES) * _LANES

@@ -1,0 +1,151 @@
+"""Blocks of quantised weights: what a file's hold, and what floats become.
+
+A block is some weights of one output that share a scale. How kernels want them laid out is not
+known here: that is ``pack``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.emit.gemm import TILE
+from ridgeline.backends.cpu.emit.rows import MOST_TURNED
+from ridgeline.models.tensors import Tensor
+
+Bytes = NDArray[np.uint8]
+_HALF = np.float16
+_TURNED_AT_ONCE = 512  # blocks: they stay in the second-level cache
+
+
+def simple_blocks(tensor: Tensor) -> tuple[NDArray[Any], ...]:
+    """Return q ``[out, in]``, scale and, of Q4_1 and Q5_1, offset ``[out, in / 32]``: w = d q + m.
+
+    Without an offset q is u8, w = d (q - 8) (Q4_0) or d (q - 16) (Q5_0), or s8, w = d q (Q8_0).
+    """
+    num_rows, size = tensor.shape
+    blocks = tensor.data.reshape(num_rows, size // TILE, -1)
+    scale_bytes = 4 if tensor.dtype.endswith("_1") else 2
+    scales = blocks[:, :, :scale_bytes].copy().view(_HALF)
+    packed = blocks[:, :, scale_bytes:]
+    unpack = _fives if tensor.dtype.startswith("Q5") else _nibbles
+    q = packed.view(np.int8) if tensor.dtype == "Q8_0" else unpack(packed)
+    return q.reshape(num_rows, size), *scales.transpose(2, 0, 1)
+
+
+def k_blocks(tensor: Tensor) -> tuple[Bytes, Bytes, NDArray[np.float16]]:
+    """Return q ``[out, in]`` u8, factors ``[out, in / 32, 2]`` and scales ``[out, in / 256, n]``.
+
+    Q4_K, Q5_K: n is 2, w = d f q - e g with factors f and g of each 32. Q6_K: n is 1, the factors
+    are signed and of the first and of the last 16, w = d f (q - 32).
+    """
+    num_rows, size = tensor.shape
+    shape, block_bytes = (num_rows, size), {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[tensor.dtype]
+    blocks = tensor.data.reshape(num_rows, size // 256, block_bytes)
+    if tensor.dtype == "Q6_K":
+        q = _sixes_k(blocks[:, :, :192]).reshape(shape)
+        factors = blocks[:, :, 192:208].reshape(num_rows, size // TILE, 2)
+        return q, factors, blocks[:, :, 208:].copy().view(_HALF)
+    q = _nibbles(blocks[:, :, -128:].reshape(num_rows, -1, 32)).reshape(shape)
+    if tensor.dtype == "Q5_K":  # bit j of byte l: input 32 j + l
+        planes = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")
+        q |= planes.transpose(0, 1, 3, 2).reshape(shape) << np.uint8(4)
+    first, second, last = (blocks[:, :, 4 + 4 * i : 8 + 4 * i] for i in range(3))
+    f = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=2)
+    g = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=2)
+    factors = np.stack([f, g], axis=3).reshape(num_rows, size // TILE, 2)
+    return q, factors, blocks[:, :, :4].copy().view(_HALF)
+
+
+def _sixes_k(packed: Bytes) -> Bytes:
+    """Return 256 values of 6 bits of each block ``[rows, blocks, 192]``: nibbles, upper bits."""
+    nibbles = _nibbles(packed[:, :, :128].reshape(len(packed), -1, 64))
+    low = nibbles.reshape(*packed.shape[:2], 2, 4, 32)
+    high = packed[:, :, 128:].reshape(*packed.shape[:2], 2, 1, 32)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    out: Bytes = np.bitwise_or(low, (high >> shifts & 3) << np.uint8(4))
+    return out
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """Return the nibbles of each ``[rows, parts, bytes]``: all low ones, then all high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=2)
+
+
+def _fives(packed: Bytes) -> Bytes:
+    """Return 32 values of 5 bits of each ``[rows, blocks, 20]``: a plane of fifth bits, nibbles."""
+    fifth = np.unpackbits(packed[:, :, :4], axis=2, bitorder="little")
+    return _nibbles(packed[:, :, 4:]) | (fifth << np.uint8(4))
+
+
+def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Quantise to bytes with a scale for each 32: what Q8_0 does."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    scale = (np.abs(groups).max(axis=2) / 127).astype(_HALF)
+    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-127, 127)
+    return q.astype(np.int8).reshape(weights.shape), scale
+
+
+def to_four_bits(
+    weights: NDArray[np.float32],
+) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
+    """Quantise to 4 bits with a scale and an offset for each 32: what Q4_1 does."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    scale, offset = ((high - low) / 15).astype(_HALF), low.astype(_HALF)
+    steps = (groups - offset.astype(np.float32)[:, :, None]) / _nonzero(scale)[:, :, None]
+    return np.rint(steps).clip(0, 15).astype(np.uint8).reshape(weights.shape), scale, offset
+
+
+def to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
+    """Quantise to 5 bits with a scale for each 32: what Q5_0 does, w = d (q - 16)."""
+    groups = weights.reshape(len(weights), -1, TILE)
+    place = np.abs(groups).argmax(axis=2)
+    largest = np.take_along_axis(groups, place[:, :, None], axis=2)[:, :, 0]
+    scale = (largest / -16).astype(_HALF)
+    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-16, 15) + 16
+    return q.astype(np.uint8).reshape(weights.shape), scale
+
+
+def of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    """Return the weights of what ``to_five_bits`` made."""
+    return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
+
+
+def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Turn the inputs of a matrix as ``quantise_rows`` turns activations: products stay the same.
+
+    A Hadamard matrix is its own inverse times its size; the division is here. Butterflies, not a
+    product: a BLAS rounds by processor and by a row's place, and weights are the same everywhere.
+    """
+    size = weights.shape[1]
+    block = min(size & -size, MOST_TURNED)
+    blocks = weights.reshape(-1, block)
+    out = np.empty_like(blocks)
+    for low in range(0, len(blocks), _TURNED_AT_ONCE):
+        part = slice(low, low + _TURNED_AT_ONCE)
+        now = np.ascontiguousarray(blocks[part].T) * np.float32(1 / block)
+        for level in range(1, block.bit_length()):
+            pairs = now.reshape(block >> level, 2, -1)
+            now = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        out[part] = now.reshape(block, -1).T
+    return out.reshape(weights.shape)
+
+
+def to_row_bytes(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantise to bytes with one scale for a row."""
+    scale = np.abs(weights).max(axis=1) / np.float32(127)
+    q = np.rint(weights / np.where(scale == 0, np.float32(1), scale)[:, None])
+    return q.astype(np.int8), scale
+
+
+def to_bf16(weights: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even."""
+    bits = np.ascontiguousarray(weights).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    return np.where(scale == 0, np.float32(1), scale.astype(np.float32))

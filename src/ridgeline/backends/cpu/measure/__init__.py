@@ -1,0 +1,1 @@
+"""What this machine can do, and what a step did: roofs, cycles, traffic."""

@@ -1,0 +1,55 @@
+"""What each kind of compiled work has to read and compute in a step.
+
+Operations come from ``costs``, bytes from the packed weights and cache records as they really are,
+each counted once a step, however many threads and rows share them. Tokens count as greedy: of a
+head with a sketch they read the sketch, and a percent or two of the head that is not counted. Of
+the last layer prompts take keys and values, and one token the rest: ``backends.cpu.batch``.
+"""
+
+from __future__ import annotations
+
+from ridgeline.backends.cpu.emit.args import MIXED_ROWS, Sizes
+from ridgeline.backends.cpu.layout.load import Weights
+from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.face import Traffic
+from ridgeline.core.records import StepRecord
+from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.costs import attention_flops, head_flops, kv_read_bytes, linear_flops
+
+_FORMS = {"floats": "f32", "bf16": "bf16"}  # of activations; all others are bytes
+
+
+def step_traffic(
+    arch: ModelArch, sizes: Sizes, weights: Weights, step: StepRecord
+) -> dict[str, Traffic]:
+    """Return the traffic of a step by kind: linears, head and attention."""
+    heads = sizes.heads
+    form = _FORMS.get(sizes.activations, "int8")
+    num_tokens = sum(count for _, _, count in step.work)
+    num_rows = sum(bool(tokens) for tokens in step.sampled)
+    head = weights.sketch if weights.sketch and weights.screens(num_rows) else weights.head
+    bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
+    silent: list[tuple[int, int]] = []
+    if num_tokens > MIXED_ROWS:
+        pairs = zip(step.work, step.sampled, strict=True)
+        silent = [(start, n - bool(tokens)) for (_, start, n), tokens in pairs]
+    behind_keys = arch.num_heads * arch.head_dim + 3 * arch.intermediate_size  # o, gate, up, down
+    left_out = 2 * sum(n for _, n in silent) * behind_keys * arch.hidden_size
+    unseen = sum(attention_flops(arch, start, n) for start, n in silent) // arch.num_layers
+    return {
+        "linears": Traffic(
+            sum(
+                data.nbytes
+                for name, (_, data) in weights.arrays.items()
+                if name.startswith("layers.")
+            ),
+            linear_flops(arch, num_tokens) - left_out,
+            form,
+        ),
+        "head": Traffic(head.data.nbytes * bool(num_rows), head_flops(arch, num_rows), form),
+        "attention": Traffic(
+            sum(kv_read_bytes(arch, start, n, bytes_per_value) for _, start, n in step.work),
+            sum(attention_flops(arch, start, n) for _, start, n in step.work) - unseen,
+            "int8" if heads.cache == "int8" else "f32",
+        ),
+    }

@@ -1,0 +1,113 @@
+"""What this machine is, what will be used, and what is wrong. Reads, prints, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from threadpoolctl import threadpool_info
+
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.cpu import measure_roof
+from ridgeline.engine_setup.options import why_unwritable
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.hub.names import pulled_models
+from ridgeline.machine import available_bytes, usable_cpus
+
+_INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
+    "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
+    "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+
+
+def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
+    """Print the facts as a table, then every problem with its way out.
+
+    ``with_roof`` adds what memory and arithmetic reach, measured for about ten seconds.
+    """
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in (*facts(home), *(roof_facts() if with_roof else ())):
+        table.add_row(name, value)
+    console.print(table)
+    found = list(problems(home))
+    for problem in found:
+        console.print(f"[yellow]problem[/]  {problem}")
+    if not found:
+        console.print("[green]nothing is wrong[/]  next: ridgeline run smollm2")
+
+
+def facts(home: Path) -> Iterator[tuple[str, str]]:
+    """Yield what there is and what will be used: name and text."""
+    flags = _cpu_fact("flags", "Features").split()
+    sets = [name for name in _INSTRUCTION_SETS if name in flags]
+    cores = usable_cpus()
+    name = _cpu_fact("model name", "Model") or platform.processor() or platform.machine()
+    yield "processor", f"{name}, {cores} of {os.cpu_count()} cores usable"
+    yield "instruction sets", " ".join(sets) or "unknown"
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield "memory", f"{_gib(available_bytes())} usable of {_gib(total)}"
+    yield "python", f"{platform.python_version()} ({platform.system()} {platform.machine()})"
+    blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
+    yield "numpy", f"{np.__version__} with {library}"
+    name, backend = next(iter(BACKENDS.items()))
+    yield "backend", f"{name} ({backend.describe()}), {cores} threads"
+    disk = shutil.disk_usage(_existing(home)).free
+    yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
+    yield "models here", ", ".join(pulled_models(home)) or "none yet"
+
+
+def roof_facts() -> Iterator[tuple[str, str]]:
+    """Measure this machine's roof; yield a line for each part of it."""
+    with count_bar("Measuring the roof", note="rounds") as show:
+        roof = measure_roof(usable_cpus(), show)
+    for name, attribute, unit in (
+        ("memory roof", "read_bytes_per_s", "GB/s"),
+        ("int8 roof", "int8_ops_per_s", "GOP/s"),
+        ("bf16 roof", "bf16_ops_per_s", "GOP/s"),
+        ("f32 roof", "f32_ops_per_s", "GOP/s"),
+    ):
+        one, many = (getattr(rates, attribute) for rates in (roof.one_thread, roof.all_threads))
+        if one is not None:
+            alone, together = (f"{rate / 1e9:8,.1f} {unit:5}" for rate in (one, many))
+            more = f"   {together} on {roof.num_threads}" if roof.num_threads > 1 else ""
+            yield name, f"{alone} on 1 thread{more}"
+
+
+def problems(home: Path) -> Iterator[str]:
+    """Yield what will hurt, and what to do about it."""
+    cores = usable_cpus()
+    if available_bytes() < 2 << 30:
+        yield f"only {_gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
+    if cores < (os.cpu_count() or 1):
+        yield f"{cores} of {os.cpu_count()} cores may be used: see taskset or the container's limit"
+    if os.getloadavg()[0] > 0.5 * cores:
+        load = os.getloadavg()[0]
+        yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
+    if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
+        yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
+    if problem := why_unwritable(home):
+        yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
+
+
+def _cpu_fact(*names: str) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = next((line for line in lines if line.startswith(names)), "")
+    return found.partition(":")[2].strip()
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"

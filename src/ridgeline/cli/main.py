@@ -1,0 +1,393 @@
+"""The command line. Every command is a few lines: parse, call, print.
+
+Exit status: 0 on success, 2 for a usage error, 1 for anything else. Errors are one or two lines on
+standard error; ``--debug`` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+import os
+import secrets
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import Field, fields, replace
+from functools import wraps
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from ridgeline import LLM, SamplingParams, __version__
+from ridgeline.bench.load.main import Load, serve
+from ridgeline.bench.offline import bench
+from ridgeline.bench.profile import profile as print_profile
+from ridgeline.bench.quality import quality
+from ridgeline.cli.doctor import report
+from ridgeline.cli.repl import answer, chat
+from ridgeline.engine_setup.options import Options, default_home
+from ridgeline.engine_setup.progress import bytes_bar, say
+from ridgeline.hub.names import SHORT_NAMES, pulled_models
+from ridgeline.hub.pull import pull
+from ridgeline.server.options import ServeOptions
+from ridgeline.simulator.report import replay_trace
+
+
+class _Group(TyperGroup):
+    """Typer's commands, without the words that pydantic puts before the reason."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, as typer does."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
+app = typer.Typer(
+    name="ridgeline",
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="An LLM engine that knows its own physics.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+_AS_TYPED = {"kv_cache_memory": str | None, "trace": Path | None}
+_STDIN_WAIT_S = 10.0  # for the first of what another program may still have to compute
+_MAX_STDIN_CHARS = 8 << 20
+_CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
+
+Model = Annotated[
+    str, typer.Argument(help="A short name, a .gguf file, a directory, or a hub id owner/name.")
+]
+
+
+class UsageError(Exception):
+    """Flags that contradict each other or the model; ends with status 2."""
+
+
+def main() -> None:
+    """Run the command line, and turn exceptions into one line and a status."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    _bear_any_locale()
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UsageError as error:
+        _fail(error, 2, debug)
+    except (ValueError, OSError, MemoryError) as error:
+        _fail(error, 1, debug)
+
+
+def _fail(error: Exception, status: int, debug: bool) -> None:
+    if debug:
+        raise error
+    text = str(error) or type(error).__name__
+    print(f"ridgeline: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _bear_any_locale() -> None:
+    """Show what the locale cannot show as "?", and read UTF-8 where it would read only ASCII."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8")
+
+
+def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        kinds = get_type_hints(kind) | _AS_TYPED
+        added = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=Annotated[kinds[field.name], _flag(field)],
+            )
+            for field in fields(kind)
+        ]
+
+        @wraps(command)
+        def wrapper(**arguments: Any) -> None:
+            try:
+                value = kind(**{flag.name: arguments.pop(flag.name) for flag in added})
+            except ValueError as error:
+                raise UsageError(error) from error
+            command(**arguments, **{parameter: value})
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name != parameter]
+        wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+        return wrapper
+
+    return decorate
+
+
+def _flag(field: Field[Any]) -> Any:
+    from_environment = "RIDGELINE_API_KEY" if field.name == "api_key" else None
+    return typer.Option(help=field.metadata["help"], envvar=from_environment)
+
+
+engine_options = flags("options", Options)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
+    ] = False,
+) -> None:
+    """An LLM engine that knows its own physics."""
+    if version:
+        print(f"ridgeline {__version__}")
+        raise typer.Exit
+
+
+@app.command("pull")
+def pull_command(model: Model) -> None:
+    """Fetch a model and verify it; goes on where an earlier try stopped."""
+    with bytes_bar(f"Pulling {model}") as show:
+        path = pull(model, default_home(), show)
+    print(f"{model} is at {path}")
+    print(f"Next: ridgeline run {model}", file=sys.stderr)
+
+
+@app.command()
+def models() -> None:
+    """List what can be pulled by short name, and what is here."""
+    here = pulled_models(default_home())
+    table = Table("name", "what", "size", "licence", "here", box=None, pad_edge=False)
+    for name, entry in SHORT_NAMES.items():
+        size, where = f"{entry.size / 1e6:,.0f} MB", here.pop(name, None)
+        table.add_row(name, entry.description, size, entry.licence, str(where) if where else "no")
+    for name, path in here.items():
+        size = f"{sum(file.stat().st_size for file in path.rglob('*')) / 1e6:,.0f} MB"
+        table.add_row(name, "from the hub", size, "its own", str(path))
+    Console(width=_width()).print(table)
+    print("Any .gguf file or Hugging Face directory works too: give its path.")
+
+
+@app.command()
+@engine_options
+def run(
+    model: Model,
+    prompt: Annotated[
+        str | None, typer.Argument(help="What is piped in stands behind it. Without both: a chat.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue PROMPT as it is, without the chat template.")
+    ] = False,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy. Default: the model's, or 0.7.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep this much probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop what is rarer than this.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less echo.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="-2 to 2.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="-2 to 2.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 512,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    *,
+    options: Options,
+) -> None:
+    """Answer one prompt, or chat."""
+    wishes: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "max_tokens": max_tokens,
+        "stop": [_text(end) for end in stop or ()],
+    }
+    given = {name: value for name, value in wishes.items() if value is not None}
+    prompt = _with_stdin(None if prompt is None else _text(prompt))
+    with _load(model, _seeded(options), given) as (llm, params):
+        if prompt is None:
+            chat(llm, params)
+        else:
+            answer(llm, prompt, params, raw=raw)
+
+
+@app.command("serve")
+@engine_options
+@flags("serving", ServeOptions)
+def serve_command(model: Model, *, serving: ServeOptions, options: Options) -> None:
+    """Serve a model over HTTP, as OpenAI's clients expect."""
+    from ridgeline.server.main import serve  # its web framework would slow every other command
+
+    @contextmanager
+    def load() -> Iterator[LLM]:
+        with _load(model, _seeded(options), {}) as (llm, _):
+            say(f"seed {llm.config.seed} for requests that bring none")
+            yield llm
+
+    serve(model, load, serving)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
+) -> None:
+    """Decide every step of a recorded run again, and say whether all decisions are equal."""
+    if not replay_trace(trace, Console(width=_width())):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    roof: Annotated[
+        bool, typer.Option("--roof", help="Measure memory and arithmetic, in ten seconds.")
+    ] = False,
+) -> None:
+    """Say what this machine is, what will be used, and what is wrong."""
+    report(Console(width=_width()), default_home(), with_roof=roof)
+
+
+@bench_app.command("offline")
+@engine_options
+def bench_offline(
+    model: Model,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show instead where a step goes, and the roof.")
+    ] = False,
+    profile_out: Annotated[Path, typer.Option(help="The picture that --profile draws.")] = Path(
+        "roofline.svg"
+    ),
+    *,
+    options: Options,
+) -> None:
+    """Fixed shapes: prefill, one stream, many streams. The last line is one JSON document."""
+    shape = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    with _load(model, options, {}) as (llm, _):
+        if profile:
+            print_profile(llm, picture=profile_out, **shape)
+        else:
+            bench(llm, **shape)
+
+
+@bench_app.command("quality")
+@engine_options
+def bench_quality(
+    model: Model,
+    text: Annotated[
+        Path | None, typer.Option(help="A UTF-8 text. Default: four kinds of text.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text to use.")] = 1024,
+    *,
+    options: Options,
+) -> None:
+    """KL divergence, top-1 agreement and perplexity of each format against f32.
+
+    Measured on prose, code, other scripts and text that repeats itself, or on --text alone.
+    --backend, --dtype and --kv-cache-dtype narrow the list of formats; --max-model-len is the
+    length of the windows that the text is cut into. The last line is one JSON document.
+    """
+    quality(model, text_file=text, num_tokens=tokens, options=options)
+
+
+def bench_serve(**flags: Any) -> None:
+    """The load of many users on any OpenAI-compatible server, and what they see.
+
+    Requests arrive at random times, at those of a trace, or so many at a time. The last line is one
+    JSON document. Status 1 if no request succeeded.
+    """
+    try:
+        load = Load(**flags)
+    except ValueError as error:
+        raise UsageError(error) from error
+    if not serve(load):
+        raise typer.Exit(1)
+
+
+bench_serve.__signature__ = inspect.signature(Load, eval_str=True)  # type: ignore[attr-defined]
+bench_serve.__annotations__ = get_type_hints(Load, include_extras=True)
+bench_app.command("serve")(bench_serve)
+
+
+@contextmanager
+def _load(
+    model: str, options: Options, sampling: dict[str, Any]
+) -> Iterator[tuple[LLM, SamplingParams]]:
+    """Load a model, say what it had to give up, and check sampling parameters first of all."""
+    try:
+        SamplingParams(**sampling)
+    except ValueError as error:
+        raise UsageError(error) from error
+    with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
+        for note in llm.config.notes:
+            say(f"note: {note}")
+        llm.tokenizer.prepare()  # before anybody is asked for text, or presses Ctrl-C at an answer
+        yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.generation_defaults | sampling))
+
+
+def _text(argument: str) -> str:
+    """Return an argument as the text it was, if the locale had no letters for it."""
+    if not any("\ud800" <= letter <= "\udfff" for letter in argument):
+        return argument
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{argument!r} is not UTF-8: {error.reason}") from error
+
+
+def _with_stdin(prompt: str | None) -> str | None:
+    """Return PROMPT and behind it what is piped in; None where a chat is meant."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return prompt
+    piped = _piped(None if prompt is None else _STDIN_WAIT_S)
+    if prompt is None and not piped.strip():
+        raise UsageError("standard input is empty: give a PROMPT, or chat on a terminal")
+    if not prompt or not piped.strip():
+        return prompt or piped
+    return f"{prompt}\n\n{piped}"
+
+
+def _piped(wait_s: float | None) -> str:
+    """Return standard input, "" where it is closed or stays silent for so long."""
+    if sys.stdin is None:
+        return ""
+    if not select.select([sys.stdin], [], [], wait_s)[0]:
+        print("note: nothing came on standard input: PROMPT is answered alone", file=sys.stderr)
+        return ""
+    try:
+        text = sys.stdin.read(_MAX_STDIN_CHARS + 1)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text: {error}") from error
+    if len(text) > _MAX_STDIN_CHARS:
+        raise UsageError(f"standard input has more than {_MAX_STDIN_CHARS:,} letters")
+    return text
+
+
+def _seeded(options: Options) -> Options:
+    """Return ``options`` with a fresh seed unless they have one, short enough to type again."""
+    return options if options.seed is not None else replace(options, seed=secrets.randbelow(10**6))
+
+
+def _width() -> int | None:
+    return None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))

@@ -1,0 +1,1 @@
+"""From what was typed to a running engine. Nothing below imports it."""

@@ -1,0 +1,86 @@
+"""The concrete classes, put together: a backend, a cache, a scheduler, an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.face import BackendRunner, Setup, Surroundings
+from ridgeline.core.engine import Engine
+from ridgeline.core.kvcache import KVCache
+from ridgeline.core.records import Record
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step import Runner
+from ridgeline.engine_setup.options import EngineConfig, default_home, why_unwritable
+from ridgeline.engine_setup.progress import say
+from ridgeline.models.tensors import Checkpoint
+
+
+def new_runner(
+    config: EngineConfig, checkpoint: Checkpoint, report: Callable[[int, int], None]
+) -> BackendRunner:
+    """Return the backend that ``config`` names, with its weights loaded."""
+    setup = Setup(
+        config.dtype,
+        config.kv_cache_dtype,
+        config.block_size,
+        config.threads,
+        config.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.num_blocks,
+    )
+    surroundings = Surroundings(_home, report, _announce)
+    return BACKENDS[config.backend].new_runner(checkpoint, setup, surroundings)
+
+
+def _home() -> Path:
+    """Return where kernels and packed weights are kept, and say it if they cannot be."""
+    _warn_of(default_home())
+    return default_home()
+
+
+def _announce() -> None:
+    say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
+
+
+@cache  # once per process
+def _warn_of(home: Path) -> bool:
+    """Return whether kernels and packed weights can be kept, and say it if they cannot."""
+    problem = why_unwritable(home / "kernels")
+    if problem:
+        say(
+            f"kernels cannot be kept in {home} ({problem}), nor packed weights: each start makes "
+            f"them anew; set RIDGELINE_HOME to a directory that can be written"
+        )
+    return problem is None
+
+
+def new_engine(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    runner: Runner,
+    on_record: Callable[[Record], None] | None,
+) -> Engine:
+    """Return an engine over ``runner``, with nothing to do yet."""
+    kv = KVCache(
+        config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+    )
+    scheduler = Scheduler(
+        kv,
+        config.policy,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
+    return Engine(
+        scheduler,
+        runner,
+        time.monotonic,
+        max_model_len=config.max_model_len,
+        eos_ids=checkpoint.eos_ids,
+        seed=config.seed,
+        on_record=on_record,
+    )

@@ -1,0 +1,216 @@
+"""What the user asked for, resolved once into plain values.
+
+``Options`` are the flags as people type them, where "auto" and None mean "you choose". ``resolve``
+turns them, the model and the machine into an ``EngineConfig`` without any "auto" left. Whoever is
+built later receives the values it uses, not this object.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.face import Setup
+from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
+from ridgeline.machine import available_bytes, usable_cpus
+from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.kv_plan import fit_kv_cache
+
+POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfuse": SplitFuse}
+
+_DEFAULT_MAX_NUM_SEQS = 256
+_DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+_DEFAULT_KV_BYTES = 4 << 30
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def flag_field(default: Any, help: str) -> Any:
+    """Return a dataclass field that becomes a flag with this help."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options that run, serve, bench and ``LLM`` share; the command line is made from this."""
+
+    max_model_len: int | None = flag_field(
+        None, "Longest sequence, prompt and answer together, in tokens. Default: the model's."
+    )
+    max_num_seqs: int | None = flag_field(None, "Sequences that may run at once. Default: 256.")
+    max_num_batched_tokens: int | None = flag_field(
+        None, "Tokens that one step may compute. Default: 2048."
+    )
+    block_size: int = flag_field(16, "Tokens per block of the KV cache.")
+    kv_cache_memory: int | str | None = flag_field(
+        None, "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free."
+    )
+    kv_cache_dtype: Literal["auto", "f32", "f16", "int8"] = flag_field(
+        "auto", "What keys and values are stored in."
+    )
+    dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = flag_field(
+        "auto", "What the weights are computed in."
+    )
+    policy: Literal["static", "orca", "splitfuse"] = flag_field(
+        "splitfuse", "How steps are filled: see docs/architecture.md."
+    )
+    enable_prefix_caching: bool = flag_field(True, "Share the KV cache of equal prefixes.")
+    threads: int | None = flag_field(
+        None, "Threads of the backend. Default: one for each usable core."
+    )
+    seed: int | None = flag_field(
+        None, "Seed of requests that bring none. Default: run and serve draw one, else 0."
+    )
+    backend: Literal["auto", "cpu", "reference"] = flag_field("auto", "What computes.")
+    trace: str | Path | None = flag_field(
+        None, "Write a record of every step and request to this file, as JSON lines."
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that no model could make sense of."""
+        for name, kind in get_type_hints(Options).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                allowed = ", ".join(get_args(kind))
+                raise ValueError(f"{_flag(name)} is {getattr(self, name)!r}, not one of {allowed}")
+        _at_least("block_size", self.block_size, 1)
+        _at_least("max_model_len", self.max_model_len, 2)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "threads"):
+            _at_least(name, getattr(self, name), 1)
+        if self.max_num_seqs and (self.max_num_batched_tokens or self.max_num_seqs) < (
+            self.max_num_seqs
+        ):
+            raise ValueError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
+                f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
+            raise ValueError(f"seed must be a whole number, not {self.seed!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Plain values to build an engine from. ``notes`` are lines for the user."""
+
+    backend: str
+    dtype: str
+    kv_cache_dtype: str
+    policy: Policy
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    kv_bytes: int
+    enable_prefix_caching: bool
+    threads: int
+    seed: int
+    notes: tuple[str, ...]
+
+
+def resolve(options: Options, arch: ModelArch) -> EngineConfig:
+    """Choose everything that is still open, from the model and from the memory that is there.
+
+    Raises ValueError if an option contradicts another or the model, or if nothing fits.
+    """
+    name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
+    backend = BACKENDS[name]
+    model_len = min(options.max_model_len or arch.max_position, arch.max_position)
+    if options.max_model_len and options.max_model_len > arch.max_position:
+        raise ValueError(
+            f"--max-model-len {options.max_model_len} is more than the {arch.max_position} tokens "
+            f"that this model was trained for"
+        )
+    threads = options.threads or usable_cpus()
+    policy = POLICIES[options.policy]()
+    batched = options.max_num_batched_tokens or max(
+        _DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        options.max_num_seqs or 0,
+        model_len if policy.whole_prompts else 0,
+    )
+    max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
+    setup = backend.check(
+        Setup(
+            options.dtype,
+            options.kv_cache_dtype,
+            options.block_size,
+            threads,
+            model_len,
+            max_num_seqs,
+            batched,
+        )
+    )
+    weights_bytes, step_bytes, kv_bytes_per_token = backend.footprint(arch, setup)
+    kv_bytes_per_block = options.block_size * kv_bytes_per_token
+    wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
+    plan = fit_kv_cache(
+        available_bytes=available_bytes(),
+        weights_bytes=weights_bytes,
+        step_bytes=step_bytes,
+        kv_bytes_per_block=kv_bytes_per_block,
+        block_size=options.block_size,
+        wanted_kv_bytes=wish,
+        wanted_model_len=model_len,
+        max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
+    )
+    return EngineConfig(
+        backend=name,
+        dtype=setup.dtype,
+        kv_cache_dtype=setup.kv_cache_dtype,
+        policy=policy,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=batched,
+        block_size=options.block_size,
+        num_blocks=plan.num_blocks,
+        kv_bytes=plan.num_blocks * kv_bytes_per_block,
+        enable_prefix_caching=options.enable_prefix_caching,
+        threads=threads,
+        seed=options.seed or 0,
+        notes=plan.notes,
+    )
+
+
+def default_home() -> Path:
+    """Return Ridgeline's directory: ``$RIDGELINE_HOME``, or ``~/.cache/ridgeline``."""
+    return Path(os.environ.get("RIDGELINE_HOME") or Path.home() / ".cache" / "ridgeline")
+
+
+def why_unwritable(directory: Path) -> str | None:
+    """Return why nothing can be kept in ``directory``, which may not exist yet; None if it can."""
+    places = (directory, *directory.absolute().parents)
+    place = next(path for path in places if os.path.exists(path))  # unreadable is not there
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def parse_bytes(size: int | str) -> int:
+    """Return a size in bytes: a number, or text such as "512MiB", "4GiB" or "2G".
+
+    Raises ValueError if it is neither, or not positive.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(size).strip().lower())
+    num_bytes = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    if num_bytes < 1:
+        raise ValueError(f"{size!r} is not a size: write bytes, or a number with MiB or GiB")
+    return num_bytes
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless ``value`` is left open (None) or large enough."""
+    if value is None and name != "block_size":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{_flag(name)} is {value!r}: a whole number of at least {least}, please")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,1 @@
+"""Short names and hub ids to files on this disk."""

@@ -1,0 +1,107 @@
+"""The vocabulary of ``models``: a tensor as its file stores it, and a checkpoint.
+
+Quantised blocks stay quantised here; a backend decides what to do with them. This module opens no
+file and knows no format but the names of the block types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.physics.arch import ModelArch
+
+
+class ModelFileError(ValueError):
+    """A model file is damaged, hostile or not supported. The message names what and where."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensor:
+    """A matrix (or vector) in its file's own encoding.
+
+    Attributes:
+        name: as the file spells it, for messages.
+        dtype: GGML type name: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K..Q6_K, IQ*.
+        shape: logical shape, row-major: ``(out, in)`` or ``(n,)``.
+        stored: uint8 ``[rows, row_bytes]``; usually a read-only view of the mapped file.
+        order: which of the stored rows stands where; None for all as they are.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: NDArray[np.uint8]
+    order: NDArray[np.intp] | None = None
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The rows in order. Copied each time where they have one: packed weights need none."""
+        return self.stored if self.order is None else self.stored[self.order]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the encoded tensor."""
+        return int(self.stored.nbytes)
+
+    def rows(self, index: slice | NDArray[np.intp], name: str = "") -> Tensor:
+        """Return the rows that ``index`` selects, still encoded (rows are whole blocks)."""
+        data = self.data[index]
+        return Tensor(name or self.name, self.dtype, (data.shape[0], *self.shape[1:]), data)
+
+    def reordered(self, order: NDArray[np.intp]) -> Tensor:
+        """Return the same with its rows in another order; nothing is read yet."""
+        return replace(self, order=order if self.order is None else self.order[order])
+
+    def to_f32(self) -> NDArray[np.float32]:
+        """Decode to float32 of ``shape``. Always a fresh array."""
+        if self.dtype == "F32":
+            return self.data.view(np.float32).reshape(self.shape).copy()
+        if self.dtype == "F16":
+            return self.data.view(np.float16).reshape(self.shape).astype(np.float32)
+        if self.dtype == "BF16":
+            wide = self.data.view(np.uint16).astype(np.uint32) << 16
+            return wide.view(np.float32).reshape(self.shape)
+        import gguf  # here: a tenth of a start whose weights are packed already
+
+        kind = gguf.GGMLQuantizationType[self.dtype]
+        out: NDArray[np.float32] = gguf.quants.dequantize(self.data, kind)
+        return np.ascontiguousarray(out, dtype=np.float32).reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model as found on disk.
+
+    Attributes:
+        path: file or directory it came from.
+        arch: its structural facts.
+        tensors: canonical name (``ModelArch.matrix_shapes``) to tensor; shapes are checked.
+        eos_ids: tokens that end an answer.
+        bos_id: token that begins a text, None where the model has none.
+        add_bos: whether a plain prompt gets ``bos_id`` in front.
+        chat_template: jinja2 source, None where the file has none.
+        generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
+        tokenizer: what ``models.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
+            GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
+    """
+
+    path: Path
+    arch: ModelArch
+    tensors: Mapping[str, Tensor]
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    add_bos: bool
+    chat_template: str | None
+    tokenizer: Path | Mapping[str, Any]
+    generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in the file's encoding, the shared embedding counted once."""
+        return sum({id(t.stored): t.nbytes for t in self.tensors.values()}.values())

@@ -1,0 +1,138 @@
+"""Bytes and floating-point operations (FLOPs) of a model and of any step, from ModelArch alone.
+
+Plain formulas in SI units; a multiply-add is 2 FLOPs. Counted are the matrix products (linear
+layers, output head, attention scores and weighted values), which are all but a percent or so;
+norms, rotary embedding, softmax and sampling are not. This module knows no machine, hence no time.
+
+A chunk is ``num_tokens`` new tokens of one sequence, the first at position ``start``; keys and
+values of the positions before are in the cache. Decoding is a chunk of one token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.physics.arch import ModelArch
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one step computes and moves.
+
+    Attributes:
+        flops: of all matrix products.
+        weight_bytes: weights read; each once, however many tokens share it.
+        kv_read_bytes: keys and values that attention reads, once per chunk and layer.
+        kv_write_bytes: keys and values of the new tokens.
+    """
+
+    flops: int
+    weight_bytes: int
+    kv_read_bytes: int
+    kv_write_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes read and written together."""
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Arithmetic intensity; nan for a step without work."""
+        return self.flops / self.total_bytes if self.total_bytes else math.nan
+
+
+def weight_params(arch: ModelArch) -> int:
+    """Return the number of weights; an embedding that is also the head counts once."""
+    return sum(math.prod(shape) for shape in arch.matrix_shapes().values())
+
+
+def weight_bytes(arch: ModelArch, bytes_per_param: float) -> int:
+    """Return the bytes of all weights; quantised formats have fractions (Q4_1 has 20 / 32)."""
+    return round(weight_params(arch) * bytes_per_param)
+
+
+def kv_bytes_per_token(arch: ModelArch, bytes_per_value: float) -> int:
+    """Return the cache bytes of one token: a key and a value per layer, KV head and channel."""
+    return round(2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * bytes_per_value)
+
+
+def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value: float) -> int:
+    """Return the cache bytes that a chunk reads, each position once per layer.
+
+    A layer sees the ``start + num_tokens`` positions so far, but with a window ``w`` only those
+    that some token of the chunk sees: ``w - 1`` before its first token, and the chunk.
+    """
+    positions = sum(
+        start + num_tokens if window is None else min(start, window - 1) + num_tokens
+        for window in arch.windows
+    )
+    return round(2 * positions * arch.num_kv_heads * arch.head_dim * bytes_per_value)
+
+
+def linear_flops(arch: ModelArch, num_tokens: int) -> int:
+    """Return the FLOPs of all layers' linear maps: 2 per weight and token. Without the head."""
+    q_size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    attention = 2 * q_size + 2 * kv_size  # q and o, k and v: each times hidden_size
+    mlp = 3 * arch.intermediate_size  # gate, up, down: each times hidden_size
+    return 2 * num_tokens * arch.num_layers * arch.hidden_size * (attention + mlp)
+
+
+def attention_flops(arch: ModelArch, start: int, num_tokens: int) -> int:
+    """Return the FLOPs of attention for a chunk, over the keys that each token really sees.
+
+    Per layer, query head and visible key: ``2 head_dim`` for the score, the same for the value.
+    """
+    keys = sum(
+        _visible_keys(start + num_tokens, window) - _visible_keys(start, window)
+        for window in arch.windows
+    )
+    return 4 * arch.num_heads * arch.head_dim * keys
+
+
+def head_flops(arch: ModelArch, num_rows: int) -> int:
+    """Return the FLOPs of the output head: 2 per weight and row of logits."""
+    return 2 * num_rows * arch.vocab_size * arch.hidden_size
+
+
+def step_cost(
+    arch: ModelArch,
+    work: Sequence[tuple[int, int, int]],
+    bytes_per_weight: float,
+    bytes_per_kv_value: float,
+) -> StepCost:
+    """Return the cost of one step.
+
+    Args:
+        arch: the model.
+        work: per sequence (start, num_tokens, rows of logits computed).
+        bytes_per_weight: may be a fraction.
+        bytes_per_kv_value: bytes of one channel of a cached key or value.
+    """
+    num_tokens = sum(count for _, count, _ in work)
+    num_rows = sum(rows for _, _, rows in work)
+    embedding_params = arch.vocab_size * arch.hidden_size
+    num_embeddings = 1 if arch.tied_embeddings else 2
+    params_read = num_tokens * arch.hidden_size  # of the embedding, one row per token
+    if num_tokens:
+        params_read += weight_params(arch) - num_embeddings * embedding_params
+    if num_rows:
+        params_read += embedding_params  # the head
+    return StepCost(
+        flops=linear_flops(arch, num_tokens)
+        + head_flops(arch, num_rows)
+        + sum(attention_flops(arch, start, count) for start, count, _ in work),
+        weight_bytes=round(params_read * bytes_per_weight),
+        kv_read_bytes=sum(
+            kv_read_bytes(arch, start, count, bytes_per_kv_value) for start, count, _ in work
+        ),
+        kv_write_bytes=num_tokens * kv_bytes_per_token(arch, bytes_per_kv_value),
+    )
+
+
+def _visible_keys(num_tokens: int, window: int | None) -> int:
+    """Return the sum over a sequence's first tokens of the keys each sees: 1, 2, ... window."""
+    growing = num_tokens if window is None else min(num_tokens, window)
+    return growing * (growing + 1) // 2 + (num_tokens - growing) * (window or 0)

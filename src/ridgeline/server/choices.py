@@ -1,0 +1,228 @@
+"""Answers in the making: what events say becomes the choices of OpenAI's objects.
+
+One path for both kinds of completion, streamed or whole; they differ in how a piece of text and
+the logprobs of a token are written. It knows no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.api.llm import LLM
+from ridgeline.core.records import RequestRecord
+from ridgeline.core.request import Request
+from ridgeline.core.step import Event, FinishReason, TokenLogprobs
+from ridgeline.server.engine_thread import News, Stream, StreamError
+from ridgeline.server.protocol import ChatRequest, CompletionRequest
+
+Choice = dict[str, Any]
+_LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
+
+
+@dataclass
+class _Answer:
+    """One of the choices: what is known and has not been shown."""
+
+    index: int
+    text: str = ""
+    logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    has_begun: bool = False  # a token came
+    has_role: bool = False  # a chunk of a chat said who speaks
+    offset: int = 0  # letters of the tokens shown, for ``text_offset``
+    decode: Callable[[int], str] | None = None
+
+
+class Answers:
+    """The answers to one request."""
+
+    def __init__(self, llm: LLM, body: ChatRequest | CompletionRequest, stream: Stream) -> None:
+        self._llm, self._body, self._stream = llm, body, stream
+        self._is_chat = isinstance(body, ChatRequest)
+        self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
+        self._with_logprobs = stream.params.logprobs is not None
+        self._answers = [_Answer(i) for i in range(stream.params.n * len(stream.prompts))]
+        self._requests: dict[int, Request] = {}  # by prompt
+        self._records: list[RequestRecord] = []
+
+    def take(self, news: News) -> list[Choice]:
+        """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
+        index, what = news
+        if isinstance(what, Request):
+            self._requests[index] = what
+            return []
+        if isinstance(what, RequestRecord):
+            self._records.append(what)
+            return []
+        if what.finish_reason is FinishReason.ERROR:
+            raise StreamError(what.error or "the model failed on this request")
+        answer = self._answers[index * self._stream.params.n + what.seq_id[1]]
+        if self._echo and not answer.has_begun:
+            self._put_prompt(answer, index)
+        answer.has_begun = True
+        self._put(answer, what)
+        return self._chunks(answer) if self._body.stream else []
+
+    def _chunks(self, answer: _Answer) -> list[Choice]:
+        """Return what is new of a streamed answer, its end apart from its text.
+
+        Clients may stop reading at ``finish_reason``: nothing that they show may come with it.
+        """
+        has_news = bool(answer.text or answer.logprobs)
+        chunks = []
+        if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
+            answer.has_role = True
+            delta = {"role": "assistant", "content": ""}
+            chunks.append(self._choice(answer, {"delta": delta}, None))
+        if has_news:
+            chunks.append(self._shown(answer))
+        if answer.finish_reason:
+            form: Choice = {"delta": {}} if self._is_chat else {"text": ""}
+            chunks.append(_ended(answer, self._choice(answer, form, None)))
+        return chunks
+
+    def _put(self, answer: _Answer, event: Event) -> None:
+        answer.finish_reason = event.finish_reason and event.finish_reason.value
+        if self._body.max_tokens == 0:  # the engine had to generate one: it is not shown
+            answer.finish_reason = answer.finish_reason and "length"
+            return
+        answer.stop_reason = event.stop_reason
+        answer.num_tokens += event.token is not None
+        answer.text += event.text
+        if event.logprobs:
+            answer.logprobs.append(event.logprobs)
+
+    def _put_prompt(self, answer: _Answer, index: int) -> None:
+        prompt = self._stream.prompts[index]
+        answer.text += self._llm.tokenizer.decode(prompt)
+        if self._with_logprobs:
+            found = self._requests[index].prompt_logprobs
+            answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
+
+    def whole(self) -> list[Choice]:
+        """Return all choices with all that has not been shown."""
+        return [_ended(answer, self._shown(answer)) for answer in self._answers]
+
+    def _shown(self, answer: _Answer) -> Choice:
+        """Return a choice with what is new, and forget that."""
+        text, logprobs = answer.text, self._logprobs(answer)
+        answer.text, answer.logprobs = "", []
+        form: Choice = {"text": text}
+        if self._is_chat and self._body.stream:
+            form = {"delta": {"content": text} if text else {}}
+        elif self._is_chat:
+            form = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return self._choice(answer, form, logprobs)
+
+    @staticmethod
+    def _choice(answer: _Answer, form: Choice, logprobs: Choice | None) -> Choice:
+        return {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
+
+    # --- logprobs ------------------------------------------------------------------------------
+
+    def _logprobs(self, answer: _Answer) -> Choice | None:
+        if not self._with_logprobs:
+            return None
+        if not self._is_chat:
+            return self._completion_logprobs(answer)
+        content = []
+        for entry in answer.logprobs:
+            assert isinstance(entry, TokenLogprobs)  # only an echo has bare tokens
+            top = [self._chat_logprob(*other) for other in entry.top]
+            content.append({**self._chat_logprob(entry.token, entry.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        data = list(self._llm.tokenizer.token_bytes(token))
+        logprob = max(logprob, _LOWEST_LOGPROB)
+        return {"token": self._llm.spell(token), "logprob": logprob, "bytes": data}
+
+    def _completion_logprobs(self, answer: _Answer) -> Choice:
+        """Return four parallel lists; offsets count the letters of all tokens before."""
+        answer.decode = answer.decode or self._llm.tokenizer.new_decoder()
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        out: dict[str, list[Any]] = {name: [] for name in names}
+        for entry in answer.logprobs:
+            token = entry if isinstance(entry, int) else entry.token
+            name, end = self._name(token), answer.offset + len(answer.decode(token))
+            out["tokens"].append(name)  # before it may come the remains of a broken letter
+            out["text_offset"].append(max(answer.offset, end - len(name)))
+            answer.offset = end
+            if isinstance(entry, int):
+                out["token_logprobs"].append(None)
+                out["top_logprobs"].append(None)
+                continue
+            ranked = ((token, entry.logprob), *entry.top)
+            tops = {self._name(other): max(found, _LOWEST_LOGPROB) for other, found in ranked}
+            out["token_logprobs"].append(max(entry.logprob, _LOWEST_LOGPROB))
+            out["top_logprobs"].append(tops)
+        return out
+
+    def _name(self, token: int) -> str:
+        data = self._llm.tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # a part of a letter, spelled as OpenAI does
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    # --- numbers -------------------------------------------------------------------------------
+
+    @property
+    def finish_reasons(self) -> str:
+        """How the answers ended, each way once."""
+        return "+".join(sorted({a.finish_reason for a in self._answers if a.finish_reason}))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated and shown."""
+        return sum(answer.num_tokens for answer in self._answers)
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+        return sum(r.num_cached_tokens for r in self._requests.values())
+
+    def usage(self) -> dict[str, Any]:
+        """Return OpenAI's count of tokens; a prompt counts once, however many its answers."""
+        prompt, generated = sum(map(len, self._stream.prompts)), self.num_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """Return the engine's times, nothing if no token came.
+
+        Of several prompts: until the last began, until the first token of any, until all ended.
+        """
+        firsts = [r.first_token_s for r in self._records if r.first_token_s is not None]
+        starts = [r.scheduled_s for r in self._records if r.scheduled_s is not None]
+        if not firsts or not starts:
+            return {}
+        arrival_s, end_s = self._stream.arrival_s, max(r.finish_s for r in self._records)
+        generation_s = end_s - min(firsts)
+        num_gaps = max(max(r.num_generated) for r in self._records) - 1
+        num_generated = sum(sum(r.num_generated) for r in self._records)
+        return {
+            "queue_time_ms": 1e3 * (max(starts) - arrival_s),
+            "time_to_first_token_ms": 1e3 * (min(firsts) - arrival_s),
+            "generation_time_ms": 1e3 * generation_s,
+            "mean_itl_ms": 1e3 * generation_s / num_gaps if num_gaps > 0 else None,
+            "tokens_per_second": num_generated / (end_s - min(starts)),
+            "cached_tokens": self.num_cached,
+            "num_preemptions": sum(r.num_preemptions for r in self._records),
+        }
+
+
+def _ended(answer: _Answer, choice: Choice) -> Choice:
+    """Return a choice that also says how the answer ended."""
+    choice["finish_reason"] = answer.finish_reason
+    if answer.stop_reason is not None:
+        choice["stop_reason"] = answer.stop_reason
+    return choice

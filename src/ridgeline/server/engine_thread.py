@@ -1,0 +1,341 @@
+"""Between asyncio and the engine: one thread runs the engine, streams carry its news to the loop.
+
+All streams' news of one step wake the loop once; an idle engine sleeps on a condition. Requests
+wait here, in fair order, until the engine could start them, so that its own queue stays short.
+A stream whose reader lags rests, without a seat or memory in the engine, until it has caught up.
+This module knows no HTTP and no text: token ids go in, events come out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ridgeline.core.admission import Admission
+from ridgeline.core.engine import Engine
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Load
+from ridgeline.core.records import Record, RequestRecord
+from ridgeline.core.request import Request, Text
+from ridgeline.core.step import Event
+from ridgeline.server.isolate import ContainedRunner, StepLost
+
+# Which prompt, what about it: the engine's request comes first, and its record last.
+News = tuple[int, Request | Event | RequestRecord]
+_MAX_BEHIND = 256  # events that a stream may hold before its requests rest
+_log = logging.getLogger("ridgeline.server")
+
+
+class StreamError(Exception):
+    """The stream ends early, and why; ``status`` is for a client that has seen nothing yet."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ClientGone(Exception):
+    """Nobody reads this stream any more."""
+
+
+class Stream:
+    """The answers to one HTTP request, which may have several prompts. Lives on the loop."""
+
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        new_text: Callable[[tuple[int, ...], SamplingParams], Text],
+        tenant: str,
+        *,
+        is_read: bool = True,
+        name: str = "",
+        cache_root: bytes = b"",
+    ) -> None:
+        self.prompts = prompts
+        self.params = params
+        self.new_text = new_text
+        self.tenant = tenant
+        self.is_read = is_read  # as it grows, not when it is complete
+        self.name = name  # x-request-id
+        self.cache_root = cache_root
+        self.arrival_s = time.monotonic()
+        self.num_open = len(prompts)
+        self.num_held = 0  # sequences in the engine, whose thread counts them
+        self.is_over = False  # nothing more will come
+        self.resume: Callable[[], None] | None = None  # while its requests rest
+        self._news: list[News] = []
+        self._end: Exception | None = None
+        self._wake = asyncio.Event()
+        self._max_behind = max(_MAX_BEHIND, 8 * params.n * len(prompts))
+
+    async def news(self) -> list[News]:
+        """Wait for news; return all there is, nothing when the stream has ended well.
+
+        Who asks has shown all that came before, so requests that rest go on.
+
+        Raises:
+            StreamError: it failed; what came before was returned before.
+            ClientGone: it was given up.
+        """
+        if self.resume and not self._news:
+            self.resume()
+            self.resume = None
+        while not self._news and not self.is_over:
+            self._wake.clear()
+            await self._wake.wait()
+        found, self._news = self._news, []
+        if not found and self._end:
+            raise self._end
+        return found
+
+    def deliver(self, news: list[News]) -> bool:
+        """Take the news of a step; return False if the reader is too far behind."""
+        if self.is_over:
+            return True
+        self._news += news
+        self.num_open -= sum(isinstance(what, RequestRecord) for _, what in news)
+        self.is_over = not self.num_open
+        self._wake.set()
+        return len(self._news) <= self._max_behind
+
+    def end(self, why: Exception) -> None:
+        """Let no more come: the reader gets what there is, then ``why``."""
+        if not self.is_over:
+            self.is_over, self._end = True, why
+            if isinstance(why, ClientGone):
+                self._news.clear()
+            self._wake.set()
+
+
+class Bridge:
+    """Runs an engine in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take over ``engine``: from ``start`` on nobody else may touch it."""
+        self.engine = engine
+        self.listeners: list[Callable[[Record], None]] = []  # called in the engine's thread
+        self.error: str | None = None  # why the engine stopped for good
+        self.step_began_s: float | None = None  # while a step is under way
+        engine.runner = ContainedRunner(engine.runner, self._note_failure)
+        self._write = engine.on_record
+        engine.on_record = self._on_record
+        self._wake = threading.Condition()
+        self._queue: Admission[tuple[Stream, int]] = Admission()
+        self._gone: list[Stream] = []
+        self._rests: dict[Stream, bool] = {}  # whether it is to rest from now on
+        self._looks: list[Callable[[], None]] = []
+        self._stopping = False
+        self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
+        self._unseen: dict[int, Request] = {}  # of which no news were sent yet
+        self._closed: list[RequestRecord] = []
+        self._streams: set[Stream] = set()  # on the loop's side
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- the loop's side -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; to be called on the loop that streams live on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that are not over."""
+        return len(self._streams)
+
+    @property
+    def num_queued(self) -> int:
+        """Prompts that wait before the engine."""
+        return len(self._queue)
+
+    def submit(self, stream: Stream) -> None:
+        """Queue all prompts of a stream. Raises StreamError if the engine has stopped."""
+        if self.error or self._stopping:
+            raise StreamError(self.error or "the server is stopping", 503)
+        self._streams.add(stream)
+        with self._wake:
+            prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
+            self._queue.push(stream.tenant, prompts, stream.params.n)
+            self._wake.notify()
+
+    def abandon(self, stream: Stream, why: Exception) -> None:
+        """End a stream before its time; its requests end before the next step."""
+        if not stream.is_over:
+            stream.end(why)
+            with self._wake:
+                self._gone.append(stream)
+                self._wake.notify()
+        self._streams.discard(stream)
+
+    def between_steps(self, look: Callable[[], None]) -> None:
+        """Have ``look`` called in the engine's thread, where it may read the engine."""
+        with self._wake:
+            self._looks.append(look)
+            self._wake.notify()
+
+    def abandon_all(self, why: StreamError) -> None:
+        """End every stream."""
+        for stream in list(self._streams):
+            self.abandon(stream, why)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stop the thread after the step under way; return whether it has ended."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _deliver(self, batch: list[tuple[Stream, list[News]]]) -> None:
+        for stream, news in batch:
+            if not stream.deliver(news):
+                stream.resume = functools.partial(self._let_rest, stream, False)
+                self._let_rest(stream, True)
+
+    def _let_rest(self, stream: Stream, rests: bool) -> None:
+        """Pause a stream's requests before the next step, or let them go on."""
+        with self._wake:
+            self._rests[stream] = rests
+            self._wake.notify()
+
+    # --- the engine's side ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(self._is_wanted)
+                if self._stopping:
+                    return
+                gone, self._gone = self._gone, []
+                rests, self._rests = self._rests, {}
+                looks, self._looks = self._looks, []
+                arrivals = self._queue.take(
+                    self.engine.scheduler.room(), held=lambda item: item[0].num_held
+                )
+            try:
+                for look in looks:
+                    look()
+                self._turn(gone, arrivals, rests)
+            except Exception:
+                _log.exception("the engine failed; all its requests end")
+                if not self._clear():
+                    return
+
+    def _is_wanted(self) -> bool:
+        asked = self._stopping or self._gone or self._looks or self._queue or self._rests
+        return bool(asked) or self.engine.has_work()
+
+    def _turn(
+        self, gone: list[Stream], arrivals: list[tuple[Stream, int]], rests: dict[Stream, bool]
+    ) -> None:
+        if gone:
+            with self._wake:
+                arrivals += self._queue.remove(lambda item: item[0].is_over)
+        for stream, index in arrivals:
+            self._add(stream, index)
+        if gone:
+            for request_id, (stream, _) in list(self._owners.items()):
+                if stream.is_over:
+                    self.engine.abort(request_id)
+        if rests:
+            for request_id, (stream, _) in self._owners.items():
+                if stream in rests:
+                    (self.engine.pause if rests[stream] else self.engine.resume)(request_id)
+        events: list[Event] = []
+        if self.engine.has_work():
+            is_read = any(stream.is_read for stream, _ in self._owners.values())
+            self.step_began_s = time.monotonic()
+            try:
+                events = self.engine.step(Load(len(self._queue), is_read))
+            except StepLost as lost:  # the engine has taken it back, and goes on from there
+                self._note_failure(lost.__cause__ or lost)
+            self.step_began_s = None
+        self._send(events)
+        if not self.engine.has_work():
+            self._check()
+
+    def _check(self) -> None:
+        try:
+            self.engine.check()
+        except AssertionError:  # a leak is to be known, and is no reason to refuse anybody
+            _log.exception("the engine's own check fails")
+
+    def _add(self, stream: Stream, index: int) -> None:
+        prompt, params = stream.prompts[index], stream.params
+        try:
+            request_id = self.engine.add(
+                prompt,
+                params,
+                new_text=lambda: stream.new_text(prompt, params),
+                arrival_s=stream.arrival_s,
+                name=stream.name,
+                cache_root=stream.cache_root,
+            )
+        except ValueError as error:  # it can never run
+            self.call(self.abandon, stream, StreamError(str(error), 400))
+            return
+        stream.num_held += params.n
+        self._owners[request_id] = stream, index
+        self._unseen[request_id] = self.engine.requests[request_id]
+
+    def _send(self, events: list[Event]) -> None:
+        """Hand a step's news to the loop, all at once."""
+        batch: dict[Stream, list[News]] = {}
+        for event in events:
+            request_id = event.seq_id[0]
+            stream, index = self._owners[request_id]
+            news = batch.setdefault(stream, [])
+            if request_id in self._unseen:
+                news.append((index, self._unseen.pop(request_id)))
+            news.append((index, event))
+            if event.token is not None:
+                self._queue.charge(stream.tenant, 1)
+        closed, self._closed = self._closed, []
+        for record in closed:
+            stream, index = self._owners.pop(record.request_id)
+            stream.num_held -= stream.params.n
+            self._unseen.pop(record.request_id, None)
+            batch.setdefault(stream, []).append((index, record))
+        if batch:
+            self.call(self._deliver, list(batch.items()))
+
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Have ``function`` called on the loop."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            _log.debug("news after the end")
+
+    def _clear(self) -> bool:
+        """After a fault in the engine itself: end everything; return whether it may go on."""
+        self.step_began_s = None
+        with self._wake:
+            self._queue.remove(lambda _: True)
+        try:
+            for request_id in list(self.engine.requests):
+                self.engine.abort(request_id)
+            self.engine.check()
+        except Exception as error:
+            _log.exception("the engine cannot go on")
+            self.error = f"the engine has stopped: {type(error).__name__}"
+        self._owners.clear()
+        self._unseen.clear()
+        self._closed.clear()
+        self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
+        return self.error is None
+
+    def _on_record(self, record: Record) -> None:
+        if self._write:
+            self._write(record)
+        if isinstance(record, RequestRecord):
+            self._closed.append(record)
+        for listener in self.listeners:
+            listener(record)
+
+    def _note_failure(self, error: BaseException) -> None:
+        _log.error("the backend failed", exc_info=error)

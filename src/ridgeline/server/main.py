@@ -1,0 +1,227 @@
+"""``ridgeline serve``: a socket, a model, uvicorn and signals, from start to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from ridgeline.api.llm import LLM
+from ridgeline.engine_setup.progress import say
+from ridgeline.server.app import Service, new_app
+from ridgeline.server.engine_thread import Bridge, StreamError
+from ridgeline.server.gate import Gate
+from ridgeline.server.http_limits import BoundedProtocol
+from ridgeline.server.limits import Keys
+from ridgeline.server.logs import LogWriter, log_line
+from ridgeline.server.metrics import Metrics
+from ridgeline.server.options import ServeOptions
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+_SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine so soon, not after 5 ms
+_KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
+_MAX_WAITING = 2048  # connections that the system keeps until they are accepted
+_ACCEPTS_PER_TURN = 16  # asyncio tries so often, also when the first try has failed
+_QUIET_S = 60.0  # between two warnings that connections wait
+_FLUSH_S = 2.0  # for last words to reach their clients
+_STEP_S = 10.0  # for the step under way at the end
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signals and without its ten looks a second whether to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.on_started: Callable[[], None] = lambda: None
+        self.ended = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MAX_WAITING)  # asyncio has one number for this and its tries
+        self.on_started()  # it listens: not a moment earlier
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self.ended.wait()
+
+
+class Running:
+    """A server that runs: its parts, and how it ends."""
+
+    def __init__(
+        self, llm: LLM, name: str, options: ServeOptions, keys: Keys, write: Callable[[str], object]
+    ) -> None:
+        """Put a server together; ``write`` takes the lines of the log."""
+        self.options, self.keys, self._write = options, keys, write
+        self.bridge = Bridge(llm.engine)
+        trace = llm.trace
+        self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
+        self.bridge.listeners.append(self.metrics.on_record)
+        self.service = Service(llm, self.bridge, self.metrics, name, options)
+        self.app = new_app(self.service)
+        gate = Gate(
+            self.app,
+            keys=keys,
+            hosts=_LOOPBACK | {options.host} if options.host in _LOOPBACK else None,
+            origins=options.cors_origin or (),
+            max_body_bytes=options.max_body_bytes,
+            routes=self.app.routes,
+            log=lambda fields: write(log_line(fields, options.log_format)),
+            count=self.metrics.count_http,
+        )
+        protocol = type(
+            "Protocol", (BoundedProtocol,), {"receive_timeout_s": options.receive_timeout}
+        )
+        self.server = _Server(
+            uvicorn.Config(
+                gate,
+                http=protocol,
+                backlog=_ACCEPTS_PER_TURN,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(_FLUSH_S) + 1,
+            )
+        )
+        self._drain: asyncio.Task[None] | None = None
+        self._warned_s = -math.inf
+
+    def _gauges(self) -> Mapping[str, float]:
+        queues = self.bridge.engine.scheduler.queues
+        pool = queues.kv.pool
+        resting = len(queues.waiting) + len(queues.paused)
+        return {
+            "num_requests_running": len(queues.running),
+            "num_requests_waiting": resting + self.bridge.num_queued,
+            "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
+        }
+
+    async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
+        """Serve until a signal, or ``stop``, ends it."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
+        self.bridge.start()
+        self.server.on_started = announce
+        await self.server.serve([listener])
+        self.service.prompts.close()
+        if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
+            os._exit(1)  # a step that does not end: nobody waits for it, all clients have been told
+
+    def stop(self) -> None:
+        """Take nothing new and end when all that runs has ended; called again, end at once."""
+        if self._drain is None:
+            self.service.is_draining = True
+            self._drain = asyncio.ensure_future(self._end())
+        else:
+            self.bridge.abandon_all(StreamError("the server is stopping", 503))
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say in one line, and not each second, that there is no room for connections."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() > self._warned_s + _QUIET_S:
+            self._warned_s = loop.time()
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            what = f"new connections wait: all {most} files that may be open are"
+            self._write(f"warning: {what}; raise that limit (ulimit -n)")
+
+    async def _end(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.options.shutdown_timeout
+        while self.bridge.num_streams and loop.time() < deadline_s:
+            await asyncio.sleep(0.02)
+        self.bridge.abandon_all(StreamError("the server is stopping", 503))
+        self.service.live.close()
+        self.server.ended.set()
+
+    def reload_keys(self) -> None:
+        """Read the file of keys again."""
+        try:
+            self.keys.reload()
+            self._write("the keys were read again")
+        except (OSError, ValueError) as error:
+            self._write(f"the keys stay as they are: {error}")
+
+
+def serve(
+    model: str, load: Callable[[], AbstractContextManager[LLM]], options: ServeOptions
+) -> None:
+    """Serve a model until a signal ends it.
+
+    Raises OSError or ValueError if the address, the keys or the model cannot be had.
+    """
+    keys = Keys(options.api_key or (), options.api_key_file)
+    listener = bind(options.host, options.port)
+    _raise_file_limit()
+    sys.setswitchinterval(_SWITCH_S)
+    with load() as llm, contextlib.closing(LogWriter(sys.stderr.fileno())) as log:
+        logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=log)
+        name = options.served_model_name or Path(model).name
+        with asyncio.Runner() as runner:
+            runner.run(_main(llm, name, options, keys, listener, log))
+
+
+async def _main(
+    llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
+) -> None:
+    loop = asyncio.get_running_loop()
+    running = Running(llm, name, options, keys, log.line)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, running.stop)
+    loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
+    if options.host not in _LOOPBACK and not keys.are_needed:
+        say(f"warning: anybody who reaches {options.host} can use this: --api-key")
+    await running.run(listener, lambda: _announce(name, listener))
+
+
+def _announce(name: str, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    url = f"http://{host}:{port}"
+    with contextlib.suppress(OSError):  # a full disk is no reason not to serve
+        print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything long begins. Raises OSError that says what to do."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+        listener.bind(address)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"cannot listen on {host}:{port} ({why}): try another --port") from error
+    return listener
+
+
+def _raise_file_limit() -> None:
+    """Allow as many connections as the system does; the default of 1,024 is soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,188 @@
+"""Records of what happened, added up for Prometheus; names and buckets are vLLM's where it has one.
+
+Counters and histograms come from records alone, so they agree with ``--trace``. Gauges are asked
+for when somebody looks. Any thread may call; nothing a client sends becomes a label.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
+
+
+def _bounds(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
+_LONG = "10 20 40 80 160 640 2560"
+_TTFT_S = _bounds(f"0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 {_LONG}")
+_ITL_S = _bounds("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
+_REQUEST_S = _bounds("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+_STEP_S = _bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 60")
+_TOKENS = _bounds("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
+
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": (_TTFT_S, "From arrival to the first token."),
+    "inter_token_latency_seconds": (_ITL_S, "Between two tokens of an answer."),
+    "e2e_request_latency_seconds": (_REQUEST_S, "From arrival to the end."),
+    "request_queue_time_seconds": (_REQUEST_S, "From arrival to the first step."),
+    "request_prefill_time_seconds": (_REQUEST_S, "From the first step to the first token."),
+    "request_decode_time_seconds": (_REQUEST_S, "From the first token to the last."),
+    "iteration_tokens_total": (_TOKENS, "Tokens computed in a step."),
+    "step_duration_seconds": (_STEP_S, "Duration of a step."),
+}
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of requests that got an answer.",
+    "generation_tokens": "Tokens generated.",
+    "num_preemptions": "Sequences whose blocks were taken.",
+    "prefix_cache_queries": "Prompt tokens looked for in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found there.",
+    "trace_records_lost": "Records that --trace could not write.",
+}
+
+
+class _Histogram:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        found, running = [], 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            found.append(("+Inf" if bound == float("inf") else str(bound), float(running)))
+        return found
+
+
+class Metrics:
+    """What is added up; a collector for a Prometheus registry."""
+
+    content_type = CONTENT_TYPE_PLAIN_0_0_4
+
+    def __init__(
+        self,
+        model_name: str,
+        gauges: Callable[[], Mapping[str, float]],
+        num_lost: Callable[[], int],
+    ) -> None:
+        """Label everything with ``model_name``; ``gauges`` says how things stand now.
+
+        ``num_lost`` says how many records the trace has lost.
+        """
+        self._model = model_name
+        self._gauges, self._num_lost = gauges, num_lost
+        self._lock = threading.Lock()
+        self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
+        self._http: Counter[tuple[str, str, str]] = Counter()
+        self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def on_record(self, record: Record) -> None:
+        """Add a record."""
+        with self._lock:
+            if isinstance(record, StepRecord):
+                self._add_step(record)
+            elif isinstance(record, RequestRecord):
+                self._add_request(record)
+
+    def count_http(self, handler: str, method: str, status: int) -> None:
+        """Add an HTTP request; the caller sees to it that there are few handlers and methods."""
+        with self._lock:
+            self._http[handler, method, str(status)] += 1
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format 0.0.4."""
+        return generate_latest(self._registry)
+
+    # --- adding --------------------------------------------------------------------------------
+
+    def _add_step(self, step: StepRecord) -> None:
+        see = self._histograms
+        end_s = step.start_s + step.schedule_s + step.execute_s
+        see["step_duration_seconds"].observe(step.schedule_s + step.execute_s + step.commit_s)
+        see["iteration_tokens_total"].observe(sum(count for _, _, count in step.work))
+        self._counts["num_preemptions"] += len(step.preempted)
+        gaps: Counter[float] = Counter()  # of sequences that run side by side, mostly equal
+        for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=False):
+            for index in range(seq_id[1], seq_id[1] + len(tokens)):
+                key = seq_id[0], index
+                count, last_s = self._live.get(key, (0, None))
+                if last_s is not None:
+                    gaps[end_s - last_s] += 1
+                self._live[key] = count + 1, end_s
+        for gap_s, times in gaps.items():
+            see["inter_token_latency_seconds"].observe(gap_s, times)
+
+    def _add_request(self, request: RequestRecord) -> None:
+        for index in range(len(request.num_generated)):
+            self._live.pop((request.request_id, index), None)
+        self._finished.update(request.finish_reasons)
+        see = self._histograms
+        see["e2e_request_latency_seconds"].observe(request.finish_s - request.arrival_s)
+        self._counts["generation_tokens"] += sum(request.num_generated)
+        if request.scheduled_s is None:
+            return
+        self._counts["prefix_cache_queries"] += len(request.prompt_token_ids)
+        self._counts["prefix_cache_hits"] += request.num_cached_tokens
+        see["request_queue_time_seconds"].observe(request.scheduled_s - request.arrival_s)
+        first_s = request.first_token_s
+        if first_s is None:
+            return
+        self._counts["prompt_tokens"] += len(request.prompt_token_ids)
+        see["time_to_first_token_seconds"].observe(first_s - request.arrival_s)
+        see["request_prefill_time_seconds"].observe(first_s - request.scheduled_s)
+        see["request_decode_time_seconds"].observe(request.finish_s - first_s)
+
+    # --- showing -------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything, for ``prometheus_client``."""
+        with self._lock:
+            return iter([*self._families()])
+
+    def _families(self) -> Iterator[Metric]:
+        labels, values = ["model_name"], [self._model]
+        for name, value in self._gauges().items():
+            gauge = GaugeMetricFamily(f"ridgeline:{name}", name, labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge
+        live = sum(count for count, _ in self._live.values())
+        elsewhere = {"generation_tokens": live, "trace_records_lost": self._num_lost()}
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
+            counter.add_metric(values, self._counts[name] + elsewhere.get(name, 0))
+            yield counter
+        ends = CounterMetricFamily(
+            "ridgeline:request_success", "Answers that ended.", labels=[*labels, "finished_reason"]
+        )
+        for reason, count in self._finished.items():
+            ends.add_metric([*values, reason], count)
+        yield ends
+        for name, (_, text) in _HISTOGRAMS.items():
+            found = self._histograms[name]
+            family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=labels)
+            family.add_metric(values, found.buckets(), found.total)
+            yield family
+        http = CounterMetricFamily(
+            "http_requests", "HTTP requests.", labels=["handler", "method", "status"]
+        )
+        for key, count in self._http.items():
+            http.add_metric(list(key), count)
+        yield http

@@ -1,0 +1,370 @@
+"""Text to token ids and back, from a tokenizer.json or from GGUF metadata.
+
+The ``tokenizers`` library cuts text into ids. This module keeps apart what the library mixes up:
+text that merely spells a control token, and the control token itself. Going back, it works on the
+exact bytes that each token stands for, so that streamed text equals whole text by construction.
+It knows nothing of models, requests or templates.
+
+How the two are kept apart: inside the library each control token is renamed to a spelling made of
+Unicode noncharacters that no text can guess. ``encode(parse_special=True)`` turns public spellings
+into private ones first; without that step a control token cannot come out of any text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.models.gguf_tokenizer import tokenizer_json
+from ridgeline.models.tensors import ModelFileError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_MAX_FILE_BYTES = 128 << 20  # the largest in use today have 35 MB
+_MAX_IDS = 1 << 21
+
+# Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
+_NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
+_BREAK = "\ufdd0"  # stands inside a spelling that is text
+# Begins the private name of a control token. Drawn anew in each process, so that no text has it.
+_PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16))
+
+
+def load_tokenizer(
+    source: Path | Mapping[str, Any], bos_id: int | None = None, add_bos: bool = False
+) -> Tokenizer:
+    """Load from the path of a tokenizer.json, or from GGUF metadata (``tokenizer.ggml.*``).
+
+    Args:
+        source: the file, or the metadata.
+        bos_id: token that begins a text, None where the model has none.
+        add_bos: whether ``encode`` puts ``bos_id`` in front unless told otherwise.
+
+    Raises:
+        ModelFileError: damaged, hostile or not supported; the message says what.
+    """
+    if isinstance(source, Mapping):
+        return Tokenizer(tokenizer_json(source), bos_id, add_bos)
+    try:
+        tokenizer = Tokenizer(_read(source), bos_id, add_bos)
+        tokenizer.prepare()  # such a file may hold anything: now is the time to say so
+    except ModelFileError as error:
+        raise ModelFileError(f"{source}: {error}") from error.__cause__
+    return tokenizer
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the contents of a tokenizer.json of bounded size.
+
+    Raises:
+        ModelFileError: not a regular file, too large, or not a JSON object.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
+            raise ModelFileError(f"not a file of at most {_MAX_FILE_BYTES >> 20} MiB")
+        spec = json.loads(path.read_bytes())
+    except ModelFileError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"cannot be read as JSON: {error}") from error
+    if not isinstance(spec, dict):
+        raise ModelFileError("holds no JSON object")
+    return spec
+
+
+class Tokenizer:
+    """Text <-> token ids.
+
+    Attributes:
+        bos_id: token that begins a text, or None.
+        add_bos: whether ``encode`` puts it in front unless told otherwise.
+        vocab_size: one more than the highest id. A model may have more rows than that.
+    """
+
+    def __init__(self, spec: dict[str, Any], bos_id: int | None = None, add_bos: bool = False):
+        self._pieces, added = _checked(spec)  # turned into bytes one by one, when asked for
+        self._strip_space, self._bytes_of = _reader(spec)
+        self._added = {token["id"]: token["content"].encode() for token in added}
+        self.vocab_size = max([len(self._pieces) - 1, *self._added]) + 1
+        if bos_id is not None and not 0 <= bos_id < self.vocab_size:
+            raise ModelFileError(f"the BOS id {bos_id} is not in the vocabulary")
+        self.bos_id, self.add_bos = bos_id, add_bos
+
+        special = [token for token in added if token.get("special")]
+        self._special_ids = frozenset(token["id"] for token in special)
+        control = [token for token in added if token.get("special") or token["content"].strip()]
+        self._private = {t["content"]: f"{_PRIVATE}{t['id']};" for t in control}
+        self._control = re.compile(_any_of(self._private))
+        # A one-letter token has no inside for _BREAK to stand in; then it stands behind.
+        self._unbroken = re.compile(f"(?:{_any_of(self._private)})(?!{_BREAK})")
+        self._all_controls = _Spellings(self._private)
+        self._specials = _Spellings(token["content"] for token in special)
+        self._parts: tuple[Any, ...] = (spec, self._pieces, added, self._private)
+        self._built: tokenizers.Tokenizer | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Build what cuts text, which the first text waits for otherwise; ids need none of it.
+
+        Raises:
+            ModelFileError: the tokenizers library refuses this tokenizer; so may ``encode``.
+        """
+        self._library()
+
+    def _library(self) -> tokenizers.Tokenizer:
+        with self._lock:
+            if self._built is None:
+                from ridgeline.text.bpe import new_library  # here: ids need no such library
+
+                self._built = new_library(*self._parts)
+                self._parts = ()  # a vocabulary's worth of memory
+            return self._built
+
+    def encode(
+        self, text: str, *, parse_special: bool = True, add_bos: bool | None = None
+    ) -> list[int]:
+        """Return the ids of ``text``.
+
+        Args:
+            text: any text without lone surrogates.
+            parse_special: whether the spelling of a control token is that token; otherwise it is
+                text like any other.
+            add_bos: whether to begin with BOS (never doubled); None takes the model's habit.
+
+        Raises:
+            ValueError: ``text`` has a lone surrogate.
+        """
+        if parse_special:
+            text = self._control.sub(lambda match: self._private[match[0]], text)
+        return self._ids(text, add_bos)
+
+    def shield(self, text: str, *, special_only: bool = False) -> str:
+        """Return ``text`` marked so that ``encode_shielded`` takes none of it for a control token.
+
+        Also what could become one together with the text that follows is marked. Noncharacters
+        are replaced by U+FFFD, as Unicode recommends for those that come from outside.
+
+        Args:
+            text: text from outside, about to be mixed with trusted text.
+            special_only: mark only tokens that ``decode`` skips.
+        """
+        text = _NONCHARACTERS.sub("\ufffd", text)
+        starts = (self._specials if special_only else self._all_controls).starts(text)
+        cuts = [0, *(start + 1 for start in starts), len(text)]
+        return _BREAK.join(text[a:b] for a, b in pairwise(cuts))
+
+    @staticmethod
+    def unshield(text: str) -> str:
+        """Return ``text`` without the marks of ``shield``."""
+        return text.replace(_BREAK, "")
+
+    def encode_shielded(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """Return the ids of trusted text with shielded parts: only the trusted spells control.
+
+        Raises:
+            ValueError: ``text`` has a lone surrogate.
+        """
+        text = self._unbroken.sub(lambda match: self._private[match[0]], text)
+        return self._ids(self.unshield(text), add_bos)
+
+    def _ids(self, text: str, add_bos: bool | None) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text has a lone surrogate at letter {error.start}") from None
+        ids: list[int] = self._library().encode(text, add_special_tokens=False).ids
+        wanted = self.add_bos if add_bos is None else add_bos
+        if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Return the text of ``ids``; bytes that are no UTF-8 come out as U+FFFD."""
+        decoder = self.new_decoder(skip_special=skip_special)
+        return "".join(map(decoder, ids)) + decoder.flush()
+
+    def new_decoder(self, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> Decoder:
+        """Return a decoder for tokens that continue ``prompt_ids`` (its last few are enough).
+
+        A prompt that ends inside a character is completed by the first tokens of the answer.
+        """
+        tail = b""  # three bytes decide what UTF-8 may come next
+        for token_id in reversed(prompt_ids):
+            tail = self._text_bytes(token_id, skip_special) + tail
+            if len(tail) > 3:
+                break
+        return Decoder(self, skip_special, tail)
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether ``decode`` leaves the token out of the text."""
+        return token_id in self._special_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for; ``b""`` for an id that is no token.
+
+        A control token stands for its spelling.
+        """
+        added = self._added.get(token_id)
+        if added is not None or not 0 <= token_id < len(self._pieces):
+            return added or b""
+        return self._bytes_of(self._pieces[token_id] or "")
+
+    def _text_bytes(self, token_id: int, skip_special: bool) -> bytes:
+        if skip_special and token_id in self._special_ids:
+            return b""
+        return self.token_bytes(token_id)
+
+
+class Decoder:
+    """Token ids in, text that is final out, never half a character.
+
+    What it returned, plus ``flush()``, is the text of all tokens given.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, before: bytes):
+        self._text_bytes = tokenizer._text_bytes
+        self._skip_special = skip_special
+        self._at_start = tokenizer._strip_space and not before
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8.decode(before)
+
+    def __call__(self, token_id: int) -> str:
+        """Return the text that this token makes final; may be empty."""
+        data = self._text_bytes(token_id, self._skip_special)
+        if self._at_start and data:
+            data = data.removeprefix(b" ")  # SentencePiece puts a space before every text
+            self._at_start = False
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """Return U+FFFD for a character that was begun and will not be completed, or nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+class _Spellings:
+    """Where a text spells, or begins to spell, one of some tokens."""
+
+    def __init__(self, spellings: Iterable[str]):
+        self._spellings = tuple(spellings)
+        self._longest = max(map(len, self._spellings), default=0)
+        self._pattern = re.compile(f"(?=(?:{_any_of(self._spellings)}))")
+
+    def starts(self, text: str) -> list[int]:
+        """Return, in order, every place where a spelling begins, overlapping ones too."""
+        found = {match.start() for match in self._pattern.finditer(text)}
+        body = text.rstrip()  # a template may trim, so that its own text follows the last letter
+        for k in range(max(0, len(body) - self._longest), len(body)):
+            if any(s.startswith(body[k:]) for s in self._spellings):
+                found.add(k)
+        return sorted(found)
+
+
+def _checked(spec: dict[str, Any]) -> tuple[list[str | None], list[dict[str, Any]]]:
+    """Return the pieces by id and the added tokens, or raise ModelFileError.
+
+    What only text asks of a vocabulary is checked where that is built: by ``new_library``.
+    """
+    model, added = spec.get("model"), spec.get("added_tokens") or []
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        kind = model.get("type") if isinstance(model, dict) else None
+        raise ModelFileError(f"the tokenizer model is {kind!r:.40}; supported: BPE")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise ModelFileError("BPE with subword prefixes or word suffixes is not supported")
+    vocab = model.get("vocab")
+    known = isinstance(vocab, dict) or (isinstance(vocab, list) and set(map(type, vocab)) == {str})
+    if not known or not vocab or not isinstance(model.get("merges"), list):
+        raise ModelFileError("the tokenizer model needs vocab (an object) and merges (a list)")
+    if not isinstance(added, list) or not all(
+        isinstance(t, dict) and isinstance(t.get("content"), str) and t["content"] for t in added
+    ):
+        raise ModelFileError("added_tokens must be a list of tokens with content")
+    pieces = vocab if isinstance(vocab, list) else _by_id(vocab)
+    _check_ids({t["content"]: t.get("id") for t in added})
+    once = len({t["content"] for t in added}) == len({t["id"] for t in added}) == len(added)
+    ids = [(t["id"], t["content"]) for t in added if t["id"] < len(pieces)]
+    if not once or any(pieces[i] not in (None, content) for i, content in ids):
+        raise ModelFileError("two tokens have the same id, or an added token stands twice")
+    return pieces, added
+
+
+def _by_id(vocab: Mapping[str, Any]) -> list[str | None]:
+    """Return the pieces of a vocabulary by id, None where an id has none."""
+    _check_ids(vocab)
+    pieces: list[str | None] = [None] * (max(vocab.values()) + 1)
+    for piece, number in vocab.items():
+        pieces[number] = piece
+    if len(pieces) - pieces.count(None) < len(vocab):
+        raise ModelFileError("two tokens have the same id")
+    return pieces
+
+
+def _check_ids(ids: Mapping[str, Any]) -> None:
+    """Raise ModelFileError for a token whose id is no id."""
+    for piece, number in ids.items():
+        if type(number) is not int or not 0 <= number < _MAX_IDS:
+            raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
+
+
+def _steps(part: Any, key: str) -> list[dict[str, Any]]:
+    """Return the steps of a pipeline part: of its sequence, or itself."""
+    if not isinstance(part, dict):
+        return []
+    steps = part.get(key) if part.get("type") == "Sequence" else [part]
+    return [s for s in steps if isinstance(s, dict)] if isinstance(steps, list) else []
+
+
+def _reader(spec: dict[str, Any]) -> tuple[bool, Callable[[str], bytes]]:
+    """Return whether a text loses its first space, and what turns a piece into its bytes."""
+    steps = {str(step.get("type")): step for step in _steps(spec.get("decoder"), "decoders")}
+    metaspace, replace = steps.get("Metaspace", {}), steps.get("Replace", {})
+    if "ByteLevel" in steps:
+        return False, _byte_level_bytes
+    if metaspace.get("replacement") == "▁":
+        scheme = metaspace.get("prepend_scheme", "always")
+        strip = scheme != "never" and metaspace.get("add_prefix_space") is not False
+    elif replace.get("pattern") == {"String": "▁"}:
+        strip = "Strip" in steps
+    else:
+        raise ModelFileError(
+            f"the tokenizer's decoder is {[*steps]!r:.80}; supported: ByteLevel, "
+            "Metaspace with '▁', Replace of '▁'"
+        )
+    falls_back = "ByteFallback" in steps
+    bytes_by_name = {f"<0x{b:02X}>": bytes([b]) for b in range(256)} if falls_back else {}
+    return strip, lambda piece: bytes_by_name.get(piece) or piece.replace("▁", " ").encode()
+
+
+def _byte_alphabet() -> dict[int, int]:
+    """Return GPT-2's letters for the 256 bytes: code point to byte, for ``str.translate``.
+
+    Printable Latin-1 stands for itself, the others in order for U+0100 and on. What is no letter of
+    the alphabet becomes, or is, beyond Latin-1.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return dict.fromkeys(others, 0xFFFF) | {256 + i: byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    try:
+        return piece.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:  # not in the alphabet: the piece means itself, as in the library
+        return piece.encode()
+
+
+def _any_of(spellings: Iterable[str]) -> str:
+    """Return a pattern for any of the spellings, the longest that fits; for none, no text."""
+    return "|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "(?!)"

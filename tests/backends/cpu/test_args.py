@@ -1,0 +1,68 @@
+"""What a thread reads next: its own share of the next product, not what follows in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llvmlite import ir
+
+from ridgeline.backends.cpu.emit.args import LAYER, MATRICES, PLAN, Thread
+from ridgeline.backends.cpu.emit.ir import Function
+from ridgeline.backends.cpu.layout.arrays import address
+from ridgeline.backends.cpu.layout.load import model_sizes
+from tests.backends.cpu.machine import Machine, at, build
+from tests.backends.cpu.test_compile import PLAIN
+
+NUM_LAYERS = 2
+SIZES = model_sizes(PLAIN, "int8", "int8")
+
+
+def emit(module: ir.Module) -> None:
+    """``after(plan, thread)`` and ``then(plan, thread, end)``, of each matrix; results go to x."""
+    for name, num_args in (("after", 2), ("then", 3)):
+        fn = Function(module, name, num_args)
+        thread = Thread(fn, SIZES)
+        out = thread.plan["x"]
+        for i in range(NUM_LAYERS):
+            number = fn.i64(i)
+            layer, _ = thread.layer(number)
+            for j, matrix in enumerate(MATRICES):
+                value = thread.after(number, layer, matrix)
+                if name == "then":
+                    value = thread.then(layer, matrix, fn.args[2], value)
+                fn.store(value, out + 8 * (i * len(MATRICES) + j), 8)
+        fn.finish()
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    assert SIZES.num_layers == NUM_LAYERS
+    return build(emit)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads: int) -> None:
+    """Through a layer's matrices, then the next layer's; behind the last there is none."""
+    shape = (NUM_LAYERS, len(MATRICES))
+    tiles = 10_000 * (1 + np.arange(14).reshape(shape))
+    num_tiles = 5 + np.arange(14).reshape(shape)
+    tile_bytes = 100 + np.arange(14).reshape(shape)
+    layers = at(np.zeros((NUM_LAYERS, len(LAYER)), np.int64))
+    for j, matrix in enumerate(MATRICES):
+        for part, words in (("tiles", tiles), ("num_tiles", num_tiles), ("tile_bytes", tile_bytes)):
+            layers[:, LAYER.index(f"{matrix}_{part}")] = words[:, j]
+    found, plan = at(np.zeros(shape, np.int64)), at(np.zeros(len(PLAN), np.int64))
+    for name, value in (
+        ("num_threads", num_threads), ("layers", address(layers)), ("x", address(found)),
+    ):  # fmt: skip
+        plan[PLAN.index(name)] = value
+    for thread in range(num_threads):
+        begins = tiles + num_tiles * thread // num_threads * tile_bytes
+        after = np.roll(begins.reshape(-1), -1).reshape(shape)
+        after[-1, -1] = begins[-1, 0]
+        machine.run("after", plan, thread)
+        np.testing.assert_array_equal(found, after)
+        for end in range(1, 19):
+            is_last = end == num_tiles * (thread + 1) // num_threads
+            machine.run("then", plan, thread, end)
+            np.testing.assert_array_equal(found, np.where(is_last, after, tiles + end * tile_bytes))

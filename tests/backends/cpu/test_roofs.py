@@ -1,0 +1,115 @@
+"""The roof's kernels do the work they are credited with; the rest is plumbing. No speeds here."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ridgeline.backends.cpu.emit.compile import host_target
+from ridgeline.backends.cpu.layout.arrays import address, aligned
+from ridgeline.backends.cpu.measure import roofs as roof
+from ridgeline.backends.cpu.measure.roofs import Rates, Roof
+from ridgeline.cli import doctor
+
+HOST = host_target()
+TILES = ["int8", "f32", *(["bf16"] if HOST.features.get("avx512bf16") else [])]
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "_READ_BYTES": 1 << 20,
+        "_QUICK_READ_BYTES": 1 << 20,
+        "_ROUND_S": 1e-4,
+        "_QUICK_ROUND_S": 1e-4,
+        "_ROUNDS": 3,
+    }.items():
+        monkeypatch.setattr(roof, name, value)
+
+
+def test_reading_reads_every_byte_as_often_as_it_says() -> None:
+    kernels = roof._compile(["read"], HOST)
+    data = aligned(5 * 4096, np.int64)
+    data[...] = np.random.default_rng(0).integers(0, 1 << 62, len(data))
+    whole = np.bitwise_xor.reduce(data)
+    kernels.function("read", 3)(address(data), data.nbytes, 3)  # an odd number of times
+    found = np.bitwise_xor.reduce(data[: 4 * 8])  # the streams' sums, eight words each
+    assert found == whole
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_products_are_as_many_as_they_count(name: str) -> None:
+    kernels = roof._compile([name], HOST)
+    probe = roof._tile_probe(kernels, name, 1, HOST)
+    probe.seconds(37)
+    assert isinstance(probe.kept, tuple)
+    results = probe.kept[1].view(np.uint8).reshape(-1)[roof._RESULT_AT :]
+    rows, halves = roof._tile(HOST)
+    sums = results[: rows * halves * 64].view(np.int32 if name == "int8" else np.float32)
+    assert sums.sum() * 2 == 37 * probe.per_count  # of ones times ones
+    assert (sums == sums[0]).all()
+
+
+def test_threads_share_the_memory_without_overlap() -> None:
+    kernels = roof._compile(["read"], HOST)
+    probe = roof._read_probe(kernels, roof._buffer(1 << 20), 3)
+    assert probe.size == probe.per_count
+    assert all(b - a == probe.size for a, b in pairwise(probe.memories))
+    assert 3 * probe.size <= 1 << 20
+
+
+def test_a_slow_moment_at_first_does_not_make_all_rounds_too_short() -> None:
+    counts: list[int] = []
+
+    def kernel(memory: int, size: int, count: int) -> None:
+        counts.append(count)
+        if len(counts) < 4:  # somebody else has the core
+            time.sleep(0.05)
+
+    probe, best = roof._Probe(kernel, [0], 0, 1, None), 0.0
+    for _ in range(12):
+        best = max(best, probe.rate(0.016, best))
+    assert max(counts[:3]) == 1
+    assert counts[-1] > 100
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_measuring_reports_progress_and_finds_every_rate(num_threads: int) -> None:
+    seen: list[tuple[int, int]] = []
+    found = roof.measure_roof(num_threads, lambda done, total: seen.append((done, total)))
+    assert seen == [(i, len(seen)) for i in range(len(seen))]
+    assert found.num_threads == num_threads
+    for rates in (found.one_thread, found.all_threads):
+        assert rates.read_bytes_per_s > 0
+        assert rates.int8_ops_per_s > 0
+        assert rates.f32_ops_per_s > 0
+        assert (rates.bf16_ops_per_s is not None) == ("bf16" in TILES)
+    assert (found.one_thread == found.all_threads) == (num_threads == 1)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_quick_look_at_memory() -> None:
+    assert roof.measure_read(2) > 0
+
+
+def test_buffers_are_really_there() -> None:
+    assert roof._buffer(1 << 16).min() == 1
+
+
+@pytest.mark.parametrize(("num_threads", "bf16"), [(1, None), (4, 5e11)])
+def test_doctor_prints_a_line_for_each_part(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int, bf16: float | None
+) -> None:
+    one, many = Rates(2e10, 1e12, bf16, 2.5e11), Rates(4.56e10, 4e12, bf16, 1e12)
+    found = Roof(num_threads, one, many)
+    monkeypatch.setattr(doctor, "measure_roof", lambda num_threads, report: found)
+    lines = dict(doctor.roof_facts())
+    assert ("bf16 roof" in lines) == (bf16 is not None)
+    assert len({len(line) for line in lines.values()}) == 1  # aligned
+    assert "20.0 GB/s" in lines["memory roof"]
+    assert "1,000.0 GOP/s" in lines["int8 roof"]
+    assert ("45.6 GB/s  on 4" in lines["memory roof"]) == (num_threads == 4)

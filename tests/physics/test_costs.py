@@ -1,0 +1,182 @@
+"""Costs: the formulas against real arrays and against a forward pass that counts.
+
+Counted is every matrix product of a plain numpy decoder: the linear maps, the head, and attention's
+scores and weighted values, over the keys that are visible to each token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ridgeline.physics import costs
+from ridgeline.physics.arch import ModelArch, Rope
+
+ARCH = ModelArch(
+    num_layers=3,
+    hidden_size=12,
+    intermediate_size=20,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    vocab_size=50,
+    max_position=64,
+    norm_eps=1e-5,
+    rope=Rope(theta=1e4, dim=6),
+    windows=(None, 5, 1),
+    tied_embeddings=True,
+)
+SMOLLM2 = ModelArch(
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    max_position=8192,
+    norm_eps=1e-5,
+    rope=Rope(theta=1e5, dim=64),
+    windows=(None,) * 30,
+    tied_embeddings=True,
+)
+VARIANTS = [
+    ARCH,
+    replace(ARCH, tied_embeddings=False),
+    replace(ARCH, qkv_bias=True, o_bias=True),
+    replace(ARCH, qk_norm=True),
+]
+# (start, num_tokens, rows): decodes and chunks, short of, across and beyond the window of 5
+WORKS = [
+    [(0, 1, 1)],
+    [(9, 1, 1), (3, 1, 1), (4, 1, 1)],
+    [(0, 7, 1)],
+    [(0, 3, 0), (3, 4, 0), (20, 11, 1), (6, 1, 1)],
+    [(0, 6, 6)],
+]
+
+
+class Counter:
+    """A decoder's matrix products, counted, and what they read."""
+
+    def __init__(self, arch: ModelArch) -> None:
+        self.arch = arch
+        self.flops = 0
+        self.arrays = {
+            name: np.zeros(shape, np.float32) for name, shape in arch.matrix_shapes().items()
+        }
+        self.used: set[str] = set()
+        self.embedding_rows = 0
+        self.kv_values_read = 0
+
+    def weight(self, name: str) -> NDArray[np.float32]:
+        self.used.add(name)
+        return self.arrays[name]
+
+    def matmul(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+        (rows, inner), (_, columns) = a.shape, b.shape
+        self.flops += 2 * rows * inner * columns
+        return a @ b
+
+    def linear(self, x: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+        if f"{name}_bias" in self.arrays:
+            self.weight(f"{name}_bias")
+        return self.matmul(x, self.weight(name).T)
+
+    def step(self, work: list[tuple[int, int, int]]) -> None:
+        """Run the shapes of one step; the values do not matter, so norms only note their weight."""
+        arch = self.arch
+        num_tokens, num_rows = (sum(w[i] for w in work) for i in (1, 2))
+        x = np.zeros((num_tokens, arch.hidden_size), np.float32)
+        self.embedding_rows += num_tokens
+        for i, window in enumerate(arch.windows):
+            prefix = f"layers.{i}."
+            for norm in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):
+                if prefix + norm in self.arrays:
+                    self.weight(prefix + norm)
+            q, _, _ = (self.linear(x, prefix + name) for name in "qkv")
+            q = q.reshape(num_tokens, arch.num_heads, arch.head_dim)
+            row = 0
+            for start, count, _ in work:
+                seen: set[int] = set()
+                for position in range(start, start + count):
+                    visible = [
+                        p
+                        for p in range(start + count)
+                        if p <= position and (window is None or position - p < window)
+                    ]
+                    seen.update(visible)
+                    keys = np.zeros((len(visible), arch.head_dim), np.float32)
+                    for head in range(arch.num_heads):
+                        scores = self.matmul(q[row, head][None], keys.T)
+                        self.matmul(scores, keys)
+                    row += 1
+                self.kv_values_read += 2 * len(seen) * arch.num_kv_heads * arch.head_dim
+            self.linear(q.reshape(num_tokens, -1), prefix + "o")
+            inner = self.linear(x, prefix + "gate") * self.linear(x, prefix + "up")
+            x = self.linear(inner, prefix + "down")
+        self.weight("norm")
+        if num_rows:
+            self.linear(x[:num_rows], "embed" if arch.tied_embeddings else "head")
+
+    def weight_bytes_read(self) -> int:
+        whole = sum(self.arrays[name].nbytes for name in self.used)
+        return whole + self.embedding_rows * self.arch.hidden_size * 4
+
+
+@pytest.mark.parametrize("arch", VARIANTS)
+def test_weights_are_the_arrays(arch: ModelArch) -> None:
+    arrays = [np.empty(shape, np.float16) for shape in arch.matrix_shapes().values()]
+    assert costs.weight_params(arch) == sum(array.size for array in arrays)
+    assert costs.weight_bytes(arch, 2) == sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
+def test_the_cache_is_its_array(dtype: type[np.generic]) -> None:
+    num_tokens = 7
+    cache = np.empty((ARCH.num_layers, 2, num_tokens, ARCH.num_kv_heads, ARCH.head_dim), dtype)
+    assert num_tokens * costs.kv_bytes_per_token(ARCH, cache.itemsize) == cache.nbytes
+
+
+@pytest.mark.parametrize("arch", VARIANTS)
+@pytest.mark.parametrize("work", WORKS)
+def test_a_step_costs_what_a_forward_pass_counts(
+    arch: ModelArch, work: list[tuple[int, int, int]]
+) -> None:
+    counter = Counter(arch)
+    counter.step(work)
+    cost = costs.step_cost(arch, work, bytes_per_weight=4, bytes_per_kv_value=2)
+    assert cost.flops == counter.flops
+    assert cost.weight_bytes == counter.weight_bytes_read()
+    assert cost.kv_read_bytes == counter.kv_values_read * 2
+    assert cost.kv_write_bytes == sum(count for _, count, _ in work) * costs.kv_bytes_per_token(
+        arch, 2
+    )
+    assert cost.total_bytes == cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
+    assert cost.flops_per_byte == cost.flops / cost.total_bytes
+
+
+def test_chunks_compute_what_the_whole_prompt_computes() -> None:
+    whole = costs.attention_flops(ARCH, 0, 40)
+    assert whole == sum(costs.attention_flops(ARCH, 8 * i, 8) for i in range(5))
+
+
+def test_no_work_costs_nothing() -> None:
+    cost = costs.step_cost(ARCH, [], 4, 4)
+    assert (cost.flops, cost.total_bytes) == (0, 0)
+    assert math.isnan(cost.flops_per_byte)
+
+
+def test_a_known_model_has_its_known_size() -> None:
+    assert costs.weight_params(SMOLLM2) == 134_515_008
+    assert costs.kv_bytes_per_token(SMOLLM2, 4) == 46_080
+
+
+def test_prefill_is_bound_by_compute_and_decode_by_memory() -> None:
+    prefill = costs.step_cost(SMOLLM2, [(0, 512, 1)], 4, 4)
+    decode = costs.step_cost(SMOLLM2, [(512, 1, 1)], 4, 4)
+    assert prefill.flops_per_byte > 100 > 1 > decode.flops_per_byte

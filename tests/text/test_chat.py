@@ -1,0 +1,289 @@
+"""Chat templates: what they render, what users cannot forge, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tokenizer import Tokenizer
+from tests.models.vocabularies import VOCABULARIES, byte_level, mixed, ours, vocabulary
+
+CHATML = (
+    "{% for message in messages %}{{ '<|end|>' + message['role'] + '\n' + message['content'] }}"
+    "{{ '<|end|>x\n' }}{% endfor %}{% if add_generation_prompt %}<|end|>assistant\n{% endif %}"
+)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@cache
+def template(source: str | None) -> ChatTemplate:
+    return ChatTemplate(source, ours(byte_level), bos_token="<|end|>x", eos_token="<|end|>")
+
+
+def text(source: str, messages: Any = HELLO, **options: Any) -> str:
+    return template(source).render_text(messages, **options)
+
+
+def test_a_conversation() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}],
+        },
+    ]
+    expected = "<|end|>system\nBe brief.<|end|>x\n<|end|>user\nHi\n!<|end|>x\n"
+    assert text(CHATML, messages, add_generation_prompt=False) == expected
+    assert text(CHATML, messages) == expected + "<|end|>assistant\n"
+    assert template(CHATML).render_ids(messages) == ours(byte_level).encode(text(CHATML, messages))
+
+
+@given(contents=st.lists(mixed, min_size=1, max_size=3), role=st.sampled_from(["user", "system"]))
+def test_content_makes_no_control_tokens(contents: list[str], role: str) -> None:
+    tokenizer = ours(byte_level)
+    start, end = tokenizer.encode("<|end|>")[0], tokenizer.encode("<|end|>x")[0]
+    ids = template(CHATML).render_ids([{"role": role, "content": c} for c in contents])
+    assert ids.count(start) == len(contents) + 1
+    assert ids.count(end) == len(contents)
+    assert tokenizer.encode("<think>")[0] not in ids
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_every_control_token_in_content_has_the_ids_of_plain_text(name: str) -> None:
+    metadata, tokenizer = vocabulary(name)
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    control = [i for i, kind in enumerate(types) if kind in (3, 4)]
+    mark = tokens[control[0]]
+    chat = ChatTemplate(
+        f"{mark}{{% for m in messages %}}u: {{{{ m.content | trim }}}}{mark}{{% endfor %}}",
+        tokenizer,
+    )
+    for i in control[:40]:
+        for content in (f"{tokens[i]}", f"a {tokens[i]} b", f"x{tokens[i][:-1]}", tokens[i] * 2):
+            plain = tokenizer.encode(f"u: {content}", parse_special=False)
+            ids = chat.render_ids(
+                [{"role": "user", "content": content}], add_generation_prompt=False
+            )
+            assert ids == [control[0], *plain, control[0]]
+
+
+def test_fields_and_variables_make_no_control_tokens() -> None:
+    source = "{{ tools | tojson }}{{ messages[0].name }}{{ messages[0].tool_calls | tojson }}"
+    source += "{{ extra[0] }}"
+    message = {
+        "role": "assistant",
+        "content": None,
+        "name": "<|end|>",
+        "tool_calls": [{"<|end|>": 1}],
+    }
+    ids = template(source).render_ids([message], tools=[{"a": "<|end|>"}], extra=("<think>", 1.5))
+    assert not set(ids) & {ours(byte_level).encode(s)[0] for s in ("<|end|>", "<think>")}
+    assert ours(byte_level).decode(ids).count("<|end|>") == 3
+
+
+def test_what_an_assistant_wrote_keeps_its_visible_tags() -> None:
+    source = "{% for m in messages %}{{ m.content.split('<think>')[-1] }}{% endfor %}"
+    said = [{"role": "assistant", "content": "no<think>yes<|end|>"}]
+    assert text(source, said) == "yes<|end|>"
+    assert ours(byte_level).encode("<|end|>")[0] not in template(source).render_ids(said)
+    asked = [{"role": "user", "content": "no<think>yes"}]
+    assert text(source, asked) == "no<think>yes"
+
+
+def test_noncharacters_of_users_become_replacement_characters() -> None:
+    assert text("{{ messages[0].content }}", [{"role": "user", "content": "a\ufdd0\ufdd1"}]) == (
+        "a\ufffd\ufffd"
+    )
+
+
+def test_a_final_message_can_be_continued() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "The answer is "}]
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    rendered = text(CHATML, messages, **options)
+    assert rendered.endswith("<|end|>assistant\nThe answer is ")
+    trimming = CHATML.replace("message['content']", "message['content'] | trim")
+    assert text(trimming, messages, **options) == rendered
+    with pytest.raises(ValueError, match="exclude each other"):
+        text(CHATML, messages, continue_final_message=True)
+    with pytest.raises(ValueError, match="leaves out the last message"):
+        text("{{ messages[0].content }}", messages, **options)
+
+
+def test_developer_is_the_system_where_a_template_knows_no_developer() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    assert text(plain, messages).startswith("system: Be brief.")
+    knowing = "{% if messages[0].role == 'developer' %}{{ messages[0].role }}{% endif %}"
+    assert text(knowing, messages) == "developer"
+
+
+def test_bos_is_added_once() -> None:
+    tokenizer = Tokenizer(byte_level(), bos_id=1, add_bos=True)
+    for source in ("Hi", "{{ bos_token }}Hi"):
+        ids = ChatTemplate(source, tokenizer, bos_token="<|end|>x").render_ids(HELLO)
+        assert ids == [1, *tokenizer.encode("Hi", add_bos=False)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ bos_token }}|{{ eos_token }}", "<|end|>x|<|end|>"),
+        ("{% if true %}\n  a\n  {% endif %}\nb", "  a\nb"),  # trim_blocks, lstrip_blocks
+        ("{{ {'b': '<é>&', 'a': 1} | tojson }}", '{"b": "<é>&", "a": 1}'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "Hello!"),
+        ("{% if tools is none and documents is none %}none{% endif %}", "none"),
+        ("{{ undefined_name }}-", "-"),
+    ],
+)
+def test_what_templates_expect_of_hugging_face(source: str, expected: str) -> None:
+    assert text(source) == expected
+
+
+def test_the_clock_and_variables() -> None:
+    assert re.fullmatch(r"20\d\d-\d\d", text("{{ strftime_now('%Y-%m') }}"))
+    assert text("{{ enable_thinking }}", enable_thinking=False) == "False"
+    with pytest.raises(ValueError, match="variable 'bos_token' is not yours"):
+        text("", bos_token="x")
+    with pytest.raises(ValueError, match="extra holds object, which is no JSON value"):
+        text("", extra=object())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "has no chat template; use a plain completion"),
+        ("{{ raise_exception('Roles must alternate\nat least') }}", "fails: Roles must alternate"),
+        ("{% if %}", "fails: Expected an expression"),
+        ("{{ messages[0].content + 1 }}", "fails: "),
+        ("{{ messages.append(1) }}", "fails: .*unsafe|not safely callable"),
+        ("{{ ''.__class__.__mro__ }}", "fails: .*unsafe"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: .*recursion"),
+        ("{{ 'x' * 10**10 }}", "fails: MemoryError"),
+        ("{{ ([1] * 10**9) | length }}", "fails: MemoryError"),
+        ("{% for i in range(10**12) %}{% endfor %}", "fails: Range too big"),
+        ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "output exceeds 16777216"),
+        ("{% include 'other' %}", "fails: "),
+    ],
+)
+def test_templates_that_fail(source: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        template(source).render_ids(HELLO)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two pieces of its output or inside of one expression; and a new one takes over."""
+    monkeypatch.setattr("ridgeline.text.renderer._MAX_RENDERING_S", 0.3)
+    doubling = "{% set a = namespace(x=[1]) %}" + "{% set a.x = [a.x, a.x] %}" * 40
+    for bomb in (
+        "{% for a in messages %}{% for b in messages %}{{ 1 }}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ messages | length ** 1000000000 }}",
+        doubling + "{{ a.x | tojson }}",
+    ):
+        source = "{% if messages[0].content == 'boom' %}" + bomb + "{% endif %}fine"
+        chat = template(source)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"takes more than 0.3 s"):
+                chat.render_ids([{"role": "user", "content": "boom"}] * 3000)
+            assert chat.render_text(HELLO) == "fine"
+
+
+def test_the_process_ends_with_its_template() -> None:
+    chat = ChatTemplate(CHATML, ours(byte_level))
+    chat.render_ids(HELLO)
+    assert chat._renderer is not None
+    process = chat._renderer._process
+    assert process is not None
+    assert process.poll() is None
+    chat.close()
+    assert process.returncode == 0
+    chat.start()  # it may be used again
+    second = chat._renderer._process
+    assert second is not None
+    del chat
+    gc.collect()
+    assert second.returncode == 0
+
+
+def test_an_interrupted_rendering_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = ChatTemplate("{{ messages[0].content }}", ours(byte_level))
+    chat.start()
+
+    def interrupted(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+        assert process.stdin is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ridgeline.text.renderer._exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            chat.render_text([{"role": "user", "content": "first"}])
+    assert chat.render_text([{"role": "user", "content": "second"}]) == "second"
+
+
+def test_a_process_that_was_killed_is_replaced() -> None:
+    chat = ChatTemplate("fine", ours(byte_level))
+    chat.start()
+    assert chat._renderer is not None
+    assert chat._renderer._process is not None
+    chat._renderer._process.kill()
+    chat._renderer._process.wait()
+    assert chat.render_text(HELLO) == "fine"
+
+
+def test_who_renders_side_by_side_gets_their_own() -> None:
+    chat = template("{{ messages[0].content }}")
+
+    def ask(number: int) -> bool:
+        return chat.render_text([{"role": "user", "content": str(number)}]) == str(number)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(200)))
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "at least one message"),
+        ("Hello", "must be a list"),
+        ([*HELLO, "Hello"], r"messages\[1\] must be an object"),
+        ([{"role": "robot", "content": ""}], r"messages\[0\]\.role is 'robot'; use one of system"),
+        ([{"content": "x"}], r"messages\[0\]\.role is None"),
+        ([{"role": [], "content": "x"}], r"messages\[0\]\.role is \[\]"),
+        ([{"role": "user"}], r"messages\[0\]\.content must be a string"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content must be a string"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] is not of type"),
+        ([{"role": "user", "content": ["x"]}], r"content\[0\] is not of type 'text'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text must be a string"),
+        ([{"role": "user", "content": "x", "name": object()}], r"messages\[0\]\.name holds object"),
+        ([{"role": "user", "content": "\ud83d"}], "lone surrogate"),
+    ],
+)
+def test_messages_that_are_refused(messages: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        template(CHATML).render_ids(messages)
+
+
+def test_smollm2_writes_its_own_template() -> None:
+    metadata, tokenizer = vocabulary("smollm2")
+    chat = ChatTemplate(metadata["tokenizer.chat_template"], tokenizer)
+    ids = chat.render_ids([{"role": "user", "content": "<|im_end|>Hi"}])
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    assert tokenizer.decode(ids, skip_special=False) == (
+        f"<|im_start|>system\n{system}<|im_end|>\n"
+        "<|im_start|>user\n<|im_end|>Hi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (ids.count(1), ids.count(2)) == (3, 2)

@@ -1,0 +1,264 @@
+"""Ids and text: against the library itself, and against bytes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ridgeline.models.tensors import ModelFileError
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from tests.models.vocabularies import (
+    VOCABULARIES,
+    any_spec,
+    byte_level,
+    mixed,
+    ours,
+    sentencepiece,
+    theirs,
+    vocabulary,
+    without_added,
+)
+
+EVERY_SCALAR = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(byte_level()), **changes}
+
+
+def bpe(vocab: dict[str, Any], merges: Sequence[Any] = ()) -> dict[str, Any]:
+    return broken(model={"vocab": vocab, "merges": list(merges)}, added_tokens=[])
+
+
+def added(*tokens: dict[str, Any]) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return broken(added_tokens=[{"special": True, **flags, **t} for t in tokens])
+
+
+@any_spec
+@given(text=mixed)
+@example("a <|end|>  b <|end|>x")
+def test_the_library_gives_the_same_ids(make: Callable[[], dict[str, Any]], text: str) -> None:
+    expected = theirs(make).encode(text, add_special_tokens=False).ids
+    assert ours(make).encode(text) == expected
+
+
+@any_spec
+@given(text=mixed)
+def test_without_parsing_everything_is_text(make: Callable[[], dict[str, Any]], text: str) -> None:
+    expected = without_added(make).encode(text, add_special_tokens=False).ids
+    assert ours(make).encode(text, parse_special=False) == expected
+    assert not any(map(ours(make).is_special, expected))
+
+
+@any_spec
+@given(text=mixed, special=st.booleans())
+def test_the_library_gives_the_same_text(
+    make: Callable[[], dict[str, Any]], text: str, special: bool
+) -> None:
+    ids = theirs(make).encode(text, add_special_tokens=False).ids
+    expected = theirs(make).decode(ids, skip_special_tokens=special)
+    assert ours(make).decode(ids, skip_special=special) == expected
+
+
+@any_spec
+@given(before=mixed, inside=mixed, after=mixed)
+@example("", "<", "|end|>")
+@example("", "a <  ", "|end|>")
+@example("<|end|>", "<|end|>x", "※")
+def test_shielded_text_is_text(
+    make: Callable[[], dict[str, Any]], before: str, inside: str, after: str
+) -> None:
+    tokenizer = ours(make)
+    inside = tokenizer.unshield(tokenizer.shield(inside))  # noncharacters are gone now
+    before, after = (text.replace("\ufdd0", "") for text in (before, after))
+    shielded = tokenizer.shield(inside)
+    assert tokenizer.encode_shielded(shielded) == tokenizer.encode(inside, parse_special=False)
+    control = [i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)]
+
+    def count(ids: list[int]) -> list[int]:
+        return [ids.count(i) for i in control]
+
+    # What stands around it brings its own control tokens, and no others.
+    whole = count(tokenizer.encode_shielded(before + "\n" + shielded.strip() + after))
+    apart = zip(count(tokenizer.encode(before)), count(tokenizer.encode(after)), strict=True)
+    assert whole == [a + b for a, b in apart]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_every_control_token_of_real_vocabularies_can_be_shielded(name: str) -> None:
+    metadata, tokenizer = vocabulary(name)
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    control = np.flatnonzero(np.isin(types, (3, 4))).tolist()
+    assert control
+    for i in control[:50]:
+        spelling = tokens[i]
+        assert i in tokenizer.encode(spelling)
+        for text in (spelling, f"a{spelling}", f"{spelling} b", f"x {spelling}{spelling}\n"):
+            plain = tokenizer.encode(text, parse_special=False)
+            assert tokenizer.encode_shielded(tokenizer.shield(text)) == plain
+            assert i not in plain
+            assert tokenizer.decode(plain) == text
+
+
+def test_a_spelling_that_text_could_merge_into_stays_text() -> None:
+    spec = added({"id": 990, "content": "ab"})
+    spec["model"]["vocab"] |= {"ab": 990, "abc": 991}
+    spec["model"]["merges"] += [["a", "b"], ["ab", "c"]]
+    tokenizer = Tokenizer(spec)
+    assert tokenizer.encode("ab") == [990]
+    assert 990 not in tokenizer.encode("ab abc", parse_special=False)
+    assert tokenizer.decode(tokenizer.encode("ab abc", parse_special=False)) == "ab abc"
+
+
+def test_spellings_that_overlap_are_all_shielded() -> None:
+    spec = added({"id": 900, "content": "<|a|>"}, {"id": 901, "content": "|>b"})
+    tokenizer = Tokenizer(spec)
+    text = "<|a|>b, and on"
+    assert tokenizer.encode_shielded(tokenizer.shield(text)) == tokenizer.encode(
+        text, parse_special=False
+    )
+
+
+def test_tokens_shown_in_text_may_be_left_unshielded() -> None:
+    tokenizer = ours(byte_level)
+    shown = tokenizer.shield("<think><|end|>", special_only=True)
+    assert tokenizer.decode(tokenizer.encode_shielded(shown)) == "<think><|end|>"
+    assert tokenizer.encode("<think>")[0] in tokenizer.encode_shielded(shown)
+    assert tokenizer.encode("<|end|>")[0] not in tokenizer.encode_shielded(shown)
+
+
+def test_the_mark_of_shielding_is_a_letter_in_plain_text() -> None:
+    tokenizer = ours(byte_level)
+    assert tokenizer.decode(tokenizer.encode("<\ufdd0|end|>\ufdd0")) == "<\ufdd0|end|>\ufdd0"
+    assert tokenizer.shield("\ufdd0") == "\ufffd"
+
+
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece", "qwen2"])
+def test_every_scalar_value_survives(name: str) -> None:
+    made = {"byte_level": byte_level, "sentencepiece": sentencepiece}
+    tokenizer = ours(made[name]) if name in made else vocabulary(name)[1]
+    text = EVERY_SCALAR
+    if name == "sentencepiece":
+        text = text.replace("▁", "")  # SentencePiece cannot tell it from a space
+    for start in range(0, len(text), 1 << 16):  # as one word it would cost the library minutes
+        part = text[start : start + (1 << 16)]
+        assert tokenizer.decode(tokenizer.encode(part)) == part
+
+
+@given(st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=8))
+@example([b"\xf0\x9f\x91", b"\xa9\xe2\x80\x8d\xf0\x9f\x91\xa9"])
+@example([b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\xaf", b"\xe2\x82"])
+def test_a_stream_of_bytes_is_the_whole_text(parts: list[bytes]) -> None:
+    tokenizer, data = ours(byte_level), b"".join(parts)
+    byte_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    ids = [byte_ids[bytes([byte])] for byte in data]
+    decoder = tokenizer.new_decoder()
+    seen = ""
+    for k, token_id in enumerate(ids, 1):
+        seen += decoder(token_id)
+        rest = data[:k].decode("utf-8", "replace")
+        assert rest.startswith(seen)
+        assert len(rest) - len(seen) <= 2  # the codec looks at a whole surrogate to refuse it
+    assert seen + decoder.flush() == data.decode("utf-8", "replace") == tokenizer.decode(ids)
+
+
+@any_spec
+@given(text=mixed, cut=st.integers(0, 40), special=st.booleans())
+def test_an_answer_continues_its_prompt(
+    make: Callable[[], dict[str, Any]], text: str, cut: int, special: bool
+) -> None:
+    tokenizer = ours(make)
+    ids = tokenizer.encode(text)
+    prompt, answer = ids[:cut], ids[cut:]
+    before = tokenizer.new_decoder(skip_special=special)
+    final = "".join(map(before, prompt))  # a character begun in the prompt belongs to the answer
+    for context in (prompt, prompt[-8:]):
+        decoder = tokenizer.new_decoder(context, skip_special=special)
+        out = "".join(map(decoder, answer)) + decoder.flush()
+        if context == prompt or tokenizer.decode(context, special):
+            assert final + out == tokenizer.decode(ids, special)
+
+
+def test_bos() -> None:
+    tokenizer = Tokenizer(copy.deepcopy(sentencepiece()), bos_id=1, add_bos=True)
+    plain = tokenizer.encode("Hello", add_bos=False)
+    assert 1 not in plain
+    assert tokenizer.encode("Hello") == tokenizer.encode("<s>Hello") == [1, *plain]
+    assert tokenizer.encode("") == [1]
+    assert Tokenizer(copy.deepcopy(sentencepiece()), bos_id=1).encode("Hello") == plain
+    assert ours(sentencepiece).encode("Hello", add_bos=True) == plain  # there is none to add
+    with pytest.raises(ModelFileError, match="BOS id 99999"):
+        Tokenizer(copy.deepcopy(sentencepiece()), bos_id=99999)
+
+
+def test_ids_that_are_no_tokens_are_empty() -> None:
+    tokenizer = ours(byte_level)
+    assert tokenizer.token_bytes(-1) == tokenizer.token_bytes(tokenizer.vocab_size) == b""
+    assert tokenizer.decode([tokenizer.vocab_size + 5]) == ""
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(ValueError, match="lone surrogate at letter 2"):
+        ours(byte_level).encode("ab\ud83d")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (broken(model={"type": "Unigram", "vocab": []}), "'Unigram'; supported: BPE"),
+        (broken(model=None), "supported: BPE"),
+        (bpe({}), "needs vocab"),
+        (broken(model={"vocab": [["a", -1.5]], "merges": []}), "needs vocab"),  # as Unigram has it
+        (bpe({"a": 0}, [1]), "pairs of pieces"),
+        (bpe({"a": 0}, ["a b"]), "library refuses .* `b`"),
+        (bpe({"a": 0, "b": 0}), "same id"),
+        (bpe({"a": 2**40}), "'a' has the id 1099511627776"),
+        (bpe({"a": -1}), "has the id -1"),
+        (bpe({"a": True}), "has the id True"),
+        (bpe({"a\ud800": 0}), "lone surrogate"),
+        (broken(model={"vocab": {"a": 0}, "merges": [], "end_of_word_suffix": "_"}), "suffixes"),
+        (added({"id": 5}), "tokens with content"),
+        (added({"id": 5, "content": "<x>"}), "same id"),
+        (added({"id": 900, "content": "<x>"}, {"id": 901, "content": "<x>"}), "stands twice"),
+        (added({"id": 900, "content": "<|end|>"}), "another id than in the vocabulary"),
+        (added({"id": 900, "content": "<x>", "lstrip": "?"}), "library refuses"),
+        (broken(decoder={"type": "CTC"}), r"decoder is \['CTC'\]; supported"),
+        (broken(decoder=None), "supported: ByteLevel"),
+        (broken(pre_tokenizer={"type": "Magic"}), "library refuses"),
+    ],
+)
+def test_damaged_tokenizers_are_named(spec: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    with pytest.raises(ModelFileError, match=message) as caught:
+        load_tokenizer(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]"])
+def test_files_that_are_no_json_object(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: "):
+        load_tokenizer(path)
+
+
+def test_files_that_are_no_files_or_too_large(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="not a file of at most 128 MiB"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        load_tokenizer(tmp_path / "absent.json")
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelFileError, match="not a file of at most 128 MiB"):
+        load_tokenizer(tmp_path / "huge.json")
