@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.cpu.emit.clock import KINDS
 from ridgeline.backends.cpu.emit.compile import assembly, host_target
-from ridgeline.backends.cpu.measure.cycles import KINDS, Counters
+from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.face import Traffic

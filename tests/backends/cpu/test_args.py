@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.args import LAYER, MATRICES, PLAN, Thread
+from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.ir import Function
+from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, PLAN
 from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.load import model_sizes
 from tests.backends.cpu.machine import Machine, at, build

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.emit.args import BLOCK, MIXED_ROWS
+from ridgeline.backends.cpu.layout.shapes import BLOCK, MIXED_ROWS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
 

@@ -19,10 +19,10 @@ import pytest
 
 import ridgeline
 from ridgeline.backends.cpu.emit import compile as module
-from ridgeline.backends.cpu.emit.args import Sizes
 from ridgeline.backends.cpu.emit.compile import Kernels, Target, load_kernels
 from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.load import model_sizes
+from ridgeline.backends.cpu.layout.shapes import Sizes
 from tests.tiny import PLAIN
 
 SIZES = model_sizes(PLAIN, "f32", "f32")

@@ -12,17 +12,12 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.emit.compile import Kernels, compile_object
-from ridgeline.backends.cpu.emit.gemm import (
-    ENTRY_BYTES,
-    KINDS,
-    RECORD_BYTES,
-    emit_linear,
-    shapes,
-    tile_bytes,
-)
+from ridgeline.backends.cpu.emit.gemm import emit_linear, shapes
 from ridgeline.backends.cpu.emit.isa import Dot
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.cpu.layout.pack import pack, turned
+from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, FORMATS, KINDS
+from ridgeline.backends.cpu.layout.pack import pack
+from ridgeline.backends.cpu.layout.quantise import turned
 from ridgeline.models.tensors import Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits, source
@@ -67,19 +62,21 @@ def packed(kind: str) -> Array:
     """Any bytes that a record may have: values at random, and one tile of the largest."""
     rng = np.random.default_rng(1)
     records = RECORDS.get(kind, 3)
-    shape = (TILES, records, RECORD_BYTES[kind])
+    shape = (TILES, records, FORMATS[kind].record_bytes)
     if kind == "f32":
         return at(rng.normal(0, 1, (TILES, records, 1024)).astype(np.float32).view(np.uint8))
     if kind == "bf16":
         values = rng.normal(0, 1, (TILES, records, 1024)).astype(np.float32)
         return at(twins.bf16(values).view(np.uint8))
     if kind == "r8":
-        data = at(rng.integers(0, 256, (TILES, tile_bytes(kind, records)), np.uint8))
+        data = at(rng.integers(0, 256, (TILES, FORMATS[kind].tile_bytes(records)), np.uint8))
         data[1] = 255
         data[:, -128:] = rng.normal(0, 0.1, (TILES, 32)).astype(np.float32).view(np.uint8)
         return data
     if head := twins.K_HEADS.get(kind):
-        data = at(rng.integers(0, 256, (TILES, records // 8, 8 * RECORD_BYTES[kind]), np.uint8))
+        data = at(
+            rng.integers(0, 256, (TILES, records // 8, 8 * FORMATS[kind].record_bytes), np.uint8)
+        )
         data[1] = 255
         scales = rng.normal(0, 0.1, (TILES, records // 8, head // 2)).astype(np.float16)
         data[:, :, :head] = scales.view(np.uint8)
@@ -222,7 +219,7 @@ def test_what_is_read_next_is_asked_for(num_rows: int, streams: int) -> None:
     text = re.sub(r'declare void @"llvm.prefetch.*', RECORD.format(log=address(log)), text)
     text = re.sub(r'@"llvm.prefetch.p0"\((.*), i32 0, i32 ., i32 1\)', r'@"record"(\1)', text)
     kernels = Kernels(compile_object(text, TARGETS["host"]), TARGETS["host"])
-    stride = tile_bytes("w8", records)
+    stride = FORMATS["w8"].tile_bytes(records)
     tiles, then = aligned((2, 8 * stride), np.uint8)
     x, entries = (aligned((num_rows, records * size), np.uint8) for size in (32, ENTRY_BYTES))
     y = aligned((num_rows, 8 * 32), np.float32)

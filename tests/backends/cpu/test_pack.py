@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.gemm import KINDS, RECORD_BYTES
-from ridgeline.backends.cpu.layout.pack import Matrix, pack, padded, sketch, turned
+from ridgeline.backends.cpu.layout.formats import FORMATS, KINDS
+from ridgeline.backends.cpu.layout.pack import Matrix, pack, padded
+from ridgeline.backends.cpu.layout.pruned_head import sketch
+from ridgeline.backends.cpu.layout.quantise import turned
 from ridgeline.models.tensors import Tensor
 from tests.backends.cpu import twins
 
@@ -55,7 +57,7 @@ def floats(values: Floats) -> Tensor:
 def weights(packed: Matrix) -> NDArray[np.float64]:
     if packed.kind != "r8":  # which has scales behind the records
         records = 8 if packed.kind in twins.K_HEADS else 1
-        assert packed.data.shape[2] == records * RECORD_BYTES[packed.kind]
+        assert packed.data.shape[2] == records * FORMATS[packed.kind].record_bytes
     return twins.weights(packed.kind, packed.data)
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from ridgeline.backends.cpu.emit import probes
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.measure import roofs as roof
@@ -31,7 +32,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reading_reads_every_byte_as_often_as_it_says() -> None:
-    kernels = roof._compile(["read"], HOST)
+    kernels = probes.compile_probes(["read"], HOST)
     data = aligned(5 * 4096, np.int64)
     data[...] = np.random.default_rng(0).integers(0, 1 << 62, len(data))
     whole = np.bitwise_xor.reduce(data)
@@ -42,19 +43,19 @@ def test_reading_reads_every_byte_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize("name", TILES)
 def test_products_are_as_many_as_they_count(name: str) -> None:
-    kernels = roof._compile([name], HOST)
+    kernels = probes.compile_probes([name], HOST)
     probe = roof._tile_probe(kernels, name, 1, HOST)
     probe.seconds(37)
     assert isinstance(probe.kept, tuple)
-    results = probe.kept[1].view(np.uint8).reshape(-1)[roof._RESULT_AT :]
-    rows, halves = roof._tile(HOST)
+    results = probe.kept[1].view(np.uint8).reshape(-1)[probes._RESULT_AT :]
+    rows, halves = probes.tile_shape(HOST)
     sums = results[: rows * halves * 64].view(np.int32 if name == "int8" else np.float32)
     assert sums.sum() * 2 == 37 * probe.per_count  # of ones times ones
     assert (sums == sums[0]).all()
 
 
 def test_threads_share_the_memory_without_overlap() -> None:
-    kernels = roof._compile(["read"], HOST)
+    kernels = probes.compile_probes(["read"], HOST)
     probe = roof._read_probe(kernels, roof._buffer(1 << 20), 3)
     assert probe.size == probe.per_count
     assert all(b - a == probe.size for a, b in pairwise(probe.memories))

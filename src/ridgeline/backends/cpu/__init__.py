@@ -1,9 +1,10 @@
 """The CPU backend: kernels emitted as LLVM IR from Python, one compiled call per step.
 
-The only place that imports llvmlite. What stands here is its face; nobody outside imports more.
-Read in this order: ``ir`` (how kernels are written), ``isa`` (what differs between processors),
-``linear``, ``rows``, ``attention``, ``head``, ``draw`` (the kernels), ``forward`` (a step),
-``threads``, ``module`` (compile and cache), ``pack`` (weights), ``runner``.
+What stands here is its face; nobody outside imports more. ``layout`` says where weights and buffers
+lie in memory, ``emit`` writes the kernels, ``measure`` says what this machine can do. Read in this
+order: ``layout.formats``, then in ``emit`` ``ir`` (how kernels are written), ``isa`` (what differs
+between processors), ``gemm``, ``rows``, ``attention``, ``argmax``, ``draw`` (the kernels), ``step``
+(which calls them), ``threads``, ``compile``; then ``batch`` and ``runner``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ridgeline.backends.cpu.emit.args import BLOCK, MIXED_ROWS
+from ridgeline.backends.cpu.layout.shapes import BLOCK, MIXED_ROWS
 from ridgeline.core.step import Work, sampled_from
 
 Hand = tuple[int, int, int]  # tokens that go to one thread together: item, first and end

@@ -10,18 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.args import (
-    EXACT_AT,
-    MATRIX,
-    PLAN,
-    SCREENED_ROWS,
-    SHARE_BYTES,
-    Sizes,
-)
 from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
+from ridgeline.backends.cpu.layout.arguments import EXACT_AT, MATRIX, PLAN, SHARE_BYTES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.load import Weights, logits_stride, scores_stride
-from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.cpu.layout.shapes import SCREENED_ROWS, TOKENS, Sizes
 from ridgeline.physics.arch import ModelArch
 
 _WORD = {name: i for i, name in enumerate(PLAN)}

@@ -3,11 +3,11 @@
 Rows that are sampled, or ranked, keep them, and are drawn from at the end (``draw``).
 
 With few rows, where reading weights is all there is to it, most of the head is not read. A sketch
-of it in 5 bits (``pack.sketch``) gives rough logits, and with each of them a bound: the output's
-distance from its sketch, times the length of the activations (Cauchy-Schwarz). Exact ones are
-computed of the likeliest, then of whatever could still be likelier: of some tiles in a hundred. The
-token found is the same as without the sketch, and so is its logit. Pruning by bounds is how search
-for the largest inner product has long been done (Ram & Gray, 2012).
+of it in 5 bits (``layout.pruned_head``) gives rough logits, and with each of them a bound: the
+output's distance from its sketch, times the length of the activations (Cauchy-Schwarz). Exact ones
+are computed of the likeliest, then of whatever could still be likelier: of some tiles in a hundred.
+The token found is the same as without the sketch, and so is its logit. Pruning by bounds is how
+search for the largest inner product has long been done (Ram & Gray, 2012).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 
-from ridgeline.backends.cpu.emit.args import BLOCK, EXACT_AT, HEAD_TILES, SHARE_BYTES, Thread
-from ridgeline.backends.cpu.emit.gemm import TILE
+from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I16,
@@ -31,7 +30,10 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.emit.threads import fetch_add
+from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.draw_entries import ENTRY_BYTES, scratch_bytes
+from ridgeline.backends.cpu.layout.formats import TILE
+from ridgeline.backends.cpu.layout.shapes import BLOCK, HEAD_TILES
 
 # A row's best so far: value f32, poison f32, place i64, which is ~index, 0 while there is none. The
 # greater of two, as tuples are compared, is the better: of equal logits the lowest index wins. If a

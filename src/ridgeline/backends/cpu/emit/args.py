@@ -1,163 +1,24 @@
-"""What a step is told, and where: words, sizes, and a thread's view of them.
+"""A thread's view of the kernels' arguments, for code under construction.
 
-The plan is an array of 64-bit words, mostly addresses (``PLAN``); so is each layer (``LAYER``).
-``Thread`` gives both short names, for code under construction, and knows how activations are laid
-out. It decides no order and no shares: that is ``forward``.
+``Words`` reads them by name; ``Thread`` adds the thread's private memory and how activations are
+laid out. It decides no order and no shares: that is ``step``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.backends.cpu.emit.gemm import ENTRY_BYTES, TILE, TOGETHER, VALUE_BYTES
+from ridgeline.backends.cpu.emit.gemm import TOGETHER
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.threads import fetch_add
-from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, PLAN, SHARE_BYTES, SHARED
+from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 
-# ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
-PLAN = (
-    "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
-    "layers", "x", "queries", "cache", "layer_stride", "records_stride",
-    "tables", "table_stride", "positions", "sequences",
-    "poison", "items", "blocks", "block_bounds", "asked", "cos", "sin",
-    "turns", "turns_stride",
-    "private", "private_stride", "scores_stride",
-    "final_norm",
-    "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",
-    "head_rows", "logits_rows", "logits", "logits_stride", "best", "head_x", "head_entries",
-    "sketch_tiles", "sketch_kind", "sketch_num_tiles", "sketch_num_records", "sketch_tile_bytes",
-    "screens", "distances", "lengths", "rough", "guesses",
-    "draws", "draw_firsts", "num_drawn_rows",
-    "counters", "shares",
-)  # fmt: skip
-MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-LAYER = (
-    "window", "attn_norm", "mlp_norm", "qkv_bias", "qk_norms", "o_bias",
-    "key_bias", "key_bias_pairs",
-    *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
-)  # fmt: skip
-
-COLUMN_ROWS = 6  # most rows that the columns plan takes
-MIXED_ROWS = 16  # most rows of the mixed plan
-SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are arithmetic
-BLOCK = 64  # most rows that a thread takes through a layer together
-HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
-# Work that threads take from each other.
-SHARED = ("q", "k", "v", "o", "gate", "down", "head", "blocks", "draws")
-SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
-EXACT_AT = 4 * len(SHARED)  # behind them: tiles that screening left in doubt, beside the head's
 _PIECES = 8  # that a thread's share of a product is taken in
 _MOST_HELPED = 4  # threads whose work a thread looks at, its own first
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Padded widths of a model, in floats, and where things are in a thread's private memory."""
-
-    num_layers: int
-    num_channels: int  # of the residual stream, before padding
-    hidden: int
-    intermediate: int
-    heads: Heads
-    activations: str  # what products take (see ``linear.ACTIVATIONS``)
-    o_bias: bool
-    vocab_size: int
-    profiled: bool = False  # kernels count the cycles of each kind of work (``timing``)
-
-    @property
-    def attention(self) -> int:
-        """All query heads of a row."""
-        return self.heads.num_heads * self.heads.size
-
-    @property
-    def qkv(self) -> int:
-        """Queries, keys and values of a row."""
-        return self.attention + 2 * self.heads.num_kv_heads * self.heads.size
-
-    @property
-    def widest(self) -> int:
-        """The longest row that is ever quantised."""
-        return max(self.hidden, self.intermediate, self.attention)
-
-    @property
-    def float_stride(self) -> int:
-        """Bytes from row to row of float activations: 0 if a row is quantised before the next."""
-        return self.widest * 4 if self.activations == "floats" else 0
-
-    @property
-    def value_stride(self) -> int:
-        """Bytes from row to row of quantised activations."""
-        return self.widest * VALUE_BYTES[self.activations]
-
-    @property
-    def entry_stride(self) -> int:
-        """Bytes from row to row of the entries of quantised activations."""
-        return self.widest // TILE * ENTRY_BYTES
-
-    @property
-    def head_x_stride(self) -> int:
-        """Bytes from row to row of what the head takes."""
-        return self.hidden * VALUE_BYTES[self.activations]
-
-    @property
-    def head_entry_stride(self) -> int:
-        """Bytes from row to row of its entries."""
-        return self.hidden // TILE * ENTRY_BYTES
-
-    @property
-    def rough_stride(self) -> int:
-        """Bytes from row to row of rough logits, and of what all outputs have in common."""
-        return (-(-self.vocab_size // TILE) + 1) * TILE * 4
-
-    @property
-    def gate_up_stride(self) -> int:
-        """Bytes from row to row of gates and ups; off the multiples of a page."""
-        return (2 * self.intermediate + 48) * 4
-
-    def private(self) -> dict[str, int]:
-        """Return the offset of each buffer in a thread's private memory.
-
-        Last come ``scores``, whose length is the context's and not compiled in, and behind them
-        the planes of probabilities, half as long.
-        """
-        lengths = {
-            "in_floats": self.widest * 4 + BLOCK * self.float_stride,
-            "turned": self.widest * 4,
-            "in_values": BLOCK * self.value_stride,
-            "in_entries": BLOCK * self.entry_stride,
-            "gated_floats": self.widest * 4 + BLOCK * self.float_stride,
-            "gated_values": BLOCK * self.value_stride,
-            "gated_entries": BLOCK * self.entry_stride,
-            "qkv": BLOCK * self.qkv * 4,
-            "y": BLOCK * self.hidden * 4,
-            "gate_up": BLOCK * self.gate_up_stride,
-            "attended": BLOCK * self.attention * 4,
-            "x": (COLUMN_ROWS + 1) * self.hidden * 4,
-            "scales": self.score_rows * 4,
-            "floors": SCREENED_ROWS * 4,
-            "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
-            **scratch_bytes(self.vocab_size),
-        }
-        offsets, at = {}, 0
-        for name, length in lengths.items():
-            offsets[name] = at
-            at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
-        return offsets | {"scores": at}
-
-    def private_bytes(self, scores_stride: int) -> int:
-        """Return the bytes of a thread's private memory, for rows of scores of this stride."""
-        scores = self.score_rows * scores_stride
-        return -(-(self.private()["scores"] + scores + scores // 2) // 4096) * 4096
-
-    @property
-    def score_rows(self) -> int:
-        """Rows of scores that are there at once."""
-        return self.heads.tile * self.heads.group
 
 
 class Words:

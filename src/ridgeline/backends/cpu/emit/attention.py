@@ -50,6 +50,7 @@ from ridgeline.backends.cpu.emit.ir import (
     vec,
 )
 from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot, prefetch
+from ridgeline.backends.cpu.emit.paging import record_at, row_parts
 from ridgeline.backends.cpu.emit.rows import (
     FLOATS,
     NOTHING,
@@ -57,7 +58,7 @@ from ridgeline.backends.cpu.emit.rows import (
     scale_to_bytes,
     to_integers,
 )
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, record_at, row_parts
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score

@@ -21,7 +21,6 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.argmax import emit_head
-from ridgeline.backends.cpu.emit.args import Sizes
 from ridgeline.backends.cpu.emit.attention import emit_attention
 from ridgeline.backends.cpu.emit.draw import emit_draw
 from ridgeline.backends.cpu.emit.gemm import emit_linear
@@ -29,6 +28,7 @@ from ridgeline.backends.cpu.emit.isa import Processor, arm_features, describe, e
 from ridgeline.backends.cpu.emit.rows import emit_rows
 from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
+from ridgeline.backends.cpu.layout.shapes import Sizes
 from ridgeline.backends.cpu.layout.store import write_whole
 
 _DIGEST_BYTES = 32
@@ -145,8 +145,10 @@ def _initialise() -> None:
 
 def kernel_sources() -> list[Path]:
     """Return the files that say what kernels compute; the rule of draws stands outside."""
-    folder = Path(__file__).parents[1]
-    return [*sorted(folder.rglob("*.py")), folder.parent / "sampling.py"]
+    backend = Path(__file__).parents[1]
+    folders = (backend / "emit", backend / "layout")
+    found = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    return [*found, backend.parent / "sampling.py"]
 
 
 def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:

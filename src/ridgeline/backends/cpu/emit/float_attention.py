@@ -6,8 +6,9 @@ The layout and the order of sums are those of ``attention``.
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit.ir import F16, F32, Function, Value, fma, vec
+from ridgeline.backends.cpu.emit.paging import record_at, row_parts
 from ridgeline.backends.cpu.emit.rows import FLOATS
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, record_at, row_parts
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
 
 def _load_cached(fn: Function, heads: Heads, at: Value) -> Value:

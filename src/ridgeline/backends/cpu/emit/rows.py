@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.backends.cpu.emit.gemm import ENTRY_BYTES, TILE
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I8,
@@ -25,18 +24,18 @@ from ridgeline.backends.cpu.emit.ir import (
     to_whole,
     vec,
 )
+from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, MAX_ROTATED, TILE
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
 NOTHING = 1e-30  # what is smaller counts as zero where it would divide
 _CHUNK = 64  # channels that are mixed in one go
-MOST_TURNED = 512  # channels that a rotation mixes at most
 
 
 def emit_rows(module: object, num_channels: int, eps: float, activations: Sequence[str]) -> None:
     """Emit the row kernels for a model of this width; ``size`` counts floats everywhere.
 
-    For each form of activations but floats (see ``linear``) there is a
+    For each form of activations but floats (see ``layout.formats``) there is a
     ``quantise_FORM(x, out, entries, size, scratch)``; ``scratch`` is as long as x.
     """
     _emit_norm(module, num_channels, eps)
@@ -169,7 +168,7 @@ def _emit_row_bytes(module: object) -> None:
 def _emit_turn(module: object) -> None:
     """``turn(x, out, size)``: multiply by a Hadamard matrix, not scaled, block by block.
 
-    A block is the largest power of two that divides ``size``, at most ``MOST_TURNED``. Butterflies
+    A block is the largest power of two that divides ``size``, at most ``MAX_ROTATED``. Butterflies
     of distance 1, 2, 4, ...: those up to 32 (16 where a row is no whole number of 64) in the first
     walk down the row, the others in a second.
     """
@@ -181,7 +180,7 @@ def _emit_turn(module: object) -> None:
             values = [_turned(fn, fn.load(x + at + 64 * i, FLOATS, 4)) for i in range(count)]
             for i, value in enumerate(_butterflies(values)):
                 fn.store(value, out + at + 64 * i, 4)
-    block, stride = fn.lower(size & (0 - size), fn.i64(MOST_TURNED)), _CHUNK * 4
+    block, stride = fn.lower(size & (0 - size), fn.i64(MAX_ROTATED)), _CHUNK * 4
     for count in (2, 4, 8):
         with (
             fn.when(block.equals(_CHUNK * count)),

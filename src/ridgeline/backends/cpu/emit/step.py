@@ -20,19 +20,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ridgeline.backends.cpu.emit.argmax import head
-from ridgeline.backends.cpu.emit.args import (
-    COLUMN_ROWS,
-    MATRIX,
-    MIXED_ROWS,
-    PLAN,
-    Sizes,
-    Thread,
-    Words,
-)
-from ridgeline.backends.cpu.emit.gemm import KINDS, TILE
+from ridgeline.backends.cpu.emit.args import Thread, Words
+from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
-from ridgeline.backends.cpu.layout.shapes import TOKENS
-from ridgeline.backends.cpu.measure.cycles import TimedFunction, emit_clock
+from ridgeline.backends.cpu.layout.arguments import MATRIX, PLAN
+from ridgeline.backends.cpu.layout.formats import KINDS, TILE
+from ridgeline.backends.cpu.layout.shapes import COLUMN_ROWS, MIXED_ROWS, TOKENS, Sizes
 
 
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.args import LAYER, MATRICES, MATRIX, SCREENED_ROWS, Sizes
-from ridgeline.backends.cpu.emit.gemm import RECORD_BYTES, TILE
 from ridgeline.backends.cpu.layout import store as packed
+from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, settled
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
+from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.key_bias import split, spreads, turns
-from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded, sketch
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
+from ridgeline.backends.cpu.layout.pruned_head import sketch
+from ridgeline.backends.cpu.layout.shapes import SCREENED_ROWS, TOKENS, Heads, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.models.rope import rope_tables
@@ -109,7 +110,7 @@ def footprint(
     """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
     sizes = model_sizes(arch, dtype, cache_dtype)
     kind = dtype if dtype in ("f32", "bf16") else "w8"
-    per_weight = RECORD_BYTES[kind] / TILE**2
+    per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(_embedding_type(dtype)).itemsize
     per_row = sizes.hidden * 10 + sizes.heads.query_bytes
     step_bytes = num_tokens * per_row + num_threads * sizes.private_bytes(
@@ -120,7 +121,7 @@ def footprint(
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
     sketch_bytes = 0
     if kind == "w8":
-        sketch_bytes = arch.vocab_size * sizes.hidden * RECORD_BYTES["s5"] // TILE**2
+        sketch_bytes = arch.vocab_size * sizes.hidden * FORMATS["s5"].record_bytes // TILE**2
     return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
 
 

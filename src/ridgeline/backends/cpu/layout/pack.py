@@ -1,7 +1,7 @@
-"""From a file's tensors to the layouts that kernels read (``linear``).
+"""From a file's tensors to the layouts that kernels read (``formats``).
 
 Blocks are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K run exactly as they
-are in the file. All else is quantised again (``blocks``), to 8 bits per weight with a scale for
+are in the file. All else is quantised again (``quantise``), to 8 bits per weight with a scale for
 each 32, or with ``int4`` to 4 bits. ``int8-row`` has one scale for all weights of an output, which
 only a rotation makes good enough.
 
@@ -15,22 +15,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.gemm import (
-    BLOCK_RECORDS,
-    FIFTHS,
-    HEAD_BYTES,
-    KINDS,
-    RECORD_BYTES,
-    TILE,
-)
+from ridgeline.backends.cpu.layout.formats import BLOCK_RECORDS, FORMATS, KINDS, TILE
 from ridgeline.backends.cpu.layout.quantise import (
     Bytes,
     k_blocks,
-    of_five_bits,
     simple_blocks,
     to_bf16,
     to_eight_bits,
-    to_five_bits,
     to_four_bits,
     to_row_bytes,
     turned,
@@ -45,7 +36,6 @@ _KINDS = {
     "Q6_K": "k6", "Q8_0": "w8",
 }  # fmt: skip
 _KEPT = {"auto": tuple(_KINDS.values()), "int4": ("s4", "w4", "k4"), "int8": ("w8",)}
-_SKETCHED = 64  # tiles at once
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -59,7 +49,7 @@ class Matrix(NamedTuple):
     def words(self) -> tuple[int, int, int, int]:
         """What the plan says of it, besides its address: kind, tiles, records, a tile's bytes."""
         tile_bytes = self.data[0].nbytes
-        num_records = tile_bytes // RECORD_BYTES[self.kind]
+        num_records = tile_bytes // FORMATS[self.kind].record_bytes
         return KINDS.index(self.kind), len(self.data), num_records, tile_bytes
 
 
@@ -85,58 +75,21 @@ def pack(
         return {"f32": _pack_f32, "bf16": _pack_bf16, "int8-row": _pack_r8}[dtype](weights)
     kind = _KINDS.get(tensor.dtype, "") if whole_blocks else ""
     if kind in _KEPT[dtype]:
-        parts = k_blocks(tensor) if kind in HEAD_BYTES else simple_blocks(tensor)
+        has_blocks = FORMATS[kind].head_bytes > 0
+        parts = k_blocks(tensor) if has_blocks else simple_blocks(tensor)
         values, *scales = (_taken(part, rows) for part in parts)
-        if kind in HEAD_BYTES:
+        if has_blocks:
             return _pack_k(kind, values, *scales)
-        return _pack_nibbles(kind, values, *scales) if kind != "w8" else _pack_w8(values, *scales)
+        return pack_nibbles(kind, values, *scales) if kind != "w8" else _pack_w8(values, *scales)
     if dtype == "int8" and kind == "s5":
         q, scale = (_taken(part, rows) for part in simple_blocks(tensor))
         return _pack_w8(q.astype(np.int8) - np.int8(16), scale)
     weights = _placed(tensor.to_f32(), rows, columns)
     return (
-        _pack_nibbles("w4", *to_four_bits(weights))
+        pack_nibbles("w4", *to_four_bits(weights))
         if dtype == "int4"
         else _pack_w8(*to_eight_bits(weights))
     )
-
-
-def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
-    """Return a w8 matrix again in 5 bits, and each output's distance from it; None if not finite.
-
-    Outputs have much in common, which would make their steps coarse: it is taken off, and stands
-    behind them as the first output of one more tile. However head and sketch are multiplied by
-    activations x, a result differs from its own plus the common one by at most the distance times
-    the length of x: the distance (Euclidean) holds what all three may lose by rounding.
-    """
-    parts = range(0, len(head.data), _SKETCHED)
-    total = sum(_weights_of(head, low)[0].sum(axis=0) for low in parts)
-    mean = np.zeros((TILE, len(total)), np.float32)
-    mean[0] = total / (len(head.data) * TILE)
-    with np.errstate(over="ignore", invalid="ignore"):  # the end says so
-        centre = to_five_bits(mean)
-        common = of_five_bits(*centre)[0]
-        tiles, distances = [], []
-        for low in parts:
-            weights, scale = _weights_of(head, low)
-            own = to_five_bits(weights - common)
-            lost = weights - common - of_five_bits(*own)
-            # What a record's terms are at most, but for the sum of 32 activations.
-            terms = 384 * scale + 47 * np.abs(own[1]) + 47 * np.abs(centre[1][0])
-            rounding = (terms.shape[1] + 16) * 2.0**-24 * TILE**0.5
-            lengths = [np.linalg.norm(part, axis=1) for part in (lost, terms)]
-            distances.append(1.001 * lengths[0] + rounding * lengths[1])
-            tiles.append(_pack_nibbles("s5", *own).data)
-    tiles.append(_pack_nibbles("s5", *centre).data)
-    distance = np.concatenate(distances).astype(np.float32)
-    return (Matrix("s5", np.concatenate(tiles)), distance) if np.isfinite(distance).all() else None
-
-
-def _weights_of(head: Matrix, low: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the weights and scales of some tiles of a w8 matrix, from ``low`` on."""
-    q, scale = _unpack_w8(head.data[low : low + _SKETCHED])
-    wide = scale.astype(np.float32)
-    return q.astype(np.float32) * np.repeat(wide, TILE, axis=1), wide
 
 
 # --- places ------------------------------------------------------------------------------------
@@ -164,10 +117,10 @@ def _taken(values: NDArray[_T], rows: Index) -> NDArray[_T]:
 # --- tiles -------------------------------------------------------------------------------------
 
 
-def _pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
+def pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
     """Pack 4 bits, or 5; scales, and offsets where the kind has them."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
-    out = np.empty((tiles, records, RECORD_BYTES[kind]), np.uint8)
+    out = np.empty((tiles, records, FORMATS[kind].record_bytes), np.uint8)
     _put_values(kind, q, out)
     each = np.stack([part.reshape(tiles, 2, 16, records) for part in scales], axis=2)
     out[:, :, -64 * len(scales) :] = _as_bytes(each.transpose(0, 4, 1, 2, 3), tiles, records)
@@ -177,8 +130,9 @@ def _pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
 def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) -> Matrix:
     """Pack blocks of 256: scales before the records, a pair of factors behind each."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
-    blocks, head = records // BLOCK_RECORDS, HEAD_BYTES[kind]
-    out = np.empty((tiles, blocks, BLOCK_RECORDS * RECORD_BYTES[kind]), np.uint8)
+    packed = FORMATS[kind]
+    blocks, head = records // BLOCK_RECORDS, packed.head_bytes
+    out = np.empty((tiles, blocks, BLOCK_RECORDS * packed.record_bytes), np.uint8)
     heads = scales.reshape(tiles, 2, 16, blocks, -1).transpose(0, 3, 1, 4, 2)
     out[:, :, :head] = _as_bytes(heads, tiles, blocks)
     own = out[:, :, head:].reshape(tiles, records, -1)
@@ -196,10 +150,11 @@ def _put_values(kind: str, q: Bytes, out: Bytes) -> None:
     parts = q.reshape(tiles, 2, 16, records, 2, 4, 4).transpose(0, 3, 1, 4, 5, 2, 6)
     low = parts & 15
     out[:, :, :512] = (low[:, :, :, 0] | low[:, :, :, 1] << 4).reshape(tiles, records, 512)
-    if kind in FIFTHS:
+    bits_above = FORMATS[kind].bits - 4
+    if bits_above == 1:
         bits = np.ascontiguousarray(parts >> 4).reshape(tiles, records, 1024)
         out[:, :, 512:640] = np.packbits(bits, axis=2, bitorder="little")
-    elif kind == "k6":
+    elif bits_above == 2:
         upper = parts >> 4
         pairs = upper[:, :, :, :, 0]
         for v in range(1, 4):
@@ -209,14 +164,14 @@ def _put_values(kind: str, q: Bytes, out: Bytes) -> None:
 
 def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
     tiles, records = len(q) // TILE, q.shape[1] // TILE
-    out = np.empty((tiles, records, RECORD_BYTES["w8"]), np.uint8)
+    out = np.empty((tiles, records, FORMATS["w8"].record_bytes), np.uint8)
     out[:, :, :1024] = _byte_records(q)
     scales = scale.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
     out[:, :, 1024:] = _as_bytes(scales, tiles, records)
     return Matrix("w8", out)
 
 
-def _unpack_w8(data: Bytes) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+def unpack_w8(data: Bytes) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """Return q ``[out, in]`` and scale ``[out, in / 32]`` of some tiles."""
     tiles, records, _ = data.shape
     parts = data[:, :, :1024].reshape(tiles, records, 2, 8, 16, 4).transpose(0, 2, 4, 1, 3, 5)

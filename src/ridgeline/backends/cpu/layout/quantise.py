@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.gemm import TILE
-from ridgeline.backends.cpu.emit.rows import MOST_TURNED
+from ridgeline.backends.cpu.layout.formats import MAX_ROTATED, TILE
 from ridgeline.models.tensors import Tensor
 
 Bytes = NDArray[np.uint8]
@@ -121,7 +120,7 @@ def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     product: a BLAS rounds by processor and by a row's place, and weights are the same everywhere.
     """
     size = weights.shape[1]
-    block = min(size & -size, MOST_TURNED)
+    block = min(size & -size, MAX_ROTATED)
     blocks = weights.reshape(-1, block)
     out = np.empty_like(blocks)
     for low in range(0, len(blocks), _TURNED_AT_ONCE):

@@ -1,12 +1,18 @@
-"""The shape of attention: heads, records of the cache, and how rows share registers."""
+"""Padded widths of a model, records of its cache, and where a thread's private buffers are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value
+from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
+from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
 
 TOKENS = 16  # per record
+COLUMN_ROWS = 6  # most rows that the columns plan takes
+MIXED_ROWS = 16  # most rows of the mixed plan
+SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are arithmetic
+BLOCK = 64  # most rows that a thread takes through a layer together
+HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Heads:
 
     @property
     def splits_key_bias(self) -> bool:
-        """Whether the large part of the keys' bias is kept out of the cache: see ``attention``.
+        """Whether the large part of the keys' bias stays out of the cache: see ``emit.attention``.
 
         A norm of keys comes after their bias, which cannot be told from them then.
         """
@@ -86,17 +92,106 @@ class Heads:
         return max(1, min(4, 24 // self.group))
 
 
-def record_at(fn: Function, records: Value, stride: Value, table: Value, index: Value) -> Value:
-    """Return the address of a sequence's ``index``-th visible record."""
-    return records + fn.load(table + index * 4, I32, 4).signed(I64) * stride
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Padded widths of a model, in floats, and where things are in a thread's private memory."""
 
+    num_layers: int
+    num_channels: int  # of the residual stream, before padding
+    hidden: int
+    intermediate: int
+    heads: Heads
+    activations: str  # what products take (see ``formats``)
+    o_bias: bool
+    vocab_size: int
+    profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
 
-def row_parts(heads: Heads, num_rows: int, sums_per_vector: int) -> list[tuple[range, int]]:
-    """Cut rows into parts whose sums fit the registers; with each, vectors side by side.
+    @property
+    def attention(self) -> int:
+        """All query heads of a row."""
+        return self.heads.num_heads * self.heads.size
 
-    As many vectors as go: a row's factor is loaded once for all of them.
-    """
-    vectors = heads.size // 16
-    wide = max(w for w in (4, 3, 2, 1) if vectors % w == 0)
-    size = 24 // sums_per_vector // wide
-    return [(range(low, min(low + size, num_rows)), wide) for low in range(0, num_rows, size)]
+    @property
+    def qkv(self) -> int:
+        """Queries, keys and values of a row."""
+        return self.attention + 2 * self.heads.num_kv_heads * self.heads.size
+
+    @property
+    def widest(self) -> int:
+        """The longest row that is ever quantised."""
+        return max(self.hidden, self.intermediate, self.attention)
+
+    @property
+    def float_stride(self) -> int:
+        """Bytes from row to row of float activations: 0 if a row is quantised before the next."""
+        return self.widest * 4 if self.activations == "floats" else 0
+
+    @property
+    def value_stride(self) -> int:
+        """Bytes from row to row of quantised activations."""
+        return self.widest * VALUE_BYTES[self.activations]
+
+    @property
+    def entry_stride(self) -> int:
+        """Bytes from row to row of the entries of quantised activations."""
+        return self.widest // TILE * ENTRY_BYTES
+
+    @property
+    def head_x_stride(self) -> int:
+        """Bytes from row to row of what the head takes."""
+        return self.hidden * VALUE_BYTES[self.activations]
+
+    @property
+    def head_entry_stride(self) -> int:
+        """Bytes from row to row of its entries."""
+        return self.hidden // TILE * ENTRY_BYTES
+
+    @property
+    def rough_stride(self) -> int:
+        """Bytes from row to row of rough logits, and of what all outputs have in common."""
+        return (-(-self.vocab_size // TILE) + 1) * TILE * 4
+
+    @property
+    def gate_up_stride(self) -> int:
+        """Bytes from row to row of gates and ups; off the multiples of a page."""
+        return (2 * self.intermediate + 48) * 4
+
+    def private(self) -> dict[str, int]:
+        """Return the offset of each buffer in a thread's private memory.
+
+        Last come ``scores``, whose length is the context's and not compiled in, and behind them
+        the planes of probabilities, half as long.
+        """
+        lengths = {
+            "in_floats": self.widest * 4 + BLOCK * self.float_stride,
+            "turned": self.widest * 4,
+            "in_values": BLOCK * self.value_stride,
+            "in_entries": BLOCK * self.entry_stride,
+            "gated_floats": self.widest * 4 + BLOCK * self.float_stride,
+            "gated_values": BLOCK * self.value_stride,
+            "gated_entries": BLOCK * self.entry_stride,
+            "qkv": BLOCK * self.qkv * 4,
+            "y": BLOCK * self.hidden * 4,
+            "gate_up": BLOCK * self.gate_up_stride,
+            "attended": BLOCK * self.attention * 4,
+            "x": (COLUMN_ROWS + 1) * self.hidden * 4,
+            "scales": self.score_rows * 4,
+            "floors": SCREENED_ROWS * 4,
+            "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
+            **scratch_bytes(self.vocab_size),
+        }
+        offsets, at = {}, 0
+        for name, length in lengths.items():
+            offsets[name] = at
+            at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
+        return offsets | {"scores": at}
+
+    def private_bytes(self, scores_stride: int) -> int:
+        """Return the bytes of a thread's private memory, for rows of scores of this stride."""
+        scores = self.score_rows * scores_stride
+        return -(-(self.private()["scores"] + scores + scores // 2) // 4096) * 4096
+
+    @property
+    def score_rows(self) -> int:
+        """Rows of scores that are there at once."""
+        return self.heads.tile * self.heads.group

@@ -14,27 +14,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
-from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.compile import Kernels, Target, compile_object, host_target
-from ridgeline.backends.cpu.emit.ir import F32, I8, I32, I64, Function, Value, fma, vec
-from ridgeline.backends.cpu.emit.isa import broadcast4, dot, dot_bf16, prefetch
+from ridgeline.backends.cpu.emit.compile import Kernels, Target, host_target
+from ridgeline.backends.cpu.emit.probes import (
+    OPERANDS_BYTES,
+    STREAMS,
+    STRIDE_BYTES,
+    compile_probes,
+    tile_shape,
+)
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.machine import available_bytes
 
 _READ_BYTES = 512 << 20  # several times the caches of most machines
 _QUICK_READ_BYTES = 128 << 20
-_STREAMS, _STRIDE, _AHEAD = 4, 256, 1024  # bytes of a stream per turn, and prefetched ahead
-_OPERANDS_BYTES, _RESULT_AT = 4096, 2048
 _ROUND_S, _ROUNDS = 0.016, 60  # short: some fall between what others do
 _QUICK_ROUND_S, _QUICK_ROUNDS = 0.008, 15
-_BYTES, _WORDS, _FLOATS = vec(I8, 64), vec(I32, 16), vec(F32, 16)
-
-_Step = Callable[[Value, Value, Value], Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def measure_roof(
     buffer = _buffer(_READ_BYTES)
     target = host_target()
     names = ["read", "int8", *(["bf16"] if target.processor.has_bf16 else []), "f32"]
-    kernels = _compile(names, target)
+    kernels = compile_probes(names, target)
     probes = {
         (name, count): _read_probe(kernels, buffer, count)
         if name == "read"
@@ -128,7 +126,7 @@ def measure_roof(
 
 def measure_read(num_threads: int) -> float:
     """Return the bytes per second that ``num_threads`` read together: a look of under 0.5 s."""
-    kernels = _compile(["read"], host_target())
+    kernels = compile_probes(["read"], host_target())
     probe = _read_probe(kernels, _buffer(_QUICK_READ_BYTES), num_threads)
     best = 0.0
     for _ in range(_QUICK_ROUNDS):
@@ -144,80 +142,19 @@ def _buffer(wanted_bytes: int) -> NDArray[np.uint8]:
 
 
 def _read_probe(kernels: Kernels, buffer: NDArray[np.uint8], num_threads: int) -> _Probe:
-    turn = _STREAMS * _STRIDE
+    turn = STREAMS * STRIDE_BYTES
     size = len(buffer) // num_threads // turn * turn
     memories = [address(buffer) + number * size for number in range(num_threads)]
     return _Probe(kernels.function("read", 3), memories, size, size, (kernels, buffer))
 
 
 def _tile_probe(kernels: Kernels, name: str, num_threads: int, target: Target) -> _Probe:
-    rows, halves = _tile(target)
+    rows, halves = tile_shape(target)
     ones, per_lane = {"int8": (0x01010101, 4), "bf16": (0x3F803F80, 2), "f32": (0x3F800000, 1)}[
         name
     ]
-    operands = aligned((num_threads, _OPERANDS_BYTES // 4), np.uint32)
+    operands = aligned((num_threads, OPERANDS_BYTES // 4), np.uint32)
     operands.fill(ones)
     memories = [address(row) for row in operands]
     per_count = rows * halves * 16 * per_lane * 2
     return _Probe(kernels.function(name, 3), memories, 0, per_count, (kernels, operands))
-
-
-# --- kernels -----------------------------------------------------------------------------------
-
-
-def _compile(names: Sequence[str], target: Target) -> Kernels:
-    module = ir.Module("roof")
-    module.triple = target.triple
-    steps: dict[str, tuple[ir.Type, _Step]] = {
-        "int8": (I32, partial(dot, target.processor.dot, max_weight=15)),
-        "bf16": (F32, partial(dot_bf16, True)),
-        "f32": (F32, lambda s, w, x: fma(w.bits(_FLOATS), x.bits(_FLOATS), s)),
-    }
-    for name in names:
-        if name == "read":
-            _emit_read(module, target.processor.nearest)
-        else:
-            _emit_tile(module, name, target, *steps[name])
-    return Kernels(compile_object(str(module), target), target)
-
-
-def _tile(target: Target) -> tuple[int, int]:
-    """Return rows, and vectors of 16 outputs, of a tile whose sums fill the registers."""
-    return (6 if target.features.get("avx512f") else 3), 2
-
-
-def _emit_tile(module: ir.Module, name: str, target: Target, lane: ir.Type, step: _Step) -> None:
-    """``NAME(memory, _, count)``: a tile of products, ``count`` times, from 1 KiB of operands."""
-    fn = Function(module, name, 3)
-    memory, _, count = fn.args
-    rows, halves = _tile(target)
-    sums = [[fn.var(fn.lanes(lane, [0] * 16)) for _ in range(halves)] for _ in range(rows)]
-    with fn.loop(count) as k:
-        at = memory + (k & 7) * (halves * 64)  # so that nothing can be kept from turn to turn
-        weights = [fn.load(at + 64 * h, _BYTES, 64) for h in range(halves)]
-        for m, row in enumerate(sums):
-            x = broadcast4(fn, at + 4 * m)
-            for total, weight in zip(row, weights, strict=True):
-                total.set(step(total.get(), weight, x))
-    for m, row in enumerate(sums):
-        for h, total in enumerate(row):
-            fn.store(total.get(), memory + _RESULT_AT + 64 * (m * halves + h), 64)
-    fn.finish()
-
-
-def _emit_read(module: ir.Module, nearest: int) -> None:
-    """``read(memory, size, count)``: read ``size`` bytes, ``count`` times, in parallel streams."""
-    fn = Function(module, "read", 3)
-    memory, size, count = fn.args
-    part = size // _STREAMS
-    words = vec(I64, 8)
-    totals = [fn.var(fn.lanes(I64, [0] * 8)) for _ in range(_STREAMS)]
-    with fn.loop(count), fn.loop(part, step=_STRIDE) as at:
-        for stream, total in enumerate(totals):
-            here = memory + part * stream + at
-            for offset in range(0, _STRIDE, 64):
-                prefetch(fn, here + (_AHEAD + offset), nearest)
-                total.set(total.get() ^ fn.load(here + offset, words, 64))
-    for stream, total in enumerate(totals):
-        fn.store(total.get(), memory + 64 * stream, 64)
-    fn.finish()

@@ -8,9 +8,8 @@ the last layer prompts take keys and values, and one token the rest: ``backends.
 
 from __future__ import annotations
 
-from ridgeline.backends.cpu.emit.args import MIXED_ROWS, Sizes
 from ridgeline.backends.cpu.layout.load import Weights
-from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
 from ridgeline.backends.face import Traffic
 from ridgeline.core.records import StepRecord
 from ridgeline.physics.arch import ModelArch

@@ -1,0 +1,69 @@
+"""Calls that count the cycles they take, by kind of work.
+
+Only kernels that were compiled to be profiled contain any of this. Each thread has a row of
+counters (``KINDS``) that only it writes and that only ever grow.
+"""
+
+from __future__ import annotations
+
+from ridgeline.backends.cpu.emit.ir import I64, Function, Operand, Value
+from ridgeline.backends.cpu.layout.arguments import PLAN
+from ridgeline.backends.cpu.layout.formats import VALUE_BYTES
+
+# ``step`` is all of a step, the kinds before it included.
+KINDS = ("linears", "head", "attention", "row operations", "barrier", "step")
+ROW_WORDS = 8  # of a thread's counters: one cache line
+_KIND_OF = {
+    "product": "linears",
+    "best": "head",
+    "draw": "head",
+    "attend": "attention",
+    "barrier": "barrier",
+    **dict.fromkeys(("rope", "norm", "add", "copy", "gate", "length"), "row operations"),
+    **{f"quantise_{form}": "row operations" for form in VALUE_BYTES},
+}
+
+
+class TimedFunction(Function):
+    """A function ``(plan, thread)`` whose calls are counted by what they do."""
+
+    def __init__(self, module: object, name: str, num_args: int) -> None:
+        super().__init__(module, name, num_args)
+        self._name = name
+        self._begin = self._cycles()
+
+    def call(self, name: str, *args: Operand) -> None:
+        """Call, and count the cycles that it takes; calls of no kind count inside."""
+        kind = "head" if (self._name, name) == ("head", "product") else _KIND_OF.get(name)
+        begin = self._cycles() if kind else None
+        super().call(name, *args)
+        if kind and begin:
+            self._count(kind, begin)
+
+    def finish(self) -> None:
+        """End the function."""
+        if self._name == "step":
+            self._count("step", self._begin)
+        super().finish()
+
+    def _count(self, kind: str, begin: Value) -> None:
+        plan, thread = self.args
+        counters = self.load(plan + 8 * PLAN.index("counters"), I64, 8)
+        at = counters + thread * (8 * ROW_WORDS) + 8 * KINDS.index(kind)
+        self.store(self.load(at, I64, 8) + self._cycles() - begin, at, 8)
+
+    def _cycles(self) -> Value:
+        return read_cycles(self)
+
+
+def read_cycles(fn: Function) -> Value:
+    """Return a count that grows steadily, at a rate that is measured (``Counters``)."""
+    is_x86 = "x86" in fn.raw.module.triple
+    return fn.intrinsic(f"llvm.read{'cycle' if is_x86 else 'steady'}counter", I64)
+
+
+def emit_clock(module: object) -> None:
+    """Emit ``clock(out)``: store the count that calls are timed with."""
+    fn = Function(module, "clock", 1)
+    fn.store(read_cycles(fn), fn.args[0], 8)
+    fn.finish()
