@@ -13,6 +13,7 @@ import functools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ridgeline.core.admission import Admission
@@ -65,7 +66,6 @@ class Stream:
         self.cache_root = cache_root
         self.arrival_s = time.monotonic()
         self.num_open = len(prompts)
-        self.num_held = 0  # sequences in the engine, whose thread counts them
         self.is_over = False  # nothing more will come
         self.resume: Callable[[], None] | None = None  # while its requests rest
         self._news: list[News] = []
@@ -131,6 +131,7 @@ class Bridge:
         self._looks: list[Callable[[], None]] = []
         self._stopping = False
         self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
+        self._held: Counter[Stream] = Counter()  # sequences in the engine
         self._unseen: dict[int, Request] = {}  # of which no news were sent yet
         self._closed: list[RequestRecord] = []
         self._streams: set[Stream] = set()  # on the loop's side
@@ -215,7 +216,7 @@ class Bridge:
                 rests, self._rests = self._rests, {}
                 looks, self._looks = self._looks, []
                 arrivals = self._queue.take(
-                    self.engine.scheduler.room(), held=lambda item: item[0].num_held
+                    self.engine.scheduler.room(), held=lambda item: self._held[item[0]]
                 )
             try:
                 for look in looks:
@@ -279,7 +280,7 @@ class Bridge:
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))
             return
-        stream.num_held += params.n
+        self._held[stream] += params.n
         self._owners[request_id] = stream, index
         self._unseen[request_id] = self.engine.requests[request_id]
 
@@ -298,7 +299,9 @@ class Bridge:
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
-            stream.num_held -= stream.params.n
+            self._held[stream] -= stream.params.n
+            if not self._held[stream]:
+                del self._held[stream]
             self._unseen.pop(record.request_id, None)
             batch.setdefault(stream, []).append((index, record))
         if batch:
@@ -324,6 +327,7 @@ class Bridge:
             _log.exception("the engine cannot go on")
             self.error = f"the engine has stopped: {type(error).__name__}"
         self._owners.clear()
+        self._held.clear()
         self._unseen.clear()
         self._closed.clear()
         self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
