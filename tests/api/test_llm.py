@@ -110,7 +110,7 @@ def test_prompts_come_first_where_nobody_reads(model: Path) -> None:
     llm = LLM(model, kv_cache_memory="1MiB", threads=1, max_num_batched_tokens=200)
     prompts, others = ([[first + i] * 50 for i in range(8)] for first in (40, 140))
     records: list[Record] = []
-    llm.engine.on_record = records.append
+    llm.engine.listeners.append(records.append)
 
     def sizes() -> list[int]:
         steps = [record for record in records if isinstance(record, StepRecord)]

@@ -202,7 +202,9 @@ def test_work_is_set_against_the_roof_of_what_it_multiplies(
 ) -> None:
     records: list[StepRecord] = []
     with LLM(path, kv_cache_memory="1MiB", threads=1, **options) as llm:
-        llm.engine.on_record = lambda r: records.append(r) if isinstance(r, StepRecord) else None
+        llm.engine.listeners.append(
+            lambda r: records.append(r) if isinstance(r, StepRecord) else None
+        )
         llm.generate([[5, 6]], SamplingParams(max_tokens=2), progress=False)
         found = llm.runner.traffic(records[0])
     assert tuple(found[kind].form for kind in ("linears", "head", "attention")) == forms

@@ -124,7 +124,7 @@ def make_engine(
     max_model_len: int = 1000,
     eos_ids: tuple[int, ...] = (),
     vocab_size: int = 4,
-    on_record: Callable[[Record], None] | None = None,
+    listeners: Listing[Callable[[Record], None]] = (),
 ) -> tuple[Engine, Watched]:
     """Return an engine over a ledger with a clock that counts, and the runner between them."""
     scheduler = scheduler or make_scheduler()
@@ -136,7 +136,7 @@ def make_engine(
         Clock(),
         max_model_len=max_model_len,
         eos_ids=eos_ids,
-        on_record=on_record,
+        listeners=listeners,
     )
     return engine, runner
 

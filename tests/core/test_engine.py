@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeVar
 
 import pytest
@@ -52,7 +53,7 @@ def test_each_step_brings_a_token_of_each_sequence_and_the_end() -> None:
 
 def test_a_request_that_can_never_run_leaves_no_trace() -> None:
     records: list[Record] = []
-    engine, _ = make_engine(make_scheduler(2, 4), on_record=records.append)
+    engine, _ = make_engine(make_scheduler(2, 4), listeners=[records.append])
     with pytest.raises(ValueError, match="3 blocks of 4"):
         engine.add((1,) * 5, params(4))
     with pytest.raises(ValueError, match="empty"):
@@ -83,12 +84,23 @@ def test_eos_ids_of_the_engine_end_answers() -> None:
     assert list(tokens_of(finish(engine)).values()) == answers
 
 
+def test_steps_follow_each_other_on_the_clock() -> None:
+    records: list[Record] = []
+    engine, _ = make_engine(listeners=[records.append])
+    engine.add((1,), params(5))
+    finish(engine)
+    steps = of_kind(records, StepRecord)
+    assert [step.duration_s for step in steps] == [3.0] * 5  # the clock counts how often it is read
+    for step, following in pairwise(steps):
+        assert step.start_s + step.duration_s == step.end_s <= following.start_s
+
+
 # --- abort -------------------------------------------------------------------------------------
 
 
 def test_abort_of_the_unknown_or_finished_is_nothing() -> None:
     records: list[Record] = []
-    engine, _ = make_engine(on_record=records.append)
+    engine, _ = make_engine(listeners=[records.append])
     assert engine.abort(7) == []
     request_id = engine.add((1,), params(1))
     finish(engine)
@@ -164,7 +176,7 @@ def test_abort_while_the_step_is_computed() -> None:
 
 def test_an_error_of_one_item_ends_that_request_alone() -> None:
     records: list[Record] = []
-    engine, runner = make_engine(on_record=records.append)
+    engine, runner = make_engine(listeners=[records.append])
     ids = [engine.add((i, i), params()) for i in range(3)]
     answers = expected(engine.requests[0]) | expected(engine.requests[2])
     runner.ledger.fail[ids[1]] = "its numbers are not finite"
@@ -179,7 +191,7 @@ def test_an_error_of_one_item_ends_that_request_alone() -> None:
 
 def test_an_error_of_one_answer_is_kept_until_the_request_ends() -> None:
     records: list[Record] = []
-    engine, runner = make_engine(make_scheduler(seats=1), on_record=records.append)
+    engine, runner = make_engine(make_scheduler(seats=1), listeners=[records.append])
     request_id = engine.add((1, 2), params(3, n=2))
     engine.step()
     runner.ledger.fail[request_id] = "first"
@@ -256,7 +268,7 @@ def test_a_copy_is_not_repeated_when_its_source_has_another_owner() -> None:
 def test_the_engine_describes_itself_first() -> None:
     records: list[Record] = []
     scheduler = make_scheduler(8, 4, policy=Static(), budget=50, seats=5, caching=False)
-    make_engine(scheduler, max_model_len=40, eos_ids=(3,), on_record=records.append)
+    make_engine(scheduler, max_model_len=40, eos_ids=(3,), listeners=[records.append])
     assert records == [
         EngineRecord(
             policy="static",
@@ -274,7 +286,7 @@ def test_the_engine_describes_itself_first() -> None:
 
 def test_a_request_record_tells_times_and_numbers() -> None:
     records: list[Record] = []
-    engine, _ = make_engine(make_scheduler(budget=4, seats=4), on_record=records.append)
+    engine, _ = make_engine(make_scheduler(budget=4, seats=4), listeners=[records.append])
     engine.add((1, 2, 3, 4, 5, 6), params(2), name="chat-7", cache_root=b"\n\x0b")  # arrives at 1
     finish(engine)
     steps = of_kind(records, StepRecord)
@@ -306,7 +318,7 @@ def test_a_request_record_tells_times_and_numbers() -> None:
 
 def test_a_request_that_never_ran_has_no_times_but_its_end() -> None:
     records: list[Record] = []
-    engine, _ = make_engine(on_record=records.append)
+    engine, _ = make_engine(listeners=[records.append])
     engine.abort(engine.add((1,), params(n=2, stop=["x"], seed=3)))
     (record,) = of_kind(records, RequestRecord)
     assert (record.arrival_s, record.scheduled_s, record.first_token_s) == (1.0, None, None)
@@ -316,14 +328,14 @@ def test_a_request_that_never_ran_has_no_times_but_its_end() -> None:
 
 def test_a_request_may_have_arrived_before_it_was_added() -> None:
     records: list[Record] = []
-    engine, _ = make_engine(on_record=records.append)
+    engine, _ = make_engine(listeners=[records.append])
     engine.abort(engine.add((1,), params(), arrival_s=-7.5))
     assert of_kind(records, RequestRecord)[0].arrival_s == -7.5
 
 
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
     records: list[Record] = []
-    engine, runner = make_engine(make_scheduler(5, 4), on_record=records.append)
+    engine, runner = make_engine(make_scheduler(5, 4), listeners=[records.append])
     engine.add((1,) * 9, params(1))
     finish(engine)
     engine.add((2,) * 4, params(12))
@@ -338,7 +350,7 @@ def test_cached_tokens_are_those_of_the_first_admission() -> None:
 
 def test_step_records_tell_what_happened() -> None:
     records: list[Record] = []
-    engine, _ = make_engine(make_scheduler(8, 4, budget=6, seats=2), on_record=records.append)
+    engine, _ = make_engine(make_scheduler(8, 4, budget=6, seats=2), listeners=[records.append])
     engine.add((1, 2, 3, 4, 5), params(2, n=2))
     gone = engine.add((6, 7), params())
     engine.abort(gone)
@@ -360,7 +372,7 @@ def test_step_records_tell_what_happened() -> None:
 
 def test_a_failed_item_is_recorded_with_its_error_and_without_samples() -> None:
     records: list[Record] = []
-    engine, runner = make_engine(on_record=records.append)
+    engine, runner = make_engine(listeners=[records.append])
     engine.add((1, 2), params(1))
     engine.add((3, 4), params(1, n=2))
     engine.add((5, 6), params(1))
@@ -373,7 +385,7 @@ def test_a_failed_item_is_recorded_with_its_error_and_without_samples() -> None:
 
 def test_a_failed_step_is_recorded_without_samples() -> None:
     records: list[Record] = []
-    engine, runner = make_engine(on_record=records.append)
+    engine, runner = make_engine(listeners=[records.append])
     engine.add((1, 2), params(1))
 
     def fail() -> None:
@@ -396,7 +408,7 @@ def test_without_a_listener_nothing_is_recorded() -> None:
     engine, _ = make_engine()
     engine.add((1,), params())
     finish(engine)
-    assert engine.on_record is None
+    assert engine.listeners == []
 
 
 class Mute(SplitFuse):

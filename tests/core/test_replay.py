@@ -31,7 +31,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     records: list[Record] = []
     scheduler = make_scheduler(14, 3, policy=policy, budget=40, seats=4, caching=seed % 4 > 0)
     engine, runner = make_engine(
-        scheduler, max_model_len=40, eos_ids=(3,), on_record=records.append
+        scheduler, max_model_len=40, eos_ids=(3,), listeners=[records.append]
     )
 
     def add() -> int:

@@ -101,7 +101,7 @@ def load() -> Iterator[Load]:
         bytes_per_token = CACHE_BYTES[wishes.get("kv_cache_dtype"), backend == "reference"]
         wishes["kv_cache_memory"] = wishes.pop("kv_cache_tokens") * bytes_per_token
         llm = LLM(path, **wishes)
-        llm.engine.on_record = log = Log()
+        llm.engine.listeners.append(log := Log())
         return llm, log
 
     with pytest.MonkeyPatch.context() as patch:

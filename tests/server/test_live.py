@@ -84,11 +84,11 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
     bridge, live = served.running.bridge, served.running.service.live
-    eventually(lambda: len(bridge.listeners) == 1)  # the metrics alone
+    eventually(lambda: len(bridge.listeners) == 2)  # the bridge and the metrics
     with watching(served) as one, watching(served) as other:
         assert next(one)["num_running"] == next(other)["num_running"] == 0
-        assert len(bridge.listeners) == 2
-    eventually(lambda: len(bridge.listeners) == 1)
+        assert len(bridge.listeners) == 3
+    eventually(lambda: len(bridge.listeners) == 2)
     time.sleep(0.3)
     assert live._num_watchers == 0
     before = live._view

@@ -71,7 +71,8 @@ class LLM:
         entry = SHORT_NAMES.get(str(model))
         card = entry.sampling if entry else {}
         self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
-        self.engine = new_engine(self.config, checkpoint, self.runner, self.trace)
+        listeners = [self.trace] if self.trace else []
+        self.engine = new_engine(self.config, checkpoint, self.runner, listeners)
         self._interrupts = Interrupts()
         self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
 

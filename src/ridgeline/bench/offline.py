@@ -10,7 +10,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,12 +82,16 @@ def _measure(llm: LLM, shape: Shape, rng: random.Random) -> dict[str, float]:
     sampling = _SAMPLED.get(shape.sampling, {"temperature": 0})
     params = SamplingParams(**sampling, max_tokens=shape.new_tokens, ignore_eos=True)
     steps: list[StepRecord] = []
-    before = llm.engine.on_record
-    llm.engine.on_record = _keep_steps(steps, before)
+
+    def keep(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            steps.append(record)
+
+    llm.engine.listeners.append(keep)
     try:
         llm.generate(prompts, params, progress=False)
     finally:
-        llm.engine.on_record = before
+        llm.engine.listeners.remove(keep)
     first, last = decode_steps(steps, shape.num_streams)
     prefill, decode = steps[:first], steps[first:last]
     prompt_tokens = sum(n for step in prefill for _, _, n in step.work)
@@ -114,21 +118,8 @@ def decode_steps(steps: Sequence[StepRecord], num_streams: int) -> tuple[int, in
     return first, last if last > first else len(steps)
 
 
-def _keep_steps(
-    steps: list[StepRecord], also: Callable[[Record], None] | None
-) -> Callable[[Record], None]:
-    def keep(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            steps.append(record)
-        if also:
-            also(record)
-
-    return keep
-
-
 def _span_s(steps: list[StepRecord]) -> float:
-    last = steps[-1]
-    return last.start_s + last.schedule_s + last.execute_s + last.commit_s - steps[0].start_s
+    return steps[-1].end_s - steps[0].start_s
 
 
 def _print(shapes: list[Shape], results: dict[str, dict[str, Any]]) -> None:

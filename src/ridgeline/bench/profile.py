@@ -11,7 +11,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,17 +56,14 @@ class Phase:
 class _Watch:
     """Listens to the engine: each step's record, with what its kernels counted."""
 
-    def __init__(self, counters: Counters, also: Callable[[Record], None] | None) -> None:
+    def __init__(self, counters: Counters) -> None:
         self.steps: list[StepRecord] = []
         self.cycles: list[dict[str, float]] = []  # mean over threads; ``call`` is thread 0's step
         self.own_s: list[float] = []  # what listening took
         self._counters = counters
-        self._also = also
 
     def __call__(self, record: Record) -> None:
         begin_s = time.monotonic()
-        if self._also:
-            self._also(record)
         if isinstance(record, StepRecord):
             cycles = self._counters.take()
             means = {kind: float(cycles[kind].mean()) for kind in _COMPILED}
@@ -142,19 +139,17 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
     prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
     params = SamplingParams(temperature=0, max_tokens=shape.new_tokens, ignore_eos=True)
     counters.take()
-    before = llm.engine.on_record
-    llm.engine.on_record = watch = _Watch(counters, before)
+    watch = _Watch(counters)
+    llm.engine.listeners.append(watch)
     try:
         answers = llm.generate(prompts, params, progress=False)
     finally:
-        llm.engine.on_record = before
+        llm.engine.listeners.remove(watch)
     first, last = decode_steps(watch.steps, shape.num_streams)
     part = slice(first) if is_prefill else slice(first, last)
     steps, cycles = watch.steps[part], watch.cycles[part]
     own_s = sum(watch.own_s[part][:-1])  # after the last step there is no gap
-    final = steps[-1]
-    end_s = final.start_s + final.schedule_s + final.execute_s + final.commit_s
-    span_s = end_s - steps[0].start_s - own_s
+    span_s = steps[-1].end_s - steps[0].start_s - own_s
     per_cycle = counters.seconds_per_cycle()
     seconds = {kind: per_cycle * sum(step[kind] for step in cycles) for kind in _COMPILED}
     call_s = per_cycle * sum(step["call"] for step in cycles)

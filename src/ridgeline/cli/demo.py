@@ -70,7 +70,7 @@ def main() -> None:
     with LLM(model) as llm:
         console.print(f"[dim]{llm.path.name} loaded in {time.monotonic() - start_s:.1f} s[/]")
         log = _Log()
-        llm.engine.on_record = log
+        llm.engine.listeners.append(log)
         answers = _prompts(llm.can_chat)
         _stream(llm, answers, console)
         console.print(_table(answers, log, llm.config.num_blocks))
@@ -151,7 +151,7 @@ def _share_of_roof(llm: LLM, steps: list[StepRecord]) -> Text:
     if not traffic:
         return Text("")
     read_bytes = sum(kind.read_bytes for kind in traffic)
-    span_s = sum(step.schedule_s + step.execute_s + step.commit_s for step in decodes)
+    span_s = sum(step.duration_s for step in decodes)
     rate, roof = read_bytes / span_s, measure_read(llm.config.threads)
     return Text(
         f"Decoding read {rate / 1e9:.1f} GB/s: {rate / roof:.0%} of the {roof / 1e9:.1f} GB/s that "

@@ -6,7 +6,7 @@ else. It knows no text format, no thread and no file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from ridgeline.core import fold
@@ -43,9 +43,13 @@ class Engine:
         max_model_len: int,
         eos_ids: tuple[int, ...] = (),
         seed: int = 0,
-        on_record: Callable[[Record], None] | None = None,
+        listeners: Sequence[Callable[[Record], None]] = (),
     ) -> None:
-        """Drive ``scheduler`` and ``runner``; ``clock`` returns seconds and never goes back."""
+        """Drive ``scheduler`` and ``runner``; ``clock`` returns seconds and never goes back.
+
+        Each of ``listeners`` is called with every record. More may be added to the attribute of
+        this name later; they miss what came before.
+        """
         self.scheduler = scheduler
         self.requests: dict[int, Request] = {}  # those alive
         self.max_model_len = max_model_len
@@ -53,15 +57,14 @@ class Engine:
         self.seed = seed
         self.runner = runner
         self._clock = clock
-        self.on_record = on_record
+        self.listeners = list(listeners)
         self._times: dict[int, _Times] = {}
         self._next_id = self._num_steps = 0
         self._arrived: list[int] = []
         self._aborted: list[int] = []
         self._paused: list[int] = []
         self._resumed: list[int] = []
-        if on_record:
-            on_record(self._describe())
+        self._tell(self._describe)
 
     def add(
         self,
@@ -180,10 +183,8 @@ class Engine:
 
     def _close(self, request_id: int, now_s: float) -> None:
         request, times = self.requests.pop(request_id), self._times.pop(request_id)
-        if not self.on_record:
-            return
-        self.on_record(
-            RequestRecord(
+        self._tell(
+            lambda: RequestRecord(
                 request_id=request_id,
                 name=request.name,
                 cache_root=request.cache_root.hex(),
@@ -224,8 +225,8 @@ class Engine:
         sampled, errors = output.tokens, output.errors
         if errors:  # what stands for tokens of an item that failed means nothing
             sampled = tuple(() if i in errors else tokens for i, tokens in enumerate(sampled))
-        if self.on_record:
-            record = StepRecord(
+        self._tell(
+            lambda: StepRecord(
                 number=self._num_steps,
                 start_s=start_s,
                 schedule_s=scheduled_s - start_s,
@@ -246,9 +247,16 @@ class Engine:
                 is_read=load.is_read,
                 **filled,
             )
-            self.on_record(record)
+        )
         self._num_steps += 1
         self._arrived, self._aborted, self._paused, self._resumed = [], [], [], []
+
+    def _tell(self, record: Callable[[], Record]) -> None:
+        """Call all listeners with a record, which is made only if there are some."""
+        if self.listeners:
+            made = record()
+            for listener in tuple(self.listeners):  # one may leave meanwhile
+                listener(made)
 
     def _describe(self) -> EngineRecord:
         scheduler = self.scheduler

@@ -117,6 +117,16 @@ class StepRecord:
     blocks_used: int
     blocks_indexed: int
 
+    @property
+    def duration_s(self) -> float:
+        """All of the step, in seconds."""
+        return self.schedule_s + self.execute_s + self.commit_s
+
+    @property
+    def end_s(self) -> float:
+        """When it was over."""
+        return self.start_s + self.duration_s
+
 
 Record = EngineRecord | RequestRecord | StepRecord
 

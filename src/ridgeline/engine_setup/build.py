@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -63,9 +63,9 @@ def new_engine(
     config: EngineConfig,
     checkpoint: Checkpoint,
     runner: Runner,
-    on_record: Callable[[Record], None] | None,
+    listeners: Sequence[Callable[[Record], None]],
 ) -> Engine:
-    """Return an engine over ``runner``, with nothing to do yet."""
+    """Return an engine over ``runner`` with nothing to do yet; ``listeners`` get its records."""
     kv = KVCache(
         config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
     )
@@ -82,5 +82,5 @@ def new_engine(
         max_model_len=config.max_model_len,
         eos_ids=checkpoint.eos_ids,
         seed=config.seed,
-        on_record=on_record,
+        listeners=listeners,
     )

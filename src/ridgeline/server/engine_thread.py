@@ -118,12 +118,11 @@ class Bridge:
     def __init__(self, engine: Engine) -> None:
         """Take over ``engine``: from ``start`` on nobody else may touch it."""
         self.engine = engine
-        self.listeners: list[Callable[[Record], None]] = []  # called in the engine's thread
+        self.listeners = engine.listeners  # called in the engine's thread
         self.error: str | None = None  # why the engine stopped for good
         self.step_began_s: float | None = None  # while a step is under way
         engine.runner = ContainedRunner(engine.runner, self._note_failure)
-        self._write = engine.on_record
-        engine.on_record = self._on_record
+        self.listeners.append(self._note_end)
         self._wake = threading.Condition()
         self._queue: Admission[tuple[Stream, int]] = Admission()
         self._gone: list[Stream] = []
@@ -333,13 +332,9 @@ class Bridge:
         self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
         return self.error is None
 
-    def _on_record(self, record: Record) -> None:
-        if self._write:
-            self._write(record)
+    def _note_end(self, record: Record) -> None:
         if isinstance(record, RequestRecord):
             self._closed.append(record)
-        for listener in self.listeners:
-            listener(record)
 
     def _note_failure(self, error: BaseException) -> None:
         _log.error("the backend failed", exc_info=error)

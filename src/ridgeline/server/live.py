@@ -65,10 +65,11 @@ class Live:
 
     def _on_record(self, record: Record) -> None:
         if isinstance(record, StepRecord):
-            took_s = record.schedule_s + record.execute_s + record.commit_s
             # A prompt's last token, if it comes alone, is not told from an answer's.
             prompt = sum(count for _, _, count in record.work if count > 1)
-            self._steps.append((round(1e3 * took_s, 2), prompt, sum(map(len, record.sampled))))
+            self._steps.append(
+                (round(1e3 * record.duration_s, 2), prompt, sum(map(len, record.sampled)))
+            )
         if not self._is_asked:
             self._is_asked = True
             self._bridge.call(self._look_soon)

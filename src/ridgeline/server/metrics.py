@@ -116,7 +116,7 @@ class Metrics:
     def _add_step(self, step: StepRecord) -> None:
         see = self._histograms
         end_s = step.start_s + step.schedule_s + step.execute_s
-        see["step_duration_seconds"].observe(step.schedule_s + step.execute_s + step.commit_s)
+        see["step_duration_seconds"].observe(step.duration_s)
         see["iteration_tokens_total"].observe(sum(count for _, _, count in step.work))
         self._counts["num_preemptions"] += len(step.preempted)
         gaps: Counter[float] = Counter()  # of sequences that run side by side, mostly equal
