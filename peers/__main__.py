@@ -277,7 +277,7 @@ def _check_labels(only: list[str], engines: list[Engine]) -> None:
 
 def _model(name: str) -> tuple[Path, int]:
     """Return the GGUF file that ``name`` means, fetched if need be, and its vocabulary's size."""
-    from ridgeline.engine_setup.options import default_home
+    from ridgeline.engine_setup.home import default_home
     from ridgeline.hub.pull import pull
     from ridgeline.models.checkpoint import load_checkpoint
 

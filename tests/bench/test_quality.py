@@ -169,8 +169,8 @@ def test_no_memory_for_a_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     kv_bytes = 64 * costs.kv_bytes_per_token(PLAIN, 4)
     setup = Setup("f32", "f32", 16, 1, 100, 1, 64)
     room = costs.weight_bytes(PLAIN, 4) + footprint(PLAIN, setup).step_bytes + kv_bytes
-    options = "ridgeline.engine_setup.options"
-    monkeypatch.setattr(f"{options}.available_bytes", lambda: room * 20 // 19 + 20)
+    resolving = "ridgeline.engine_setup.resolve"
+    monkeypatch.setattr(f"{resolving}.available_bytes", lambda: room * 20 // 19 + 20)
     with pytest.raises(ValueError, match=r"not 100: .*--max-model-len"):
         measure(checkpoint(PLAIN), [REFERENCE], {"text": PARTS}, Options())
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -356,7 +357,7 @@ def test_chat_keeps_the_conversation_and_ctrl_c_stops_an_answer() -> None:
 
 def test_ctrl_c_while_a_prompt_is_made_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
-        path, can_chat = Path("slow.gguf"), True
+        path, text = Path("slow.gguf"), SimpleNamespace(can_chat=True)
 
         def stream(self, *_: object) -> None:
             raise KeyboardInterrupt

@@ -13,7 +13,8 @@ import pytest
 
 from ridgeline.bench.quality import MAX_MEAN_KL, MIN_TOP1_AGREEMENT, Format, measure, windows
 from ridgeline.bench.texts import texts
-from ridgeline.engine_setup.options import Options, default_home
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.options import Options
 from ridgeline.hub.pull import pull
 from ridgeline.models.checkpoint import load_checkpoint
 

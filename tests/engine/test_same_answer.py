@@ -15,7 +15,8 @@ import pytest
 import ridgeline.api.llm
 from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.engine_setup.options import EngineConfig, default_home
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.hub.pull import pull
 from ridgeline.models.tensors import Checkpoint, ModelFileError
 from tests.engine.conftest import BACKENDS

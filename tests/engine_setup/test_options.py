@@ -11,8 +11,10 @@ import pytest
 from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.core.policies import Orca, SplitFuse, Static
-from ridgeline.engine_setup import options as config
-from ridgeline.engine_setup.options import Options, default_home, parse_bytes, resolve
+from ridgeline.engine_setup import resolve as resolving
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.options import Options, parse_bytes
+from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import usable_cpus
 from ridgeline.physics import costs
 from tests.tiny import PLAIN
@@ -27,7 +29,7 @@ WEIGHT_BYTES = costs.weight_bytes(ARCH, 4)
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine with plenty of memory."""
-    monkeypatch.setattr(config, "available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(resolving, "available_bytes", lambda: 1 << 40)
     return monkeypatch
 
 
@@ -134,7 +136,7 @@ def test_whole_prompts_need_a_budget_for_the_longest(
 
 
 def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.MonkeyPatch) -> None:
-    memory.setattr(config, "available_bytes", lambda: WEIGHT_BYTES + 200 * MIB)
+    memory.setattr(resolving, "available_bytes", lambda: WEIGHT_BYTES + 200 * MIB)
     small: dict[str, Any] = {"max_num_batched_tokens": 256, "backend": "reference"}
     chosen = resolve(Options(kv_cache_memory="1GiB", **small), ARCH)
     (note,) = chosen.notes
@@ -158,11 +160,11 @@ def test_a_small_cache_shortens_sequences_and_says_so(memory: pytest.MonkeyPatch
 
 
 def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) -> None:
-    memory.setattr(config, "available_bytes", lambda: WEIGHT_BYTES)
+    memory.setattr(resolving, "available_bytes", lambda: WEIGHT_BYTES)
     weights = f"{WEIGHT_BYTES / MIB:.1f} MiB for weights"
     with pytest.raises(ValueError, match=f"not enough memory.*{weights}"):
         resolve(Options(backend="reference"), ARCH)
-    memory.setattr(config, "available_bytes", lambda: 1 << 40)
+    memory.setattr(resolving, "available_bytes", lambda: 1 << 40)
     with pytest.raises(ValueError, match=r"--kv-cache-memory.*too little"):
         resolve(Options(kv_cache_memory="1KiB"), ARCH)
 

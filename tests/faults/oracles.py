@@ -225,7 +225,7 @@ def watched(
         **options: flags of the server.
     """
     with serving(model, engine, **options) as served:
-        served.llm.chat_template.start()  # its process is no leak
+        served.llm.text.chat_template.start()  # its process is no leak
         watch = Watch(served)
         logging.getLogger().addHandler(watch.lines)
         try:

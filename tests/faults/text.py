@@ -137,15 +137,15 @@ def t36(model: Path, count: int, rng: random.Random) -> str:
     slowest_s = 0.0
     with watched(model) as watch:
         llm = watch.served.llm
-        good = llm.chat_template
+        good = llm.text.chat_template
         ask = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
         for i in range(count):
-            llm.chat_template = ChatTemplate(ATTACKS[i % len(ATTACKS)], llm.tokenizer)
+            llm.text.chat_template = ChatTemplate(ATTACKS[i % len(ATTACKS)], llm.tokenizer)
             start_s = time.monotonic()
             status, text = watch.send(CHAT, ask)
             slowest_s = max(slowest_s, time.monotonic() - start_s)
             assert status == 400, (ATTACKS[i % len(ATTACKS)], text)
-            llm.chat_template = good
+            llm.text.chat_template = good
             for name, value in (
                 ("chat_template", "{{ 1 }}"),
                 ("chat_template_kwargs", {"tokenize": True}),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ridgeline.engine_setup.options import default_home
+from ridgeline.engine_setup.home import default_home
 from ridgeline.models import gguf as gguf_module
 from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf import parse_gguf, read_gguf

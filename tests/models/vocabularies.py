@@ -14,7 +14,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ridgeline.engine_setup.options import default_home
+from ridgeline.engine_setup.home import default_home
 from ridgeline.models.gguf import read_gguf
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
-from ridgeline.server.limits import Keys
+from ridgeline.server.keys import Keys
 from ridgeline.server.main import Running, bind
 from ridgeline.server.options import ServeOptions
 

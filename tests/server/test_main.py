@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from openai import APIError, OpenAI
 
-from ridgeline.engine_setup.options import default_home
+from ridgeline.engine_setup.home import default_home
 from ridgeline.hub.pull import pull
 from ridgeline.server.main import bind
 from tests.server.serving import eventually, serving

@@ -10,7 +10,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.server.errors import ApiError
 from ridgeline.server.isolate import ContainedRunner, StepLost
-from ridgeline.server.limits import Keys, Limits
+from ridgeline.server.keys import Keys
+from ridgeline.server.limits import Limits
 
 PLAIN = Sampling(SamplingParams(), 1, ())
 

@@ -15,23 +15,21 @@ from typing import Any
 
 from ridgeline.api.interrupts import Interrupts
 from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
+from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
-from ridgeline.core.request import Request, Text
+from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
-from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.build import new_engine, new_runner
-from ridgeline.engine_setup.options import Options, default_home, resolve
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import bytes_bar, count_bar
+from ridgeline.engine_setup.resolve import resolve
 from ridgeline.hub.names import SHORT_NAMES, NotPulledError, find_model
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int]
 Chunks = Generator[Chunk, None, None]
 
 _BEGUN = Chunk(0, 0, "", None, None, None, None, None)
@@ -64,13 +62,8 @@ class LLM:
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
-        facts = (checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
-        self.tokenizer = load_tokenizer(*facts)
-        self.chat_template = _chat_template(checkpoint, self.tokenizer)
-        self.can_chat = checkpoint.chat_template is not None
         entry = SHORT_NAMES.get(str(model))
-        card = entry.sampling if entry else {}
-        self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
+        self.text = TextSide(checkpoint, entry.sampling if entry else {})
         listeners = [self.trace] if self.trace else []
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners)
         self._interrupts = Interrupts()
@@ -78,7 +71,12 @@ class LLM:
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Return the sampling that the model's files or its card recommend, with ``changes``."""
-        return SamplingParams(**(self.generation_defaults | changes))
+        return self.text.default_params(**changes)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids, and back."""
+        return self.text.tokenizer
 
     # --- answers -------------------------------------------------------------------------------
 
@@ -101,7 +99,7 @@ class LLM:
         """
         many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
         return self._collect(
-            [self.encode(prompt) for prompt in many], many, sampling_params, progress
+            [self.text.encode(prompt) for prompt in many], many, sampling_params, progress
         )
 
     def chat(
@@ -117,9 +115,9 @@ class LLM:
         Raises:
             ValueError: as in ``generate``; or the model has no chat template, or it refuses.
         """
-        one = not _is_list(messages) or _is_chat(messages)
+        one = not is_list(messages) or _is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
-        prompts = [self.chat_template.render_ids(chat, **template) for chat in many]
+        prompts = [self.text.chat_template.render_ids(chat, **template) for chat in many]
         return self._collect(prompts, [None] * len(prompts), sampling_params, progress)
 
     def stream(
@@ -135,9 +133,9 @@ class LLM:
     ) -> Chunks:
         """Yield the answers to several prompts, which run side by side, as they grow."""
         encoded = [
-            self.chat_template.render_ids(prompt)  # type: ignore[arg-type]
+            self.text.chat_template.render_ids(prompt)  # type: ignore[arg-type]
             if _is_chat(prompt)
-            else self.encode(prompt)  # type: ignore[arg-type]
+            else self.text.encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
         return self._chunks(self._submit(encoded, sampling_params), Load())
@@ -164,7 +162,7 @@ class LLM:
             for prompt, wish in zip(prompts, params, strict=True):
                 wish.validate_ids(self.arch.vocab_size)
                 ids = tuple(prompt)
-                new_text = partial(self.new_text, ids, wish)
+                new_text = partial(self.text.new_text, ids, wish)
                 requests.append(self.engine.requests[self.engine.add(ids, wish, new_text=new_text)])
         except BaseException:
             for request in requests:
@@ -172,10 +170,6 @@ class LLM:
             raise
         self._mail |= {request.id: deque() for request in requests}
         return requests
-
-    def new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
-        """Return what turns an answer's tokens into text, for ``Engine.add``."""
-        return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
 
     def _chunks(self, requests: list[Request], load: Load) -> Chunks:
         """Run the engine until these requests have ended; events of others wait in their mail."""
@@ -250,28 +244,12 @@ class LLM:
             for request, text, answers in zip(requests, texts, news, strict=True)
         ]
 
-    # --- tokens and text -----------------------------------------------------------------------
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Raises ValueError if it is none."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if not _is_list(prompt) or not all(type(token) is int for token in prompt):
-            raise ValueError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
-        for token in prompt:
-            if not 0 <= token < self.arch.vocab_size:
-                raise ValueError(
-                    f"the prompt has token {token}, but this model's ids are "
-                    f"0 to {self.arch.vocab_size - 1}"
-                )
-        return list(prompt)
-
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         ranked = {
-            token: Logprob(logprob, rank, self.spell(token))
+            token: Logprob(logprob, rank, self.text.spell(token))
             for rank, (token, logprob) in enumerate(entry.top, start=1)
         }
-        own = Logprob(entry.logprob, entry.rank, self.spell(entry.token))
+        own = Logprob(entry.logprob, entry.rank, self.text.spell(entry.token))
         return {entry.token: own} | ranked
 
     def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
@@ -282,15 +260,11 @@ class LLM:
             self._logprobs(found[i]) if i in found else None for i in range(len(request.prompt))
         ]
 
-    def spell(self, token: int) -> str:
-        """Return what a token stands for; bytes that are no UTF-8 come out as U+FFFD."""
-        return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
-
     # --- ending --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the trace file and the chat template's process, where there are such."""
-        self.chat_template.close()
+        self.text.close()
         if self.trace:
             self.trace.close()
 
@@ -313,14 +287,6 @@ def _located(model: str, home: Path) -> Path:
             return pull(model, home, report)
 
 
-def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:
-    def spell(token: int | None) -> str:
-        return "" if token is None else tokenizer.token_bytes(token).decode()
-
-    eos = checkpoint.eos_ids[0] if checkpoint.eos_ids else None
-    return ChatTemplate(checkpoint.chat_template, tokenizer, spell(checkpoint.bos_id), spell(eos))
-
-
 def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
     last = chunks[-1]
     tokens = tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
@@ -338,13 +304,9 @@ def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
     )
 
 
-def _is_list(prompts: object) -> bool:
-    return isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
-
-
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return not _is_list(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return not is_list(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
 def _is_chat(prompt: Any) -> bool:
-    return _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

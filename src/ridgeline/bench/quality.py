@@ -27,8 +27,10 @@ from rich.table import Table
 
 from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.build import new_runner
-from ridgeline.engine_setup.options import Options, default_home, resolve
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import Report, bytes_bar, count_bar
+from ridgeline.engine_setup.resolve import resolve
 from ridgeline.hub.pull import pull
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.llm import Message
+from ridgeline.api.text_side import Message
 from ridgeline.backends.cpu import measure_read
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 
@@ -71,7 +71,7 @@ def main() -> None:
         console.print(f"[dim]{llm.path.name} loaded in {time.monotonic() - start_s:.1f} s[/]")
         log = _Log()
         llm.engine.listeners.append(log)
-        answers = _prompts(llm.can_chat)
+        answers = _prompts(llm.text.can_chat)
         _stream(llm, answers, console)
         console.print(_table(answers, log, llm.config.num_blocks))
         console.print(_share_of_roof(llm, log.steps))

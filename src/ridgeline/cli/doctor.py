@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.cpu import measure_roof
-from ridgeline.engine_setup.options import why_unwritable
+from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.hub.names import pulled_models
 from ridgeline.machine import available_bytes, usable_cpus

@@ -10,12 +10,10 @@ import codecs
 import inspect
 import os
 import secrets
-import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import Field, fields, replace
-from functools import wraps
+from dataclasses import fields, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -31,8 +29,11 @@ from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.cli.doctor import report
+from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.repl import answer, chat
-from ridgeline.engine_setup.options import Options, default_home
+from ridgeline.cli.stdin import as_text, with_stdin
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import bytes_bar, say
 from ridgeline.hub.names import SHORT_NAMES, pulled_models
 from ridgeline.hub.pull import pull
@@ -65,18 +66,11 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
-_AS_TYPED = {"kv_cache_memory": str | None, "trace": Path | None}
-_STDIN_WAIT_S = 10.0  # for the first of what another program may still have to compute
-_MAX_STDIN_CHARS = 8 << 20
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
 Model = Annotated[
     str, typer.Argument(help="A short name, a .gguf file, a directory, or a hub id owner/name.")
 ]
-
-
-class UsageError(Exception):
-    """Flags that contradict each other or the model; ends with status 2."""
 
 
 def main() -> None:
@@ -108,43 +102,6 @@ def _bear_any_locale() -> None:
         sys.stdout.reconfigure(errors="replace")
     if isinstance(sys.stdin, TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
         sys.stdin.reconfigure(encoding="utf-8")
-
-
-def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        kinds = get_type_hints(kind) | _AS_TYPED
-        added = [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=Annotated[kinds[field.name], _flag(field)],
-            )
-            for field in fields(kind)
-        ]
-
-        @wraps(command)
-        def wrapper(**arguments: Any) -> None:
-            try:
-                value = kind(**{flag.name: arguments.pop(flag.name) for flag in added})
-            except ValueError as error:
-                raise UsageError(error) from error
-            command(**arguments, **{parameter: value})
-
-        signature = inspect.signature(command, eval_str=True)
-        own = [p for p in signature.parameters.values() if p.name != parameter]
-        wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
-        return wrapper
-
-    return decorate
-
-
-def _flag(field: Field[Any]) -> Any:
-    from_environment = "RIDGELINE_API_KEY" if field.name == "api_key" else None
-    return typer.Option(help=field.metadata["help"], envvar=from_environment)
 
 
 engine_options = flags("options", Options)
@@ -221,10 +178,10 @@ def run(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "max_tokens": max_tokens,
-        "stop": [_text(end) for end in stop or ()],
+        "stop": [as_text(end) for end in stop or ()],
     }
     given = {name: value for name, value in wishes.items() if value is not None}
-    prompt = _with_stdin(None if prompt is None else _text(prompt))
+    prompt = with_stdin(None if prompt is None else as_text(prompt))
     with _load(model, _seeded(options), given) as (llm, params):
         if prompt is None:
             chat(llm, params)
@@ -343,45 +300,7 @@ def _load(
         for note in llm.config.notes:
             say(f"note: {note}")
         llm.tokenizer.prepare()  # before anybody is asked for text, or presses Ctrl-C at an answer
-        yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.generation_defaults | sampling))
-
-
-def _text(argument: str) -> str:
-    """Return an argument as the text it was, if the locale had no letters for it."""
-    if not any("\ud800" <= letter <= "\udfff" for letter in argument):
-        return argument
-    try:
-        return os.fsencode(argument).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{argument!r} is not UTF-8: {error.reason}") from error
-
-
-def _with_stdin(prompt: str | None) -> str | None:
-    """Return PROMPT and behind it what is piped in; None where a chat is meant."""
-    if sys.stdin is not None and sys.stdin.isatty():
-        return prompt
-    piped = _piped(None if prompt is None else _STDIN_WAIT_S)
-    if prompt is None and not piped.strip():
-        raise UsageError("standard input is empty: give a PROMPT, or chat on a terminal")
-    if not prompt or not piped.strip():
-        return prompt or piped
-    return f"{prompt}\n\n{piped}"
-
-
-def _piped(wait_s: float | None) -> str:
-    """Return standard input, "" where it is closed or stays silent for so long."""
-    if sys.stdin is None:
-        return ""
-    if not select.select([sys.stdin], [], [], wait_s)[0]:
-        print("note: nothing came on standard input: PROMPT is answered alone", file=sys.stderr)
-        return ""
-    try:
-        text = sys.stdin.read(_MAX_STDIN_CHARS + 1)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not text: {error}") from error
-    if len(text) > _MAX_STDIN_CHARS:
-        raise UsageError(f"standard input has more than {_MAX_STDIN_CHARS:,} letters")
-    return text
+        yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.text.generation_defaults | sampling))
 
 
 def _seeded(options: Options) -> Options:

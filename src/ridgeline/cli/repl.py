@@ -31,7 +31,7 @@ def answer(llm: LLM, prompt: str, params: SamplingParams, *, raw: bool) -> None:
 
     Raises ValueError if the prompt can never run, or if the answer failed.
     """
-    if raw or not llm.can_chat:
+    if raw or not llm.text.can_chat:
         chunks = llm.stream(prompt, params)
     else:
         chunks = llm.stream([{"role": "user", "content": prompt}], params)
@@ -43,7 +43,7 @@ def chat(llm: LLM, params: SamplingParams) -> None:
 
     Raises ValueError if the model has no chat template.
     """
-    if not llm.can_chat:
+    if not llm.text.can_chat:
         raise ValueError(
             f"{llm.path.name} has no chat template: give a PROMPT for it to continue, or take an "
             f"instruction-tuned model"

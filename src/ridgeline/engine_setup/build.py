@@ -14,8 +14,9 @@ from ridgeline.core.kvcache import KVCache
 from ridgeline.core.records import Record
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Runner
-from ridgeline.engine_setup.options import EngineConfig, default_home, why_unwritable
+from ridgeline.engine_setup.home import default_home, why_unwritable
 from ridgeline.engine_setup.progress import say
+from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
 
 

@@ -1,32 +1,12 @@
-"""What the user asked for, resolved once into plain values.
-
-``Options`` are the flags as people type them, where "auto" and None mean "you choose". ``resolve``
-turns them, the model and the machine into an ``EngineConfig`` without any "auto" left. Whoever is
-built later receives the values it uses, not this object.
-"""
+"""The options as people type them, where "auto" and None mean "you choose"."""
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ridgeline.backends import BACKENDS
-from ridgeline.backends.face import Setup
-from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
-from ridgeline.machine import available_bytes, usable_cpus
-from ridgeline.physics.arch import ModelArch
-from ridgeline.physics.kv_plan import fit_kv_cache
-
-POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfuse": SplitFuse}
-
-_DEFAULT_MAX_NUM_SEQS = 256
-_DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-_DEFAULT_KV_BYTES = 4 << 30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
@@ -90,106 +70,6 @@ class Options:
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Plain values to build an engine from. ``notes`` are lines for the user."""
-
-    backend: str
-    dtype: str
-    kv_cache_dtype: str
-    policy: Policy
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_blocks: int
-    kv_bytes: int
-    enable_prefix_caching: bool
-    threads: int
-    seed: int
-    notes: tuple[str, ...]
-
-
-def resolve(options: Options, arch: ModelArch) -> EngineConfig:
-    """Choose everything that is still open, from the model and from the memory that is there.
-
-    Raises ValueError if an option contradicts another or the model, or if nothing fits.
-    """
-    name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
-    backend = BACKENDS[name]
-    model_len = min(options.max_model_len or arch.max_position, arch.max_position)
-    if options.max_model_len and options.max_model_len > arch.max_position:
-        raise ValueError(
-            f"--max-model-len {options.max_model_len} is more than the {arch.max_position} tokens "
-            f"that this model was trained for"
-        )
-    threads = options.threads or usable_cpus()
-    policy = POLICIES[options.policy]()
-    batched = options.max_num_batched_tokens or max(
-        _DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        options.max_num_seqs or 0,
-        model_len if policy.whole_prompts else 0,
-    )
-    max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
-    setup = backend.check(
-        Setup(
-            options.dtype,
-            options.kv_cache_dtype,
-            options.block_size,
-            threads,
-            model_len,
-            max_num_seqs,
-            batched,
-        )
-    )
-    weights_bytes, step_bytes, kv_bytes_per_token = backend.footprint(arch, setup)
-    kv_bytes_per_block = options.block_size * kv_bytes_per_token
-    wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
-    one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
-    plan = fit_kv_cache(
-        available_bytes=available_bytes(),
-        weights_bytes=weights_bytes,
-        step_bytes=step_bytes,
-        kv_bytes_per_block=kv_bytes_per_block,
-        block_size=options.block_size,
-        wanted_kv_bytes=wish,
-        wanted_model_len=model_len,
-        max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
-    )
-    return EngineConfig(
-        backend=name,
-        dtype=setup.dtype,
-        kv_cache_dtype=setup.kv_cache_dtype,
-        policy=policy,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=batched,
-        block_size=options.block_size,
-        num_blocks=plan.num_blocks,
-        kv_bytes=plan.num_blocks * kv_bytes_per_block,
-        enable_prefix_caching=options.enable_prefix_caching,
-        threads=threads,
-        seed=options.seed or 0,
-        notes=plan.notes,
-    )
-
-
-def default_home() -> Path:
-    """Return Ridgeline's directory: ``$RIDGELINE_HOME``, or ``~/.cache/ridgeline``."""
-    return Path(os.environ.get("RIDGELINE_HOME") or Path.home() / ".cache" / "ridgeline")
-
-
-def why_unwritable(directory: Path) -> str | None:
-    """Return why nothing can be kept in ``directory``, which may not exist yet; None if it can."""
-    places = (directory, *directory.absolute().parents)
-    place = next(path for path in places if os.path.exists(path))  # unreadable is not there
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 def parse_bytes(size: int | str) -> int:

@@ -15,11 +15,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
-from ridgeline.api.llm import LLM
+from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
-from ridgeline.server.engine_thread import Bridge, Stream
+from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
@@ -36,6 +36,7 @@ from ridgeline.server.protocol import (
 from ridgeline.server.replies import Reply
 from ridgeline.server.schemas import ChatCompletion, Completion, documented
 from ridgeline.server.static import FILES
+from ridgeline.server.stream import Stream
 
 _STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
 
@@ -44,13 +45,21 @@ class Service:
     """What the routes share: one model, its engine, and whether it takes requests."""
 
     def __init__(
-        self, llm: LLM, bridge: Bridge, metrics: Metrics, name: str, options: ServeOptions
-    ):
-        self.llm, self.bridge, self.metrics, self.options = llm, bridge, metrics, options
-        self.name = name
+        self,
+        text: TextSide,
+        bridge: Bridge,
+        metrics: Metrics,
+        options: ServeOptions,
+        *,
+        name: str,
+        max_model_len: int,
+        fingerprint: str,
+    ) -> None:
+        """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on."""
+        self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
+        self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
-        self.fingerprint = _fingerprint(llm)
-        self.prompts = Prompts(llm)
+        self.prompts = Prompts(text, max_model_len)
         self.live = Live(bridge)
         self.limits = Limits(
             options.max_requests_per_minute,
@@ -104,7 +113,7 @@ class Service:
         param: str,
     ) -> Reply:
         """Return what will answer a request; raises ApiError if nothing can."""
-        params = body.params(self.llm.default_params, self.llm.arch.vocab_size)
+        params = body.params(self.text.default_params, self.text.vocab_size)
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts))
@@ -112,13 +121,13 @@ class Service:
         stream = Stream(
             prompts,
             params,
-            self.llm.new_text,
+            self.text.new_text,
             tenant,
             is_read=bool(body.stream),
             name=request.state.request_id,
             cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
         )
-        answers = Answers(self.llm, body, stream)
+        answers = Answers(self.text, body, stream)
         names = (self.name, self.fingerprint)
         return Reply(self.bridge, self.limits, stream, answers, body, *names, self.options)
 
@@ -160,13 +169,6 @@ def _cache_root(tenant: str) -> bytes:
     return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
 
 
-def _fingerprint(llm: LLM) -> str:
-    """Return what stays the same as long as equal requests with a seed have equal answers."""
-    formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
-    facts = (__version__, llm.path.name, llm.arch, *formats)
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
-
-
 def new_app(service: Service) -> FastAPI:
     """Return the application, with its routes over ``service``."""
     app = FastAPI(title="Ridgeline", version=__version__, docs_url=None, redoc_url=None)
@@ -197,7 +199,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    llm = service.llm
+    text = service.text
 
     @app.post("/tokenize", responses=_ERRORS)
     async def tokenize(body: AnyTokenizeRequest) -> dict[str, Any]:
@@ -208,16 +210,20 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         else:
             add_bos = None if body.add_special_tokens in (None, True) else False
             ids = await service.prompts.of_text(body.prompt, add_bos=add_bos)
-        strings = [llm.spell(token) for token in ids] if body.return_token_strs else None
-        length = llm.config.max_model_len
-        return {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings}
+        strings = [text.spell(token) for token in ids] if body.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": service.max_model_len,
+            "tokens": ids,
+            "token_strs": strings,
+        }
 
     @app.post("/detokenize", responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """Turn token ids into text."""
         service.check_open(body.model)
         ids = await service.prompts.of_text(body.tokens, param="tokens")
-        return {"prompt": llm.tokenizer.decode(ids, skip_special=False)}
+        return {"prompt": text.tokenizer.decode(ids, skip_special=False)}
 
 
 def _add_status(app: FastAPI, service: Service) -> None:
@@ -226,7 +232,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
         "object": "model",
         "created": service.created,
         "owned_by": "ridgeline",
-        "max_model_len": service.llm.config.max_model_len,
+        "max_model_len": service.max_model_len,
     }
 
     @app.get("/v1/models", responses=_ERRORS)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ridgeline.api.llm import LLM
+from ridgeline.api.text_side import TextSide
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
-from ridgeline.server.engine_thread import News, Stream, StreamError
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.stream import News, Stream, StreamError
 
 Choice = dict[str, Any]
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
@@ -40,8 +40,10 @@ class _Answer:
 class Answers:
     """The answers to one request."""
 
-    def __init__(self, llm: LLM, body: ChatRequest | CompletionRequest, stream: Stream) -> None:
-        self._llm, self._body, self._stream = llm, body, stream
+    def __init__(
+        self, text: TextSide, body: ChatRequest | CompletionRequest, stream: Stream
+    ) -> None:
+        self._text, self._body, self._stream = text, body, stream
         self._is_chat = isinstance(body, ChatRequest)
         self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
         self._with_logprobs = stream.params.logprobs is not None
@@ -98,7 +100,7 @@ class Answers:
 
     def _put_prompt(self, answer: _Answer, index: int) -> None:
         prompt = self._stream.prompts[index]
-        answer.text += self._llm.tokenizer.decode(prompt)
+        answer.text += self._text.tokenizer.decode(prompt)
         if self._with_logprobs:
             found = self._requests[index].prompt_logprobs
             answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
@@ -137,13 +139,13 @@ class Answers:
         return {"content": content, "refusal": None}
 
     def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
-        data = list(self._llm.tokenizer.token_bytes(token))
+        data = list(self._text.tokenizer.token_bytes(token))
         logprob = max(logprob, _LOWEST_LOGPROB)
-        return {"token": self._llm.spell(token), "logprob": logprob, "bytes": data}
+        return {"token": self._text.spell(token), "logprob": logprob, "bytes": data}
 
     def _completion_logprobs(self, answer: _Answer) -> Choice:
         """Return four parallel lists; offsets count the letters of all tokens before."""
-        answer.decode = answer.decode or self._llm.tokenizer.new_decoder()
+        answer.decode = answer.decode or self._text.tokenizer.new_decoder()
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         out: dict[str, list[Any]] = {name: [] for name in names}
         for entry in answer.logprobs:
@@ -163,7 +165,7 @@ class Answers:
         return out
 
     def _name(self, token: int) -> str:
-        data = self._llm.tokenizer.token_bytes(token)
+        data = self._text.tokenizer.token_bytes(token)
         try:
             return data.decode()
         except UnicodeDecodeError:  # a part of a letter, spelled as OpenAI does

@@ -14,102 +14,18 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ridgeline.core.admission import Admission
 from ridgeline.core.engine import Engine
-from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import Record, RequestRecord
-from ridgeline.core.request import Request, Text
+from ridgeline.core.request import Request
 from ridgeline.core.step import Event
 from ridgeline.server.isolate import ContainedRunner, StepLost
+from ridgeline.server.stream import News, Stream, StreamError
 
-# Which prompt, what about it: the engine's request comes first, and its record last.
-News = tuple[int, Request | Event | RequestRecord]
-_MAX_BEHIND = 256  # events that a stream may hold before its requests rest
 _log = logging.getLogger("ridgeline.server")
-
-
-class StreamError(Exception):
-    """The stream ends early, and why; ``status`` is for a client that has seen nothing yet."""
-
-    def __init__(self, message: str, status: int = 500) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class ClientGone(Exception):
-    """Nobody reads this stream any more."""
-
-
-class Stream:
-    """The answers to one HTTP request, which may have several prompts. Lives on the loop."""
-
-    def __init__(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        params: SamplingParams,
-        new_text: Callable[[tuple[int, ...], SamplingParams], Text],
-        tenant: str,
-        *,
-        is_read: bool = True,
-        name: str = "",
-        cache_root: bytes = b"",
-    ) -> None:
-        self.prompts = prompts
-        self.params = params
-        self.new_text = new_text
-        self.tenant = tenant
-        self.is_read = is_read  # as it grows, not when it is complete
-        self.name = name  # x-request-id
-        self.cache_root = cache_root
-        self.arrival_s = time.monotonic()
-        self.num_open = len(prompts)
-        self.is_over = False  # nothing more will come
-        self.resume: Callable[[], None] | None = None  # while its requests rest
-        self._news: list[News] = []
-        self._end: Exception | None = None
-        self._wake = asyncio.Event()
-        self._max_behind = max(_MAX_BEHIND, 8 * params.n * len(prompts))
-
-    async def news(self) -> list[News]:
-        """Wait for news; return all there is, nothing when the stream has ended well.
-
-        Who asks has shown all that came before, so requests that rest go on.
-
-        Raises:
-            StreamError: it failed; what came before was returned before.
-            ClientGone: it was given up.
-        """
-        if self.resume and not self._news:
-            self.resume()
-            self.resume = None
-        while not self._news and not self.is_over:
-            self._wake.clear()
-            await self._wake.wait()
-        found, self._news = self._news, []
-        if not found and self._end:
-            raise self._end
-        return found
-
-    def deliver(self, news: list[News]) -> bool:
-        """Take the news of a step; return False if the reader is too far behind."""
-        if self.is_over:
-            return True
-        self._news += news
-        self.num_open -= sum(isinstance(what, RequestRecord) for _, what in news)
-        self.is_over = not self.num_open
-        self._wake.set()
-        return len(self._news) <= self._max_behind
-
-    def end(self, why: Exception) -> None:
-        """Let no more come: the reader gets what there is, then ``why``."""
-        if not self.is_over:
-            self.is_over, self._end = True, why
-            if isinstance(why, ClientGone):
-                self._news.clear()
-            self._wake.set()
 
 
 class Bridge:

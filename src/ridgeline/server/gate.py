@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError
-from ridgeline.server.limits import ANYONE, Keys
+from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.static import FILES
 
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes

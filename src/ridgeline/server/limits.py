@@ -1,77 +1,13 @@
-"""Who a caller is, and how much of everything they may have. It knows no route.
-
-Keys are kept as hashes and compared in constant time; all that is shown of one is its label.
-"""
+"""How much of everything a caller may have. It knows nothing of routes."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ridgeline.server.errors import ApiError
-
-ANYONE = "-"  # the label of callers where no key is asked for
-
-
-class Keys:
-    """The keys that open the server, each with a label."""
-
-    def __init__(self, keys: Iterable[str], file: Path | None) -> None:
-        """Take ``keys``, labelled key1, key2 ..., and those in ``file``.
-
-        Raises ValueError or OSError if the file is no list of keys.
-        """
-        self._given = [(f"key{i}", key) for i, key in enumerate(keys, start=1)]
-        self._file = file
-        self.reload()
-
-    def reload(self) -> None:
-        """Read the file again; the old keys stay if that fails."""
-        found = [*self._given, *(_read(self._file) if self._file else ())]
-        self._digests = [(label, _digest(key.encode())) for label, key in found]
-
-    @property
-    def are_needed(self) -> bool:
-        """Whether there is any key."""
-        return bool(self._digests)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels, in order."""
-        return tuple(label for label, _ in self._digests)
-
-    def label_of(self, authorization: bytes | None) -> str | None:
-        """Return the label of the key in an Authorization header, None if it opens nothing."""
-        scheme, _, key = (authorization or b"").partition(b" ")
-        digest, found = _digest(key.strip()), None
-        for label, known in self._digests:  # all of them, whichever fits
-            if hmac.compare_digest(digest, known):
-                found = label
-        return found if scheme.lower() == b"bearer" else None
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def _read(file: Path) -> list[tuple[str, str]]:
-    keys: list[tuple[str, str]] = []
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
-        words = line.split("#")[0].split()
-        if len(words) > 2:
-            raise ValueError(f"{file.name}:{number}: a line is a key, or a label and a key")
-        if words:
-            keys.append((words[0] if len(words) == 2 else f"line{number}", words[-1]))
-    if not keys:
-        raise ValueError(f"{file.name} holds no key")
-    if len({label for label, _ in keys}) < len(keys):
-        raise ValueError(f"{file.name} has two keys with one label")
-    return keys
 
 
 class _Bucket:

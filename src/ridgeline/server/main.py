@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import logging
 import math
 import os
@@ -19,16 +20,18 @@ from typing import Any
 
 import uvicorn
 
+from ridgeline import __version__
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.progress import say
 from ridgeline.server.app import Service, new_app
-from ridgeline.server.engine_thread import Bridge, StreamError
+from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.gate import Gate
 from ridgeline.server.http_limits import BoundedProtocol
-from ridgeline.server.limits import Keys
+from ridgeline.server.keys import Keys
 from ridgeline.server.logs import LogWriter, log_line
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
+from ridgeline.server.stream import StreamError
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine so soon, not after 5 ms
@@ -74,7 +77,15 @@ class Running:
         trace = llm.trace
         self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
         self.bridge.listeners.append(self.metrics.on_record)
-        self.service = Service(llm, self.bridge, self.metrics, name, options)
+        self.service = Service(
+            llm.text,
+            self.bridge,
+            self.metrics,
+            options,
+            name=name,
+            max_model_len=llm.config.max_model_len,
+            fingerprint=_fingerprint(llm),
+        )
         self.app = new_app(self.service)
         gate = Gate(
             self.app,
@@ -164,6 +175,13 @@ class Running:
             self._write("the keys were read again")
         except (OSError, ValueError) as error:
             self._write(f"the keys stay as they are: {error}")
+
+
+def _fingerprint(llm: LLM) -> str:
+    """Return what stays the same as long as equal requests with a seed have equal answers."""
+    formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
+    facts = (__version__, llm.path.name, llm.arch, *formats)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
 
 def serve(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ridgeline.api.llm import LLM
+from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.server.errors import ApiError
 from ridgeline.server.protocol import Rendering
@@ -23,14 +23,14 @@ _NUM_THREADS = 2
 class Prompts:
     """Turns messages, texts and token ids into prompts of one model."""
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+    def __init__(self, text: TextSide, max_model_len: int) -> None:
+        self._text, self._max_model_len = text, max_model_len
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prompts")
-        llm.tokenizer.prepare()
-        self._threads.submit(llm.chat_template.start)
-        vocab = range(llm.tokenizer.vocab_size)
-        longest = max(len(llm.tokenizer.token_bytes(token)) for token in vocab)
-        self.max_bytes = llm.config.max_model_len * longest  # more cannot fit, whatever it says
+        text.tokenizer.prepare()
+        self._threads.submit(text.chat_template.start)
+        vocab = range(text.tokenizer.vocab_size)
+        longest = max(len(text.tokenizer.token_bytes(token)) for token in vocab)
+        self.max_bytes = max_model_len * longest  # more cannot fit, whatever it says
 
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
@@ -39,7 +39,7 @@ class Prompts:
         def render() -> list[int]:
             messages = [message.plain() for message in request.messages]
             self._check_bytes(messages, "messages")
-            return self._llm.chat_template.render_ids(messages, **options)
+            return self._text.chat_template.render_ids(messages, **options)
 
         return await self._away("messages", render)
 
@@ -49,9 +49,9 @@ class Prompts:
         """Return the token ids of a text, or check those given; raises ApiError."""
         if isinstance(prompt, str):
             self._check_bytes(prompt, param)
-            encode = self._llm.tokenizer.encode
+            encode = self._text.tokenizer.encode
             return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
-        return await self._away(param, lambda: self._llm.encode(prompt))
+        return await self._away(param, lambda: self._text.encode(prompt))
 
     async def _away(self, param: str, work: Callable[[], list[int]]) -> Ids:
         loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class Prompts:
             raise _bad(
                 param,
                 f"{param} has {num_letters} letters; what this model can take "
-                f"({self._llm.config.max_model_len} tokens) has at most {most} bytes",
+                f"({self._max_model_len} tokens) has at most {most} bytes",
                 "context_length_exceeded",
             )
 
@@ -81,7 +81,7 @@ class Prompts:
     def _check_one(
         self, prompt_len: int, max_tokens: int | None, param: str, length_field: str
     ) -> None:
-        model_len = self._llm.config.max_model_len
+        model_len = self._max_model_len
         if not prompt_len:
             raise _bad(param, f"{param} is empty: give at least one token")
         if prompt_len + (max_tokens or 1) > model_len:

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.server.choices import Answers, Choice
-from ridgeline.server.engine_thread import Bridge, ClientGone, Stream, StreamError
+from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import Limits
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.stream import ClientGone, Stream, StreamError
 
 _SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _JSON = {"content-type": "application/json"}

@@ -1,0 +1,82 @@
+"""The text side of a model: prompts become token ids, tokens become text.
+
+What ``LLM`` and the server share beside the engine. It computes nothing and schedules nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Text
+from ridgeline.decoding.text import TextStream
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+class TextSide:
+    """A model's tokenizer, chat template and recommended sampling.
+
+    Attributes:
+        tokenizer: text to token ids, and back.
+        chat_template: conversations to token ids.
+        can_chat: whether the model has a chat template.
+        vocab_size: token ids are below this.
+        generation_defaults: sampling parameters that the model's files or its card recommend.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, card: Mapping[str, Any]) -> None:
+        """Take what the model's files say; ``card`` holds sampling that they leave open."""
+        self.vocab_size = checkpoint.arch.vocab_size
+        self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.chat_template = _chat_template(checkpoint, self.tokenizer)
+        self.can_chat = checkpoint.chat_template is not None
+        self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
+
+    def default_params(self, **changes: Any) -> SamplingParams:
+        """Return the recommended sampling with ``changes``. Raises ValueError if out of range."""
+        return SamplingParams(**(self.generation_defaults | changes))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt. Raises ValueError if it is neither text nor ids."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not is_list(prompt) or not all(type(token) is int for token in prompt):
+            raise ValueError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}")
+        for token in prompt:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"the prompt has token {token}, but this model's ids are "
+                    f"0 to {self.vocab_size - 1}"
+                )
+        return list(prompt)
+
+    def spell(self, token: int) -> str:
+        """Return what a token stands for; bytes that are not UTF-8 come out as U+FFFD."""
+        return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+
+    def new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
+        """Return what turns an answer's tokens into text, for ``Engine.add``."""
+        return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
+
+    def close(self) -> None:
+        """End the chat template's process, if there is one."""
+        self.chat_template.close()
+
+
+def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:
+    def spell(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_bytes(token).decode()
+
+    eos = checkpoint.eos_ids[0] if checkpoint.eos_ids else None
+    return ChatTemplate(checkpoint.chat_template, tokenizer, spell(checkpoint.bos_id), spell(eos))
+
+
+def is_list(value: object) -> bool:
+    """Return whether a value is a list of some kind, and not text."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,0 +1,55 @@
+"""Dataclasses as flags: one flag for each field, with the help that the field brings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+_AS_TYPED = {"kv_cache_memory": str | None, "trace": Path | None}
+
+
+class UsageError(Exception):
+    """Flags that contradict each other or the model; ends with status 2."""
+
+
+def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        kinds = get_type_hints(kind) | _AS_TYPED
+        added = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=Annotated[kinds[field.name], _flag(field)],
+            )
+            for field in fields(kind)
+        ]
+
+        @wraps(command)
+        def wrapper(**arguments: Any) -> None:
+            try:
+                value = kind(**{flag.name: arguments.pop(flag.name) for flag in added})
+            except ValueError as error:
+                raise UsageError(error) from error
+            command(**arguments, **{parameter: value})
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name != parameter]
+        wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+        return wrapper
+
+    return decorate
+
+
+def _flag(field: Field[Any]) -> Any:
+    from_environment = "RIDGELINE_API_KEY" if field.name == "api_key" else None
+    return typer.Option(help=field.metadata["help"], envvar=from_environment)
