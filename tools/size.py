@@ -1,27 +1,30 @@
-"""The size budget: print lines of code per directory, with the change against git HEAD.
+"""The sizes: print lines of code per directory, with the change against git HEAD.
 
-Run as ``python tools/size.py`` anywhere in the repository. Exit status 1 when a budget is exceeded.
-Physical lines are counted, comments and blank ones too: splitting hairs would invite golf.
+Run as ``python tools/size.py`` anywhere in the repository. Exit status 1 when a file, a function or
+the core is too long. Physical lines are counted, comments and blank ones too.
 """
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
+TOPS = ("src", "tests", "tools", "peers")
 MAX_FILE_LINES = 500
-PACKAGE = "src/ridgeline"
+MAX_FUNCTION_LINES = 80
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
-BUDGETS = {f"{PACKAGE}/core": 2_200}
+BUDGETS = {"src/ridgeline/core": 2_200}
 
 
 def lines_now(root: Path) -> dict[str, int]:
-    """Count the lines of each .py file below src and tests in the working tree."""
+    """Count the lines of each .py file of ours in the working tree."""
     return {
         path.relative_to(root).as_posix(): len(path.read_bytes().splitlines())
-        for top in ("src", "tests")
+        for top in TOPS
         for path in sorted((root / top).rglob("*.py"))
     }
 
@@ -29,7 +32,7 @@ def lines_now(root: Path) -> dict[str, int]:
 def lines_at_head(root: Path) -> dict[str, int]:
     """Count the same in git HEAD; nothing where there is no commit, or no git."""
     # Empty files have no matching line and so do not appear, which is as good as 0.
-    command = ["git", "grep", "-c", "", "HEAD", "--", "src/*.py", "tests/*.py"]
+    command = ["git", "grep", "-c", "", "HEAD", "--", *(f"{top}/*.py" for top in TOPS)]
     try:
         listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -47,10 +50,19 @@ def by_directory(lines: dict[str, int]) -> Counter[str]:
     return totals
 
 
-def over_budget(lines: dict[str, int]) -> list[str]:
+def functions(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield each function, as file:line name, with the lines from its ``def`` to its end."""
+    for path in paths:
+        for node in ast.walk(ast.parse((root / path).read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                yield f"{path}:{node.lineno} {node.name}", node.end_lineno - node.lineno + 1
+
+
+def too_long(root: Path, lines: dict[str, int]) -> list[str]:
     """Say what is too long, one line each."""
     totals = by_directory(lines)
     limits = [(path, count, MAX_FILE_LINES) for path, count in lines.items()]
+    limits += [(name, count, MAX_FUNCTION_LINES) for name, count in functions(root, lines)]
     limits += [(directory, totals[directory], limit) for directory, limit in BUDGETS.items()]
     return [
         f"{name} has {count:,} lines, {count - limit:,} over its {limit:,}"
@@ -79,7 +91,7 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent
     now = lines_now(root)
     print(table(now, lines_at_head(root)))
-    complaints = over_budget(now)
+    complaints = too_long(root, now)
     for complaint in complaints:
         print(f"size: {complaint}", file=sys.stderr)
     return 1 if complaints else 0
