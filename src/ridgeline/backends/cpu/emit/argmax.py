@@ -16,19 +16,21 @@ import math
 from contextlib import AbstractContextManager
 
 from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.draw import DRAW
+from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I16,
     I32,
     I64,
-    Function,
     Value,
     fma,
     maximum,
     select,
     sqrt,
 )
-from ridgeline.backends.cpu.emit.rows import FLOATS
+from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.emit.rows import COPY, FLOATS, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.draw_entries import ENTRY_BYTES, scratch_bytes
@@ -49,6 +51,8 @@ _REST = 64  # steps until screening is tried again
 # short that squares of it vanish, and with them the bound.
 _SHORTEST, _LONGEST = 1e-12, 1e18
 
+_ARGMAX = Kernel("best", ("logits", "size", "first_id", "best"))
+_LENGTH = Kernel("length", ("x", "size", "out"))
 _Tiles = tuple[Value, Value, Value]  # of a product: the first, the end, and which is read next
 
 
@@ -78,8 +82,8 @@ def emit_head(module: object) -> None:
 
 
 def _emit_length(module: object) -> None:
-    """``length(x, size, out)``: the length of a row of floats, and what quantising may add."""
-    fn = Function(module, "length", 3)
+    """``length``: the length of a row of floats, and what quantising may add."""
+    fn = _LENGTH.begin(module)
     x, size, out = fn.args
     squares = fn.var(fn.lanes(F32, [0.0] * 16))
     with fn.loop(size * 4, step=64) as at:
@@ -90,12 +94,12 @@ def _emit_length(module: object) -> None:
 
 
 def _emit_best(module: object) -> None:
-    """``best(logits, size, first_id, best)``: fold ``size`` logits into the entry at ``best``.
+    """``best``: fold ``size`` logits into the entry at ``best``.
 
     They are of ids from ``first_id`` on; the last vector is read whole, its surplus ignored. Of
     equal logits the lowest id wins, in whatever order they come.
     """
-    fn = Function(module, "best", 4)
+    fn = _ARGMAX.begin(module)
     logits, size, first_id, best = fn.args
     lanes = fn.lanes(I32, list(range(16)))
     end = size.signed(I32).splat(16)
@@ -135,12 +139,15 @@ def head(thread: Thread) -> None:
         row = fn.load(plan["head_rows"] + j * 4, I32, 4).signed(I64)
         target = plan["head_x"] + j * sizes.head_x_stride
         out = target if form == "floats" else thread.floats("in", fn.i64(0))
-        fn.call("norm", plan["x"] + row * (sizes.hidden * 4), plan["final_norm"], out, sizes.hidden)
+        x = plan["x"] + row * (sizes.hidden * 4)
+        NORM.call(fn, x=x, weight=plan["final_norm"], out=out, size=sizes.hidden)
         if form != "floats":
             entries, turned = plan["head_entries"] + j * entry_stride, thread.mine("turned")
-            fn.call(f"quantise_{form}", out, target, entries, sizes.hidden, turned)
+            quantise(form).call(
+                fn, x=out, out=target, entries=entries, size=sizes.hidden, scratch=turned
+            )
         with fn.when(plan["screens"] > 0):
-            fn.call("length", out, sizes.hidden, plan["lengths"] + j * 4)
+            _LENGTH.call(fn, x=out, size=sizes.hidden, out=plan["lengths"] + j * 4)
     thread.barrier()
     screens = fn.var(plan["screens"])
     with fn.when(plan["screens"] > 0), fn.loop(plan["num_head_rows"]) as j:
@@ -160,12 +167,15 @@ def _draws(thread: Thread) -> None:
     """Draw from rows of logits, and rank; who is done early takes what others have not begun."""
     fn, plan = thread.fn, thread.plan
     layer, one = fn.i64(thread.sizes.num_layers), fn.i64(1)
-    buffers = [thread.mine(name) for name in scratch_bytes(thread.sizes.vocab_size)]
+    buffers = {name: thread.mine(name) for name in scratch_bytes(thread.sizes.vocab_size)}
     with thread.pieces(layer, "draws", plan["num_drawn_rows"], one) as (row, _):
         at = plan["draw_firsts"] + row * 4
         with fn.loop(thread.index(at + 4), start=thread.index(at)) as i:
             entry = plan["draws"] + i * ENTRY_BYTES
-            fn.call("draw", entry, plan["logits"], plan["logits_stride"], *buffers)
+            DRAW.call(
+                fn, entry=entry, logits=plan["logits"], logits_stride=plan["logits_stride"],
+                **buffers,
+            )  # fmt: skip
 
 
 def _whole(thread: Thread) -> None:
@@ -178,11 +188,13 @@ def _whole(thread: Thread) -> None:
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(count) as j:
             row, source = low + j, logits + j * stride
-            fn.call("best", source, size, t * TILE, _entry(thread, "best", row))
+            _ARGMAX.call(
+                fn, logits=source, size=size, first_id=t * TILE, best=_entry(thread, "best", row)
+            )
             place = fn.load(plan["logits_rows"] + row * 4, I32, 4).signed(I64)
             with fn.when(place >= 0):
                 target = plan["logits"] + place * plan["logits_stride"] + t * (TILE * 4)
-                fn.call("copy", target, source, (until - t) * TILE)
+                COPY.call(fn, x=target, y=source, size=(until - t) * TILE)
 
 
 def _screened(thread: Thread) -> None:
@@ -195,7 +207,9 @@ def _screened(thread: Thread) -> None:
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(num_rows) as j:
             logits = rough + j * stride + t * (TILE * 4)
-            fn.call("best", logits, size, t * TILE, _entry(thread, "guesses", j))
+            _ARGMAX.call(
+                fn, logits=logits, size=size, first_id=t * TILE, best=_entry(thread, "guesses", j)
+            )
     with fn.loop(num_rows) as j:
         guess = -1 - fn.load(_entry(thread, "guesses", j) + 8, I64, 8)
         with fn.when(guess >= 0):  # others may have left nothing to this thread
@@ -240,7 +254,10 @@ def _exact(thread: Thread, tile: Value, then: Value) -> None:
     _product(thread, "head", tiles, rows, logits - first * 4, TILE * 4)
     size = fn.lower(fn.i64(TILE), thread.sizes.vocab_size - first)
     with fn.loop(num_rows) as j:
-        fn.call("best", logits + j * (TILE * 4), size, first, _entry(thread, "best", j))
+        _ARGMAX.call(
+            fn, logits=logits + j * (TILE * 4), size=size, first_id=first,
+            best=_entry(thread, "best", j),
+        )  # fmt: skip
 
 
 def _pieces(thread: Thread, num_tiles: str) -> AbstractContextManager[tuple[Value, Value]]:
@@ -257,10 +274,11 @@ def _product(
     plan, sizes = thread.plan, thread.sizes
     x_stride, entry_stride = sizes.head_x_stride, sizes.head_entry_stride
     then = plan[f"{matrix}_tiles"] + tiles[2] * plan[f"{matrix}_tile_bytes"]
-    thread.fn.call(
-        "product", plan.address(f"{matrix}_tiles"), *tiles[:2], rows[1],
-        plan["head_x"] + rows[0] * x_stride, x_stride,
-        plan["head_entries"] + rows[0] * entry_stride, entry_stride, y, y_stride, then,
+    MATMUL.call(
+        thread.fn, matrix=plan.address(f"{matrix}_tiles"), first=tiles[0], last=tiles[1],
+        num_rows=rows[1], x=plan["head_x"] + rows[0] * x_stride, x_stride=x_stride,
+        entries=plan["head_entries"] + rows[0] * entry_stride, entry_stride=entry_stride,
+        y=y, y_stride=y_stride, next_address=then,
     )  # fmt: skip
 
 

@@ -1,18 +1,21 @@
 """A thread's view of the kernels' arguments, for code under construction.
 
-``Words`` reads them by name; ``Thread`` adds the thread's private memory and how activations are
-laid out. It decides no order and no shares: that is ``step``.
+``Thread`` adds the thread's private memory and how activations are laid out to the words of the
+plan. It decides no order and no shares: that is ``step``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ridgeline.backends.cpu.emit.gemm import TOGETHER
+from ridgeline.backends.cpu.emit.attention import ROPE
+from ridgeline.backends.cpu.emit.gemm import MATMUL, TOGETHER
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
-from ridgeline.backends.cpu.emit.threads import fetch_add
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.rows import NORM, quantise
+from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, PLAN, SHARE_BYTES, SHARED
 from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
@@ -21,20 +24,11 @@ _PIECES = 8  # that a thread's share of a product is taken in
 _MOST_HELPED = 4  # threads whose work a thread looks at, its own first
 
 
-class Words:
-    """An array of 64-bit words by name."""
-
-    def __init__(self, fn: Function, base: Value, names: Sequence[str]) -> None:
-        self._fn = fn
-        self._base = base
-        self._names = names
-
-    def __getitem__(self, name: str) -> Value:
-        return self._fn.load(self._base + 8 * self._names.index(name), I64, 8)
-
-    def address(self, name: str) -> Value:
-        """Return where a word is."""
-        return self._base + 8 * self._names.index(name)
+# ``step`` emits it, from a ``Thread``.
+ATTEND = Kernel(
+    "attend",
+    ("plan", "thread", "window", "pairs", "records", "first", "count", "kv_head", "out"),
+)
 
 
 class Thread:
@@ -126,7 +120,8 @@ class Thread:
     def barrier(self, owner: str = "shared") -> None:
         """Wait for the other threads, unless activations are ``mine``."""
         if owner == "shared":
-            self.fn.call("barrier", self.plan["sync"], self.plan["num_threads"])
+            plan = self.plan
+            BARRIER.call(self.fn, sync=plan["sync"], num_threads=plan["num_threads"])
 
     @contextmanager
     def layers(self) -> Iterator[tuple[Value, Words, Value]]:
@@ -151,7 +146,7 @@ class Thread:
     def norm(self, x: Value, weight: Value, row: Value, owner: str = "mine") -> None:
         """Norm a row of x into row ``row`` of the activations."""
         floats = self.floats("in", row, owner)
-        self.fn.call("norm", x, weight, floats, self.sizes.hidden)
+        NORM.call(self.fn, x=x, weight=weight, out=floats, size=self.sizes.hidden)
         self.quantise("in", floats, row, self.sizes.hidden, owner=owner)
 
     def quantise(
@@ -166,9 +161,9 @@ class Thread:
             memory = getattr(self, owner)
             target = memory(f"{group}_values") + row * self.sizes.value_stride
             entries = memory(f"{group}_entries") + row * self.sizes.entry_stride
-            self.fn.call(
-                f"quantise_{form}", source, target + at * VALUE_BYTES[form],
-                entries + at // TILE * ENTRY_BYTES, size, self.mine("turned"),
+            quantise(form).call(
+                self.fn, x=source, out=target + at * VALUE_BYTES[form],
+                entries=entries + at // TILE * ENTRY_BYTES, size=size, scratch=self.mine("turned"),
             )  # fmt: skip
 
     def product(
@@ -189,9 +184,11 @@ class Thread:
             x, x_stride = memory(f"{group}_floats"), sizes.float_stride
         else:
             x, x_stride = memory(f"{group}_values"), sizes.value_stride
-        self.fn.call(
-            "product", layer.address(f"{matrix}_tiles"), *tiles, num_rows,
-            x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride, then,
+        first, last = tiles
+        MATMUL.call(
+            self.fn, matrix=layer.address(f"{matrix}_tiles"), first=first, last=last,
+            num_rows=num_rows, x=x, x_stride=x_stride, entries=memory(f"{group}_entries"),
+            entry_stride=sizes.entry_stride, y=y, y_stride=y_stride, next_address=then,
         )  # fmt: skip
 
     def qkv(self) -> Iterator[tuple[str, int]]:
@@ -205,16 +202,17 @@ class Thread:
 
     def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:
         """Turn and store one K/V head of the row that has number ``row`` in the step."""
-        fn, plan, heads = self.fn, self.plan, self.sizes.heads
+        plan, heads = self.plan, self.sizes.heads
         position = self.index(plan["positions"] + row * 4)
         block = self.index(self.table(row) + (position >> 4) * 4)
         record = cache + block * plan["records_stride"] + kv_head * heads.record_bytes
         turn = position * (heads.half * 4)
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
-        fn.call(
-            "rope", qkv, layer["qkv_bias"], key_bias, plan["cos"] + turn, plan["sin"] + turn,
-            layer["qk_norms"], plan["queries"] + row * heads.query_bytes, record,
-            position & (TOKENS - 1), kv_head, plan["poison"] + row * 4,
+        ROPE.call(
+            self.fn, row=qkv, bias=layer["qkv_bias"], key_bias=key_bias, cos=plan["cos"] + turn,
+            sin=plan["sin"] + turn, norms=layer["qk_norms"],
+            query=plan["queries"] + row * heads.query_bytes, record=record,
+            token=position & (TOKENS - 1), kv_head=kv_head, non_finite=plan["poison"] + row * 4,
         )  # fmt: skip
 
     def table(self, row: Value) -> Value:
@@ -226,11 +224,10 @@ class Thread:
         self, layer: Words, cache: Value, item: tuple[Value, Value], kv_head: Value, out: Value
     ) -> None:
         """Let ``item``, a first row and 1 or a tile of queries, look at its context."""
-        first, count = item
-        fn = self.fn
-        fn.call(
-            "attend", self.plan_address, self.number, layer["window"],
-            layer["key_bias_pairs"] + kv_head * (4 + self.sizes.heads.half * 4),
-            cache + kv_head * self.sizes.heads.record_bytes, first, count, kv_head,
-            out + kv_head * (self.sizes.heads.group * self.sizes.heads.size * 4),
+        (first, count), heads = item, self.sizes.heads
+        ATTEND.call(
+            self.fn, plan=self.plan_address, thread=self.number, window=layer["window"],
+            pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
+            records=cache + kv_head * heads.record_bytes, first=first, count=count, kv_head=kv_head,
+            out=out + kv_head * (heads.group * heads.size * 4),
         )  # fmt: skip

@@ -50,7 +50,8 @@ from ridgeline.backends.cpu.emit.ir import (
     vec,
 )
 from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot, prefetch
-from ridgeline.backends.cpu.emit.paging import record_at, row_parts
+from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.emit.paging import WALK, record_at, row_parts, scores, weighted_values
 from ridgeline.backends.cpu.emit.rows import (
     FLOATS,
     NOTHING,
@@ -60,6 +61,25 @@ from ridgeline.backends.cpu.emit.rows import (
 )
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
+ROPE = Kernel(
+    "rope",
+    (
+        "row", "bias", "key_bias", "cos", "sin", "norms",
+        "query", "record", "token", "kv_head", "non_finite",
+    ),
+)  # fmt: skip
+PREFETCH_KV = Kernel("expect", WALK)
+ADD_KEY_BIAS = Kernel(
+    "add_key_bias",
+    ("query", "pairs", "turns", "stride", "count", "kv_head", "num_queries", "out", "out_stride"),
+)
+SOFTMAX = Kernel(
+    "softmax",
+    (
+        "scores", "score_stride", "low", "high", "count", "records", "stride", "table",
+        "planes", "scales",
+    ),
+)  # fmt: skip
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
@@ -91,16 +111,16 @@ def emit_attention(module: object, form: Dot, heads: Heads) -> None:
 
 
 def _emit_rope(module: object, heads: Heads) -> None:
-    """``rope(row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison)``.
+    """``rope``: rotate one K/V head and its queries; store keys and values in the cache.
 
-    One K/V head: ``row`` has the floats of all query heads, keys and values, ``bias`` what is added
-    to them, ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its
-    keys and values of these 16 tokens are, ``token`` the place among them. ``norms`` are the
-    weights of the norms of q and k. A model without them ignores ``bias``, ``key_bias`` and
-    ``norms``. If any result is not finite, the f32 at ``poison`` becomes 1.
+    ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them,
+    ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its keys and
+    values of these 16 tokens are, ``token`` the place among them. ``norms`` are the weights of the
+    norms of q and k. A model without them ignores ``bias``, ``key_bias`` and ``norms``. If any
+    result is not finite, the f32 at ``non_finite`` becomes 1.
     """
-    fn = Function(module, "rope", 11)
-    row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison = fn.args
+    fn = ROPE.begin(module)
+    row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, non_finite = fn.args
 
     def load(offset: Value) -> list[Value]:
         at = [offset + 64 * i for i in range(heads.size // 16)]
@@ -129,7 +149,7 @@ def _emit_rope(module: object, heads: Heads) -> None:
     # Rounding to bytes, and comparing, would swallow it: what is wrong must be said here.
     size = size + largest_of(rotated) + largest_of(plain)
     with fn.when((size - size).equals(0.0).equals(0)):
-        fn.store(fn.value(1.0, F32), poison, 4)
+        fn.store(fn.value(1.0, F32), non_finite, 4)
     fn.finish()
 
 
@@ -232,11 +252,11 @@ def _store_floats(
 
 
 def _emit_expect(module: object, heads: Heads) -> None:
-    """``expect(records, stride, table, count)``: ask for the keys and scales that come next.
+    """``expect``: ask for the keys and scales that come next.
 
     While one head's softmax and weighted sum are computed memory would rest.
     """
-    fn = Function(module, "expect", 4)
+    fn = PREFETCH_KV.begin(module)
     records, stride, table, count = fn.args
     with fn.loop(count) as block:
         record = record_at(fn, records, stride, table, block)
@@ -248,17 +268,10 @@ def _emit_expect(module: object, heads: Heads) -> None:
 
 
 # --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
-#
-# ``records`` is where record 0 of this layer and head is, ``stride`` the bytes from block to block,
-# ``table`` the sequence's blocks (i32) from the first visible one on, ``count`` how many.
 
 
 def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
-    """``scores_N(query, records, stride, table, count, kv_head, out, out_stride)``.
-
-    Scores of ``queries`` rows of queries, each with all heads of the group, over ``count`` blocks.
-    """
-    fn = Function(module, f"scores_{queries}", 8)
+    fn = scores(queries).begin(module)
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     first = kv_head * heads.group
     base = query + first * heads.size
@@ -276,8 +289,8 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
         for low in range(0, len(rows), _MOST_ROWS):
             part = rows[low : low + _MOST_ROWS]
             coming = found[_AHEAD:] if low == 0 else []
-            scores = _scores(fn, form, heads, part, found[:num_blocks], coming)
-            for r, of_row in enumerate(scores, start=low):
+            of_part = _scores(fn, form, heads, part, found[:num_blocks], coming)
+            for r, of_row in enumerate(of_part, start=low):
                 for b, value in enumerate(of_row):
                     fn.store(value, out + out_stride * r + (block + b) * 64, 4)
 
@@ -317,13 +330,12 @@ def _scores(
 
 
 def _emit_add_key_bias(module: object, heads: Heads) -> None:
-    """``add_key_bias(query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride)``.
+    """``add_key_bias``: add to scores what keys' bias contributes.
 
-    Add to scores what keys' bias contributes. ``pairs`` are i32: how many, then which. ``turns``
-    is the cosine of pair 0 for the first visible position; a pair's are ``stride`` bytes behind the
-    pair's before, and sines behind all cosines.
+    ``pairs`` are i32: how many, then which. ``turns`` is the cosine of pair 0 for the first visible
+    position; a pair's are ``stride`` bytes behind the pair's before, and sines behind all cosines.
     """
-    fn = Function(module, "add_key_bias", 9)
+    fn = ADD_KEY_BIAS.begin(module)
     query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride = fn.args
     num_pairs = fn.load(pairs, I32, 4).signed(I64)
     first = query + heads.bias_factors_at + kv_head * (heads.group * 8 * heads.half)
@@ -354,14 +366,13 @@ def _emit_add_key_bias(module: object, heads: Heads) -> None:
 
 
 def _emit_softmax(module: object, heads: Heads) -> None:
-    """``softmax(scores, score_stride, low, high, count, records, stride, table, planes, scales)``.
+    """``softmax`` of a row's heads of one group.
 
-    A row's heads of one group. Scores ``low`` up to ``high`` are visible. Leaves probabilities,
-    times each value's scale for int8: as 16 bits in two planes of bytes per block at ``planes``,
-    half as far apart as scores are, else as floats in place. ``scales`` receive what the weighted
-    sums must be multiplied by.
+    Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
+    int8: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
+    are, else as floats in place. ``scales`` receive what the weighted sums must be multiplied by.
     """
-    fn = Function(module, "softmax", 10)
+    fn = SOFTMAX.begin(module)
     scores, score_stride, low, high, count, records, stride, table, planes, scales = fn.args
     is_int8 = heads.cache == "int8"
     lanes = fn.lanes(I32, list(range(16)))
@@ -418,12 +429,7 @@ def _emit_softmax(module: object, heads: Heads) -> None:
 
 
 def _emit_weigh(module: object, form: Dot, heads: Heads, queries: int) -> None:
-    """``weigh_N(planes, plane_stride, records, stride, table, count, scales, out, out_stride)``.
-
-    Weighted sums of values, for all rows of the tile; ``out`` is this group's first head, and
-    ``out_stride`` the bytes from a query's row to the next.
-    """
-    fn = Function(module, f"weigh_{queries}", 9)
+    fn = weighted_values(queries).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
     for part, wide in row_parts(heads, len(rows), sums_per_vector=2):

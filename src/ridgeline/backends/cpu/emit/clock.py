@@ -7,11 +7,13 @@ counters (``KINDS``) that only it writes and that only ever grow.
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit.ir import I64, Function, Operand, Value
+from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.arguments import PLAN
 from ridgeline.backends.cpu.layout.formats import VALUE_BYTES
 
 # ``step`` is all of a step, the kinds before it included.
 KINDS = ("linears", "head", "attention", "row operations", "barrier", "step")
+_CLOCK = Kernel("clock", ("out",))
 ROW_WORDS = 8  # of a thread's counters: one cache line
 _KIND_OF = {
     "product": "linears",
@@ -63,7 +65,7 @@ def read_cycles(fn: Function) -> Value:
 
 
 def emit_clock(module: object) -> None:
-    """Emit ``clock(out)``: store the count that calls are timed with."""
-    fn = Function(module, "clock", 1)
+    """``clock``: store the count that calls are timed with."""
+    fn = _CLOCK.begin(module)
     fn.store(read_cycles(fn), fn.args[0], 8)
     fn.finish()

@@ -36,10 +36,13 @@ from ridgeline.backends.cpu.emit.isa import (
     dots,
     prefetch,
 )
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.layout.arguments import MATRIX
 from ridgeline.backends.cpu.layout.formats import (
     BLOCK_RECORDS,
     ENTRY_BYTES,
     FORMATS,
+    KINDS,
     TILE,
     WeightFormat,
 )
@@ -73,6 +76,27 @@ class Operand(NamedTuple):
         )
 
 
+_MATMUL = ("num_rows", *Operand._fields, "next_address")
+MATMUL = Kernel("product", ("matrix", "first", "last", *_MATMUL))
+
+
+def _linear(kind: str) -> Kernel:
+    """Return the kernel that computes outputs 32 * first .. 32 * last of all rows.
+
+    Results begin at column 32 * first of y. ``next_address`` is where the thread will read next.
+    """
+    return Kernel(f"linear_{kind}", ("tiles", "first", "last", "num_records", *_MATMUL))
+
+
+def _tile(kind: str, rows: int, halves: int) -> Kernel:
+    """Return the kernel for ``rows`` rows and ``halves`` times 16 outputs, of one tile or several.
+
+    It prefetches ``prefetch_step`` bytes for each record, from ``prefetch_at`` on.
+    """
+    rest = (*Operand._fields, "prefetch_at", "prefetch_step")
+    return Kernel(f"tile_{kind}_{rows}x{halves}", ("weights", "half", "num_records", *rest))
+
+
 def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
     """Return the shapes of tiles for a kind, as rows and halves, the largest first."""
     weights = FORMATS[kind]
@@ -81,23 +105,34 @@ def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
 
 
 def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> None:
-    """Emit ``linear_KIND(tiles, first, last, num_records, num_rows, operand..., then)``.
-
-    Computes outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
-    ``then`` is where the thread will read next: each tile asks for the one after it.
-    """
+    """Emit the matrix products of these kinds of weights, each with its tiles."""
     for kind in kinds:
         for rows, halves in shapes(kind, processor.dot):
             _emit_tile(module, processor, kind, rows, halves)
         together = processor.streams if processor.dot is Dot.VNNI512 else 1  # as registers go
         if together > 1:
             _emit_tile(module, processor, kind, 1, 2 * together)
-        _emit_product(module, processor.dot, kind, together)
+        _emit_linear(module, processor.dot, kind, together)
 
 
-def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
-    fn = Function(module, f"linear_{kind}", 12)
-    tiles, first, last, num_records, num_rows, *rest, then = fn.args
+def emit_matmul(module: object, kinds: Sequence[str]) -> None:
+    """``product``: the product for whatever kind of weights the words at ``matrix`` name."""
+    fn = MATMUL.begin(module)
+    matrix, first, last, num_rows, *operand, next_address = fn.args
+    words = Words(fn, matrix, MATRIX)
+    for kind in kinds:
+        with fn.when(words["kind"].equals(KINDS.index(kind))):
+            _linear(kind).call(
+                fn, tiles=words["tiles"], first=first, last=last,
+                num_records=words["num_records"], num_rows=num_rows,
+                **Operand(*operand)._asdict(), next_address=next_address,
+            )  # fmt: skip
+    fn.finish()
+
+
+def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
+    fn = _linear(kind).begin(module)
+    tiles, first, last, num_records, num_rows, *rest, next_address = fn.args
     operand = Operand(*rest)
     packed = FORMATS[kind]
     stride = num_records * packed.record_bytes + packed.tail_bytes
@@ -107,9 +142,11 @@ def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
             weights = tiles + begin.get() * stride
             place = operand.moved(fn.i64(0), begin.get() * (TILE * 4))
             begin.set(begin.get() + together)
-            coming = select(begin.get() < last, weights + stride * together, then)
-            name = f"tile_{kind}_1x{2 * together}"
-            fn.call(name, weights, fn.i64(0), num_records, *place, coming, fn.i64(0))
+            coming = select(begin.get() < last, weights + stride * together, next_address)
+            _tile(kind, 1, 2 * together).call(
+                fn, weights=weights, half=0, num_records=num_records, **place._asdict(),
+                prefetch_at=coming, prefetch_step=0,
+            )  # fmt: skip
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
         most_rows = shapes(kind, form)[0][0]
@@ -117,24 +154,25 @@ def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
         share = fn.i64(packed.record_bytes) // maximum((high - low) // most_rows, 1)
         with fn.loop(last, start=begin.get()) as tile:
             weights, column = tiles + tile * stride, tile * (TILE * 4)
-            coming = select(tile + 1 < last, weights + stride, then)
+            coming = select(tile + 1 < last, weights + stride, next_address)
             row, wanted = fn.var(low), fn.var(coming)
             for rows, halves in shapes(kind, form):
                 step = share * halves >> 1
                 with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
                     for half in range(0, 2, halves):
                         place = operand.moved(row.get(), column + half * 64)
-                        name = f"tile_{kind}_{rows}x{halves}"
                         asked = wanted.get() if rows > 1 else coming
-                        fn.call(name, weights, fn.i64(half), num_records, *place, asked, step)
+                        _tile(kind, rows, halves).call(
+                            fn, weights=weights, half=half, num_records=num_records,
+                            **place._asdict(), prefetch_at=asked, prefetch_step=step,
+                        )  # fmt: skip
                         wanted.set(wanted.get() + num_records * step)
                     row.set(row.get() + rows)
     fn.finish()
 
 
 def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halves: int) -> None:
-    """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs, of one tile or several."""
-    fn = Function(module, f"tile_{kind}_{rows}x{halves}", 11)
+    fn = _tile(kind, rows, halves).begin(module)
     weights, half, num_records, *rest, coming, step = fn.args
     operand = Operand(*rest)
     entries = [operand.entries + operand.entry_stride * m for m in range(rows)]

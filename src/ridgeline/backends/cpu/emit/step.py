@@ -20,68 +20,61 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ridgeline.backends.cpu.emit.argmax import head
-from ridgeline.backends.cpu.emit.args import Thread, Words
+from ridgeline.backends.cpu.emit.args import ATTEND, Thread
+from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, PREFETCH_KV, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
+from ridgeline.backends.cpu.emit.gemm import emit_matmul
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
-from ridgeline.backends.cpu.layout.arguments import MATRIX, PLAN
-from ridgeline.backends.cpu.layout.formats import KINDS, TILE
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.paging import scores, weighted_values
+from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE
+from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
+from ridgeline.backends.cpu.layout.arguments import PLAN
+from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.shapes import COLUMN_ROWS, MIXED_ROWS, TOKENS, Sizes
+
+_COLUMNS, _MIXED, _ROWS, _HEAD = (
+    Kernel(name, STEP.parameters) for name in ("columns", "mixed", "rows", "head")
+)
 
 
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
-    """Emit ``step(plan, thread)`` for the kinds of weights that occur."""
-    _emit_product(module, kinds)
+    """Emit ``step`` for the kinds of weights that occur."""
+    emit_matmul(module, kinds)
     _emit_attend(module, sizes)
     if sizes.profiled:
         emit_clock(module)
     new = TimedFunction if sizes.profiled else Function
-    bodies: dict[str, Callable[[Thread], None]] = {
-        "columns": partial(_columns, owner="mine"),
-        "mixed": partial(_columns, owner="shared"),
-        "rows": _rows,
-        "head": head,
+    bodies: dict[Kernel, Callable[[Thread], None]] = {
+        _COLUMNS: partial(_columns, owner="mine"),
+        _MIXED: partial(_columns, owner="shared"),
+        _ROWS: _rows,
+        _HEAD: head,
     }
-    for name, body in bodies.items():
-        fn = new(module, name, 2)
+    for kernel, body in bodies.items():
+        fn = kernel.begin(module, new)
         body(Thread(fn, sizes))
         fn.finish()
-    fn = new(module, "step", 2)
+    fn = STEP.begin(module, new)
     plan, thread = fn.args
     words = Words(fn, plan, PLAN)
     with fn.when(words["does_layers"] > 0):
         num_rows = words["num_rows"]
         with fn.when(num_rows <= COLUMN_ROWS):
-            fn.call("columns", plan, thread)
+            _COLUMNS.call(fn, plan=plan, thread=thread)
         with fn.when((num_rows > COLUMN_ROWS) & (num_rows <= MIXED_ROWS)):
-            fn.call("mixed", plan, thread)
+            _MIXED.call(fn, plan=plan, thread=thread)
         with fn.when(num_rows > MIXED_ROWS):
-            fn.call("rows", plan, thread)
-        fn.call("barrier", words["sync"], words["num_threads"])
-    fn.call("head", plan, thread)
-    fn.call("barrier", words["sync"], words["num_threads"])
-    fn.finish()
-
-
-def _emit_product(module: object, kinds: Sequence[str]) -> None:
-    """``product(matrix, first, last, num_rows, operand..., then)``: see ``linear_KIND``."""
-    fn = Function(module, "product", 11)
-    matrix, first, last, num_rows, *operand = fn.args
-    words = Words(fn, matrix, MATRIX)
-    for kind in kinds:
-        with fn.when(words["kind"].equals(KINDS.index(kind))):
-            fn.call(
-                f"linear_{kind}", words["tiles"], first, last, words["num_records"], num_rows,
-                *operand,
-            )  # fmt: skip
+            _ROWS.call(fn, plan=plan, thread=thread)
+        BARRIER.call(fn, sync=words["sync"], num_threads=words["num_threads"])
+    _HEAD.call(fn, plan=plan, thread=thread)
+    BARRIER.call(fn, sync=words["sync"], num_threads=words["num_threads"])
     fn.finish()
 
 
 def _emit_attend(module: object, sizes: Sizes) -> None:
-    """``attend(plan, thread, window, pairs, records, first, count, kv_head, out)``.
-
-    See ``Thread``.
-    """
-    fn = Function(module, "attend", 9)
+    """``attend``: see ``Thread.attend``."""
+    fn = ATTEND.begin(module)
     _, _, window, pairs, records, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
     plan, heads = thread.plan, sizes.heads
@@ -91,56 +84,54 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
     num_blocks = (position + count - start + TOKENS - 1) >> 4
     table = thread.table(first) + (start >> 2)
     stride, query = plan["records_stride"], plan["queries"] + first * heads.query_bytes
-    scores, scales, score_stride = (
-        thread.mine("scores"),
-        thread.mine("scales"),
-        plan["scores_stride"],
-    )
-    planes = scores + score_stride * sizes.score_rows
+    out_scores, scales = thread.mine("scores"), thread.mine("scales")
+    score_stride = plan["scores_stride"]
+    planes = out_scores + score_stride * sizes.score_rows
     if heads.cache == "int8":
         weights, weight_stride = planes, score_stride >> 1
     else:
-        weights, weight_stride = scores, score_stride
-    walk = (records, stride, table, num_blocks)
-    out_stride = fn.i64(sizes.attention * 4)
+        weights, weight_stride = out_scores, score_stride
+    walk = {"records": records, "stride": stride, "table": table, "count": num_blocks}
     for queries in dict.fromkeys((1, heads.tile)):
         with fn.when(count.equals(queries)):
-            fn.call(f"scores_{queries}", query, *walk, kv_head, scores, score_stride)
+            scores(queries).call(
+                fn, query=query, **walk, kv_head=kv_head, out=out_scores, out_stride=score_stride
+            )
             if heads.splits_key_bias:
-                turns, turns_stride = plan["turns"] + start * 4, plan["turns_stride"]
-                fn.call(
-                    "add_key_bias", query, pairs, turns, turns_stride, num_blocks, kv_head,
-                    fn.i64(queries), scores, score_stride,
+                ADD_KEY_BIAS.call(
+                    fn, query=query, pairs=pairs, turns=plan["turns"] + start * 4,
+                    stride=plan["turns_stride"], count=num_blocks, kv_head=kv_head,
+                    num_queries=queries, out=out_scores, out_stride=score_stride,
                 )  # fmt: skip
             if queries == 1:
-                fn.call("expect", *_next_walk(thread, walk, first, kv_head, start))
+                PREFETCH_KV.call(fn, **_next_walk(thread, walk, first, kv_head, start))
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
-                fn.call(
-                    "softmax", scores + row * score_stride, score_stride, low, high, num_blocks,
-                    records, stride, table, planes + row * (score_stride >> 1), scales + row * 4,
+                SOFTMAX.call(
+                    fn, scores=out_scores + row * score_stride, score_stride=score_stride,
+                    low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),
+                    scales=scales + row * 4,
                 )  # fmt: skip
-            fn.call(f"weigh_{queries}", weights, weight_stride, *walk, scales, out, out_stride)
+            weighted_values(queries).call(
+                fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,
+                out_stride=sizes.attention * 4,
+            )  # fmt: skip
     fn.finish()
 
 
 def _next_walk(
-    thread: Thread,
-    walk: tuple[Value, Value, Value, Value],
-    first: Value,
-    kv_head: Value,
-    start: Value,
-) -> tuple[Value, Value, Value, Value]:
+    thread: Thread, walk: dict[str, Value], first: Value, kv_head: Value, start: Value
+) -> dict[str, Value]:
     """Return the walk over the next head, or after the last over the next row's first head."""
     fn, heads = thread.fn, thread.sizes.heads
-    records, stride, table, num_blocks = walk
+    records = walk["records"]
     is_last = (kv_head + 1).equals(heads.num_kv_heads)
     row = fn.lower(first + 1, thread.plan["num_rows"] - 1)
     back = heads.record_bytes * (heads.num_kv_heads - 1)
     next_records = select(is_last, records - back, records + heads.record_bytes)
-    next_table = select(is_last, thread.table(row) + (start >> 2), table)
-    return next_records, stride, next_table, num_blocks
+    next_table = select(is_last, thread.table(row) + (start >> 2), walk["table"])
+    return walk | {"records": next_records, "table": next_table}
 
 
 def _columns(thread: Thread, owner: str) -> None:
@@ -157,7 +148,7 @@ def _columns(thread: Thread, owner: str) -> None:
     else:
         x, rows = thread.mine("x"), (fn.i64(0), num_rows)
         with fn.loop(num_rows) as m:
-            fn.call("copy", x + m * x_bytes, plan["x"] + m * x_bytes, sizes.hidden)
+            COPY.call(fn, x=x + m * x_bytes, y=plan["x"] + m * x_bytes, size=sizes.hidden)
     attend = _attend_rows if owner == "shared" else _attend_heads
     with thread.layers() as (i, layer, cache):
         with fn.loop(rows[1], start=rows[0]) as m:
@@ -171,7 +162,7 @@ def _columns(thread: Thread, owner: str) -> None:
         _feed_forward(thread, i, layer, x, rows, owner)
     if owner == "mine":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
-            fn.call("copy", plan["x"] + m * x_bytes, x + m * x_bytes, sizes.hidden)
+            COPY.call(fn, x=plan["x"] + m * x_bytes, y=x + m * x_bytes, size=sizes.hidden)
 
 
 def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
@@ -227,7 +218,7 @@ def _feed_forward(
     _shared_product(thread, i, layer, "down", y, x_bytes, "gated", gated)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
-        fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
+        ADD.call(fn, x=x + m * x_bytes, y=y + m * x_bytes, size=sizes.hidden)
 
 
 def _attended_to_activations(
@@ -235,14 +226,14 @@ def _attended_to_activations(
 ) -> None:
     size = thread.sizes.attention
     if thread.sizes.activations == "floats":
-        thread.fn.call("copy", thread.floats("in", row, owner), attended, size)
+        COPY.call(thread.fn, x=thread.floats("in", row, owner), y=attended, size=size)
     thread.quantise("in", attended, row, size, owner=owner)
 
 
 def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
-    thread.fn.call("add", x, y, thread.sizes.hidden)
+    ADD.call(thread.fn, x=x, y=y, size=thread.sizes.hidden)
     if thread.sizes.o_bias:
-        thread.fn.call("add", x, layer["o_bias"], thread.sizes.hidden)
+        ADD.call(thread.fn, x=x, y=layer["o_bias"], size=thread.sizes.hidden)
 
 
 def _shared_product(
@@ -272,9 +263,9 @@ def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
         with fn.loop(num_rows) as m:
             at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
             if sizes.activations == "rows":
-                fn.call("gate", gate + at, up + at, gate + at, size)
+                GATE.call(fn, gate=gate + at, up=up + at, out=gate + at, size=size)
             else:
-                fn.call("gate", gate + at, up + at, out, size)
+                GATE.call(fn, gate=gate + at, up=up + at, out=out, size=size)
                 thread.quantise("gated", out, m, size, first, "shared")
 
 
@@ -357,8 +348,8 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
     _whole_product(thread, layer, "up", num_rows, up, stride)
     with fn.loop(num_rows) as m:
         out = thread.floats("gated", m)
-        fn.call("gate", gate + m * stride, up + m * stride, out, sizes.intermediate)
+        GATE.call(fn, gate=gate + m * stride, up=up + m * stride, out=out, size=sizes.intermediate)
         thread.quantise("gated", out, m, sizes.intermediate)
     _whole_product(thread, layer, "down", num_rows, y, x_bytes, "gated")
     with fn.loop(num_rows) as m:
-        fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
+        ADD.call(fn, x=x + m * x_bytes, y=y + m * x_bytes, size=sizes.hidden)

@@ -24,7 +24,11 @@ from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value
 from ridgeline.backends.cpu.emit.isa import spin_hint
+from ridgeline.backends.cpu.emit.kernel import Kernel
 
+STEP = Kernel("step", ("plan", "thread"))  # emitted by ``step``
+BARRIER = Kernel("barrier", ("sync", "num_threads"))
+_WORKER, _RUN = Kernel("worker", ("plan", "thread")), Kernel("run", ("plan",))
 SYNC_BYTES = 384
 _ARRIVALS, _TURN, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
 MOST_THREADS = (1 << 16) - 1  # the lower half of the call's word says how many take part
@@ -37,13 +41,13 @@ _FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 128, 129, (1 << 31) - 1  # both private to
 
 
 def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> None:
-    """Emit ``barrier(sync, num_threads)``, ``worker(plan, thread)`` and ``run(plan)``.
+    """Emit ``barrier``, ``worker`` and ``run``, which call ``step``.
 
-    They call ``step(plan, thread)``; the plan's first words are ``sync`` and ``num_threads``.
+    The plan's first words are ``sync`` and ``num_threads``.
     ``futex_number`` is that of the system call, None where there is none.
     """
     wait = _Wait(is_x86, futex_number)
-    fn = Function(module, "barrier", 2)
+    fn = BARRIER.begin(module)
     sync, num_threads = fn.args
     with fn.when(num_threads > 1):
         turn = _read(fn, sync + _TURN)
@@ -57,7 +61,7 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
             wait.until_changed(fn, sync + _TURN, turn, sync + _SLEEPERS, _SPINS)
     fn.finish()
 
-    fn = Function(module, "worker", 2)
+    fn = _WORKER.begin(module)
     plan, thread = fn.args
     sync = fn.load(plan, I64, 8)
     seen, alive = fn.var(fn.value(0, I32)), fn.var(fn.value(1, I32))
@@ -67,10 +71,10 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
         seen.set(_read(fn, sync + _CALL))
         alive.set(1 - _read(fn, sync + _QUIT))
         with fn.when((alive.get() > 0) & ((seen.get() & MOST_THREADS) > thread.signed(I32))):
-            fn.call("step", plan, thread)
+            STEP.call(fn, plan=plan, thread=thread)
     fn.finish()
 
-    fn = Function(module, "run", 1)
+    fn = _RUN.begin(module)
     (plan,) = fn.args
     sync, num_threads = fn.load(plan, I64, 8), fn.load(plan + 8, I64, 8)
     call = (_read(fn, sync + _CALL) | MOST_THREADS) + 1  # the next, its lower half empty
@@ -79,7 +83,7 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
     with fn.when((num_threads > 1) | (quits > 0)):
         wait.wake(fn, sync + _CALL, sync + _CALL_SLEEPERS)
     with fn.when(quits.equals(0)):
-        fn.call("step", plan, fn.i64(0))
+        STEP.call(fn, plan=plan, thread=0)
     fn.finish()
 
 
