@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from functools import cache
 
@@ -11,7 +10,6 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.compile import Kernels, compile_object
 from ridgeline.backends.cpu.emit.gemm import emit_linear, shapes
 from ridgeline.backends.cpu.emit.isa import Dot
 from ridgeline.backends.cpu.layout.arrays import address, aligned
@@ -20,14 +18,14 @@ from ridgeline.backends.cpu.layout.pack import pack
 from ridgeline.backends.cpu.layout.quantise import turned
 from ridgeline.models.tensors import Tensor
 from tests.backends.cpu import twins
-from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits, source
+from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, prefetched, same_bits
 
 MOST_ROWS, TILES = 300, 6
 RECORDS = {"k4": 16, "k5": 8, "k6": 16}  # whole blocks; of other kinds 3
 FEW = [1, 2, 3, 5, 8, 15]
 GARBAGE = 77.5
 MARGIN = 64  # bytes between rows that belong to nobody
-NOWHERE = 0  # to be read next: asking for what is not there does no harm
+NOWHERE = 0  # next address: to prefetch what is not there does no harm
 
 
 # Plain dot products take long to compile, and floats have none.
@@ -193,50 +191,31 @@ def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int)
         assert not y[:, num_outputs:].any()
 
 
-RECORD = """
-define void @"record"(ptr %line) {{
-  %log = inttoptr i64 {log} to ptr
-  %count = load i64, ptr %log
-  %next = add i64 %count, 1
-  store i64 %next, ptr %log
-  %slot = getelementptr i64, ptr %log, i64 %next
-  store ptr %line, ptr %slot
-  ret void
-}}
-"""
-
-
 @pytest.mark.parametrize(("num_rows", "streams"), [(1, 1), (1, 4), (2, 1)])
-def test_what_is_read_next_is_asked_for(num_rows: int, streams: int) -> None:
+def test_what_is_read_next_is_prefetched(num_rows: int, streams: int) -> None:
     """All but the beginning of some tiles, and the beginning of what the thread reads then.
 
-    Whatever follows in memory instead is others' work: asking for it cost one stream a twentieth.
+    Whatever follows in memory instead is others' work: fetching it cost one stream a twentieth.
     """
-    records, first, last = 256, 1, 5  # a tile is 17 times what several rows ask for together
+    records, first, last = 256, 1, 5  # a tile is 17 times what several rows fetch together
     processor = TARGETS["host"].processor._replace(streams=streams)
-    text = source(lambda module: emit_linear(module, processor, ["w8"]))
-    log = at(np.zeros(1 << 16, np.int64))
-    text = re.sub(r'declare void @"llvm.prefetch.*', RECORD.format(log=address(log)), text)
-    text = re.sub(r'@"llvm.prefetch.p0"\((.*), i32 0, i32 ., i32 1\)', r'@"record"(\1)', text)
-    kernels = Kernels(compile_object(text, TARGETS["host"]), TARGETS["host"])
     stride = FORMATS["w8"].tile_bytes(records)
-    tiles, then = aligned((2, 8 * stride), np.uint8)
+    tiles, behind = aligned((2, 8 * stride), np.uint8)
     x, entries = (aligned((num_rows, records * size), np.uint8) for size in (32, ENTRY_BYTES))
     y = aligned((num_rows, 8 * 32), np.float32)
     operand = [word for array in (x, entries, y) for word in (address(array), array.strides[0])]
-    words = address(tiles), first, last, records, num_rows, *operand, address(then)
-    kernels.function("linear_w8", len(words))(*words)
+    words = address(tiles), first, last, records, num_rows, *operand, address(behind)
+    asked = prefetched(lambda module: emit_linear(module, processor, ["w8"]), "linear_w8", *words)
 
     together = streams if processor.dot is Dot.VNNI512 else 1
     ahead = -(-8192 // streams // 1088) * 1088 if num_rows == 1 else stride
     wanted = set[int]()
     for number in range(together):
         for tile in range(first, last, together):
-            coming = (tiles, tile + together) if tile + together < last else (then, 0)
+            coming = (tiles, tile + together) if tile + together < last else (behind, 0)
             for (memory, which), low, high in (((tiles, tile), ahead, stride), (coming, 0, ahead)):
                 begin = address(memory) + (which + number) * stride
                 wanted |= set(range((begin + low) // 64, (begin + high) // 64))
-    asked = (log[1 : 1 + log[0]] // 64).tolist()
     assert set(asked) == wanted
     assert num_rows > 1 or len(asked) == len(wanted)  # no line twice
 

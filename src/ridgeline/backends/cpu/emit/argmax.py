@@ -223,7 +223,7 @@ def _screened(thread: Thread) -> None:
             highest.set(maximum(highest.get(), so_far))
         common = fn.load(rough + j * stride + num_tiles * (TILE * 4), F32, 4)
         fn.store(highest.get() - common, thread.mine("floors") + j * 4, 4)
-    # Each tile in doubt asks for the next, or memory would rest between them.
+    # Each tile in doubt prefetches the next, or memory would idle between them.
     doubtful = fn.var(fn.i64(-1))
     with fn.loop(num_tiles, start=thread.number, step=plan["num_threads"]) as t:
         found = fn.var(fn.i64(0))
@@ -244,13 +244,13 @@ def _screened(thread: Thread) -> None:
         _exact(thread, doubtful.get(), doubtful.get())
 
 
-def _exact(thread: Thread, tile: Value, then: Value) -> None:
-    """Compute a tile's logits of all rows, and fold them into the bests; tile ``then`` is next."""
+def _exact(thread: Thread, tile: Value, next_tile: Value) -> None:
+    """Compute a tile's logits of all rows, and fold them into the bests; then ``next_tile``."""
     fn, plan, logits = thread.fn, thread.plan, thread.mine("logits")
     num_rows, first = plan["num_head_rows"], tile * TILE
     counters = plan["shares"] + thread.sizes.num_layers * plan["num_threads"] * SHARE_BYTES
     fetch_add(fn, counters + thread.number * SHARE_BYTES + EXACT_AT, 1)
-    tiles, rows = (tile, tile + 1, then), (fn.i64(0), num_rows)
+    tiles, rows = (tile, tile + 1, next_tile), (fn.i64(0), num_rows)
     _product(thread, "head", tiles, rows, logits - first * 4, TILE * 4)
     size = fn.lower(fn.i64(TILE), thread.sizes.vocab_size - first)
     with fn.loop(num_rows) as j:
@@ -273,12 +273,12 @@ def _product(
     """Multiply rows, first and number, by tiles of the head or its sketch."""
     plan, sizes = thread.plan, thread.sizes
     x_stride, entry_stride = sizes.head_x_stride, sizes.head_entry_stride
-    then = plan[f"{matrix}_tiles"] + tiles[2] * plan[f"{matrix}_tile_bytes"]
+    next_address = thread.tile(plan, matrix, tiles[2])
     MATMUL.call(
         thread.fn, matrix=plan.address(f"{matrix}_tiles"), first=tiles[0], last=tiles[1],
         num_rows=rows[1], x=plan["head_x"] + rows[0] * x_stride, x_stride=x_stride,
         entries=plan["head_entries"] + rows[0] * entry_stride, entry_stride=entry_stride,
-        y=y, y_stride=y_stride, next_address=then,
+        y=y, y_stride=y_stride, next_address=next_address,
     )  # fmt: skip
 
 

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ridgeline.backends.cpu.emit.attention import ROPE
-from ridgeline.backends.cpu.emit.gemm import MATMUL, TOGETHER
+from ridgeline.backends.cpu.emit.gemm import GEMV_TILES, MATMUL
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import NORM, quantise
 from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
-from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, PLAN, SHARE_BYTES, SHARED
+from ridgeline.backends.cpu.layout.arguments import LAYER, PLAN, SHARE_BYTES, SHARED
 from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 
@@ -51,31 +51,21 @@ class Thread:
         slower still; who is done early helps. A lone row takes tiles in groups: see ``linear``.
         """
         fn, num_threads = self.fn, self.plan["num_threads"]
-        least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
+        least = select(self.plan["num_rows"].equals(1), fn.i64(GEMV_TILES), fn.i64(1))
         size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
-        return self._taken(
-            layer, name, size, lambda i: (self._first(num_tiles, i), self._first(num_tiles, i + 1))
-        )
 
-    def _first(self, num_tiles: Value, number: Value) -> Value:
+        def share(i: Value) -> tuple[Value, Value]:
+            return self.first_tile(num_tiles, i), self.first_tile(num_tiles, i + 1)
+
+        return self._taken(layer, name, size, share)
+
+    def first_tile(self, num_tiles: Value, number: Value) -> Value:
         """Return the first tile of a thread's share."""
         return num_tiles * number // self.plan["num_threads"]
 
     def tile(self, layer: Words, matrix: str, tile: Value) -> Value:
         """Return the address of a tile."""
         return layer[f"{matrix}_tiles"] + tile * layer[f"{matrix}_tile_bytes"]
-
-    def then(self, layer: Words, matrix: str, end: Value, after: Value) -> Value:
-        """Return what this thread reads behind tiles up to ``end``; ``after`` is for its last."""
-        is_last = end.equals(self._first(layer[f"{matrix}_num_tiles"], self.number + 1))
-        return select(is_last, after, self.tile(layer, matrix, end))
-
-    def after(self, i: Value, layer: Words, matrix: str) -> Value:
-        """Return where this thread's share of the matrix behind layer ``i``'s ``matrix`` begins."""
-        if matrix == MATRICES[-1]:
-            layer, _ = self.layer(self.fn.lower(i + 1, self.fn.i64(self.sizes.num_layers - 1)))
-        behind = MATRICES[(MATRICES.index(matrix) + 1) % len(MATRICES)]
-        return self.tile(layer, behind, self._first(layer[f"{behind}_num_tiles"], self.number))
 
     def blocks(self, layer: Value, begins: Value) -> AbstractContextManager[tuple[Value, Value]]:
         """Loop over blocks of rows, each and the next: this thread's, then others' rests.
@@ -174,11 +164,11 @@ class Thread:
         num_rows: Value,
         y: Value,
         y_stride: Any,
-        then: Value,
+        next_address: Value,
         group: str = "in",
         owner: str = "mine",
     ) -> None:
-        """Multiply activations by tiles of a matrix, first and end, then to read at ``then``."""
+        """Multiply activations by tiles of a matrix, first and end; then read ``next_address``."""
         sizes, memory = self.sizes, getattr(self, owner)
         if sizes.activations == "floats":
             x, x_stride = memory(f"{group}_floats"), sizes.float_stride
@@ -188,7 +178,7 @@ class Thread:
         MATMUL.call(
             self.fn, matrix=layer.address(f"{matrix}_tiles"), first=first, last=last,
             num_rows=num_rows, x=x, x_stride=x_stride, entries=memory(f"{group}_entries"),
-            entry_stride=sizes.entry_stride, y=y, y_stride=y_stride, next_address=then,
+            entry_stride=sizes.entry_stride, y=y, y_stride=y_stride, next_address=next_address,
         )  # fmt: skip
 
     def qkv(self) -> Iterator[tuple[str, int]]:

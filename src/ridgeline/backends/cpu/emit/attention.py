@@ -49,9 +49,14 @@ from ridgeline.backends.cpu.emit.ir import (
     to_whole,
     vec,
 )
-from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot, prefetch
+from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot
 from ridgeline.backends.cpu.emit.kernel import Kernel
-from ridgeline.backends.cpu.emit.paging import WALK, record_at, row_parts, scores, weighted_values
+from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
+from ridgeline.backends.cpu.emit.prefetch import (
+    BLOCKS_AHEAD,
+    emit_prefetch_next_head,
+    prefetch_keys_and_values,
+)
 from ridgeline.backends.cpu.emit.rows import (
     FLOATS,
     NOTHING,
@@ -68,7 +73,6 @@ ROPE = Kernel(
         "query", "record", "token", "kv_head", "non_finite",
     ),
 )  # fmt: skip
-PREFETCH_KV = Kernel("expect", WALK)
 ADD_KEY_BIAS = Kernel(
     "add_key_bias",
     ("query", "pairs", "turns", "stride", "count", "kv_head", "num_queries", "out", "out_stride"),
@@ -84,20 +88,16 @@ _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
-_AHEAD = 3  # blocks from the one in hand to the one whose keys are asked for
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the entries of these
 
 
 def emit_attention(module: object, form: Dot, heads: Heads) -> None:
-    """Emit ``rope``, ``softmax``, ``expect``, and ``scores_N``, ``weigh_N`` for 1 and a tile.
-
-    And ``add_key_bias``, for a model that needs it.
-    """
+    """Emit all that ``attend`` calls, and ``rope``."""
     _emit_rope(module, heads)
     if heads.splits_key_bias:
         _emit_add_key_bias(module, heads)
     _emit_softmax(module, heads)
-    _emit_expect(module, heads)
+    emit_prefetch_next_head(module, heads)
     for queries in dict.fromkeys((1, heads.tile)):
         if heads.cache == "int8":
             _emit_scores(module, form, heads, queries)
@@ -251,22 +251,6 @@ def _store_floats(
             fn.store(key.lane(j), record + ((16 * i + j) * TOKENS + token) * size, size)
 
 
-def _emit_expect(module: object, heads: Heads) -> None:
-    """``expect``: ask for the keys and scales that come next.
-
-    While one head's softmax and weighted sum are computed memory would rest.
-    """
-    fn = PREFETCH_KV.begin(module)
-    records, stride, table, count = fn.args
-    with fn.loop(count) as block:
-        record = record_at(fn, records, stride, table, block)
-        with fn.loop(TOKENS * heads.size * heads.value_bytes, step=64) as line:
-            prefetch(fn, record + line, locality=2)
-        for offset in range(heads.scales_at, heads.record_bytes, 64):
-            prefetch(fn, record + offset, locality=2)
-    fn.finish()
-
-
 # --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
 
 
@@ -284,12 +268,12 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
     ]  # fmt: skip
 
     def score(block: Value, num_blocks: int) -> None:
-        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + _AHEAD)]
+        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + BLOCKS_AHEAD)]
         found = [record_at(fn, records, stride, table, b) for b in at]
         for low in range(0, len(rows), _MOST_ROWS):
             part = rows[low : low + _MOST_ROWS]
-            coming = found[_AHEAD:] if low == 0 else []
-            of_part = _scores(fn, form, heads, part, found[:num_blocks], coming)
+            ahead = found[BLOCKS_AHEAD:] if low == 0 else []
+            of_part = _scores(fn, form, heads, part, found[:num_blocks], ahead)
             for r, of_row in enumerate(of_part, start=low):
                 for b, value in enumerate(of_row):
                     fn.store(value, out + out_stride * r + (block + b) * 64, 4)
@@ -305,18 +289,16 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
 
 
 def _scores(
-    fn: Function, form: Dot, heads: Heads, rows: _Rows, records: list[Value], coming: list[Value]
+    fn: Function, form: Dot, heads: Heads, rows: _Rows, records: list[Value], ahead: list[Value]
 ) -> list[list[Value]]:
-    """Return each row's scores in each record; ask for the values and for the keys to come."""
+    """Return each row's scores in each record; ``ahead`` are records to prefetch."""
     scores = [[fn.lanes(F32, [0.0] * 16) for _ in records] for _ in rows]
     for span in range(heads.spans):
         starts = [fn.load(entry + 8 * span + 4, I32, 4).splat(16) for _, entry in rows]
         sums = [[start for _ in records] for start in starts]
         for quad in range(span * heads.span // 4, (span + 1) * heads.span // 4):
             keys = [fn.load(record + quad * 64, _BYTES, 64) for record in records]
-            for record, later in zip(records, coming, strict=False):
-                prefetch(fn, later + quad * 64)
-                prefetch(fn, record + TOKENS * heads.size + quad * 64, locality=2)
+            prefetch_keys_and_values(fn, heads, quad, records, ahead)
             for (query, _), of_row in zip(rows, sums, strict=True):
                 part = broadcast4(fn, query + quad * 4)
                 of_row[:] = [dot(form, s, k, part) for s, k in zip(of_row, keys, strict=True)]

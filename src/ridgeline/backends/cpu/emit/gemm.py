@@ -23,7 +23,6 @@ from ridgeline.backends.cpu.emit.ir import (
     Value,
     Var,
     fma,
-    maximum,
     select,
     vec,
 )
@@ -34,9 +33,9 @@ from ridgeline.backends.cpu.emit.isa import (
     dot,
     dot_bf16,
     dots,
-    prefetch,
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.prefetch import RecordPrefetch, TilePrefetch
 from ridgeline.backends.cpu.layout.arguments import MATRIX
 from ridgeline.backends.cpu.layout.formats import (
     BLOCK_RECORDS,
@@ -48,10 +47,7 @@ from ridgeline.backends.cpu.layout.formats import (
 )
 
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
-# Where memory sets the pace, few rows ask for weights in so many pages at once, as processors read
-# ahead within a page; a lone row in so many tiles, where that helps (``Processor``; LOG.md).
-TOGETHER = 4
-_PAGE_BYTES, _AHEAD_BYTES = 4096, 8192  # the second, a lone row asks ahead in all, at least
+GEMV_TILES = 4  # most that a GEMV multiplies side by side (``Processor.streams``)
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
 
 _Place = tuple[Value, Value, Value]  # record, what it shares with others of its block, half
@@ -142,38 +138,37 @@ def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
             weights = tiles + begin.get() * stride
             place = operand.moved(fn.i64(0), begin.get() * (TILE * 4))
             begin.set(begin.get() + together)
-            coming = select(begin.get() < last, weights + stride * together, next_address)
+            next_tile = select(begin.get() < last, weights + stride * together, next_address)
             _tile(kind, 1, 2 * together).call(
                 fn, weights=weights, half=0, num_records=num_records, **place._asdict(),
-                prefetch_at=coming, prefetch_step=0,
+                prefetch_at=next_tile, prefetch_step=0,
             )  # fmt: skip
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
         most_rows = shapes(kind, form)[0][0]
-        # Memory would rest, and then not keep up, did the first rows ask for all of the next tile.
-        share = fn.i64(packed.record_bytes) // maximum((high - low) // most_rows, 1)
+        ahead = TilePrefetch(fn, packed, num_groups=(high - low) // most_rows)
         with fn.loop(last, start=begin.get()) as tile:
             weights, column = tiles + tile * stride, tile * (TILE * 4)
-            coming = select(tile + 1 < last, weights + stride, next_address)
-            row, wanted = fn.var(low), fn.var(coming)
+            next_tile = select(tile + 1 < last, weights + stride, next_address)
+            row = fn.var(low)
+            ahead.begin(next_tile)
             for rows, halves in shapes(kind, form):
-                step = share * halves >> 1
+                step = ahead.step(halves)
                 with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
                     for half in range(0, 2, halves):
                         place = operand.moved(row.get(), column + half * 64)
-                        asked = wanted.get() if rows > 1 else coming
                         _tile(kind, rows, halves).call(
                             fn, weights=weights, half=half, num_records=num_records,
-                            **place._asdict(), prefetch_at=asked, prefetch_step=step,
+                            **place._asdict(), **ahead.arguments(rows, step),
                         )  # fmt: skip
-                        wanted.set(wanted.get() + num_records * step)
+                        ahead.advance(num_records, step)
                     row.set(row.get() + rows)
     fn.finish()
 
 
 def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halves: int) -> None:
     fn = _tile(kind, rows, halves).begin(module)
-    weights, half, num_records, *rest, coming, step = fn.args
+    weights, half, num_records, *rest, prefetch_at, prefetch_step = fn.args
     operand = Operand(*rest)
     entries = [operand.entries + operand.entry_stride * m for m in range(rows)]
     packed = FORMATS[kind]
@@ -182,21 +177,14 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
     else:
         first = [fn.lanes(F32, [0.0] * 16)] * rows
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
-    part_bytes = packed.record_bytes * min(halves, 2) // 2
     records_bytes = num_records * packed.record_bytes
-    records_ahead = -(-_AHEAD_BYTES // processor.streams // packed.record_bytes)
     stride = records_bytes + packed.tail_bytes
     whence = [(weights + stride * (h // 2), half + h % 2) for h in range(halves)]
+    ahead = RecordPrefetch(
+        fn, processor, packed, (rows, halves), weights, stride, half, prefetch_at, prefetch_step
+    )
     with fn.loop(num_records) as k:
-        if rows > 1:
-            is_few_rows = rows <= 4 or packed.activations == "rows"
-            is_paced_by_memory = (step * 2 >= part_bytes) & int(is_few_rows)
-            _ask(fn, coming + k * step, part_bytes, is_paced_by_memory)
-        else:
-            ahead = (k + records_ahead) * packed.record_bytes
-            wanted = select(ahead < stride, weights, coming - stride) + ahead + half * part_bytes
-            for number in range((halves + 1) // 2):
-                _prefetch(fn, wanted + stride * number, part_bytes, processor.nearest)
+        ahead.record(k)
         places = [(*_place(packed, tile, k), part) for tile, part in whence]
         match packed.activations:
             case "groups":
@@ -227,22 +215,6 @@ def _place(packed: WeightFormat, weights: Value, k: Value) -> tuple[Value, Value
     block = weights + (k >> 3) * (BLOCK_RECORDS * packed.record_bytes)
     own_bytes = packed.record_bytes - head // BLOCK_RECORDS
     return block + head + (k & 7) * own_bytes, block
-
-
-def _ask(fn: Function, wanted: Value, num_bytes: int, is_paced_by_memory: Value) -> None:
-    """Ask for part of the next tile, in one place or in several pages; the parts add up to all."""
-    with fn.when(is_paced_by_memory):
-        inside = wanted & (TOGETHER * _PAGE_BYTES - 1)
-        for page in range(TOGETHER):
-            at = wanted - inside + inside // TOGETHER + page * _PAGE_BYTES
-            _prefetch(fn, at, -(-num_bytes // TOGETHER), locality=2)
-    with fn.when(is_paced_by_memory.equals(0)):
-        _prefetch(fn, wanted, num_bytes, locality=2)
-
-
-def _prefetch(fn: Function, address: Value, num_bytes: int, locality: int) -> None:
-    for offset in range(0, num_bytes, 64):
-        prefetch(fn, address + offset, locality)
 
 
 def _add_groups(

@@ -21,12 +21,13 @@ from functools import partial
 
 from ridgeline.backends.cpu.emit.argmax import head
 from ridgeline.backends.cpu.emit.args import ATTEND, Thread
-from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, PREFETCH_KV, SOFTMAX
+from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
 from ridgeline.backends.cpu.emit.gemm import emit_matmul
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
+from ridgeline.backends.cpu.emit.prefetch import next_address, next_share, prefetch_next_head
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.layout.arguments import PLAN
@@ -104,7 +105,7 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
                     num_queries=queries, out=out_scores, out_stride=score_stride,
                 )  # fmt: skip
             if queries == 1:
-                PREFETCH_KV.call(fn, **_next_walk(thread, walk, first, kv_head, start))
+                prefetch_next_head(thread, walk, first, kv_head, start)
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
@@ -118,20 +119,6 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
                 out_stride=sizes.attention * 4,
             )  # fmt: skip
     fn.finish()
-
-
-def _next_walk(
-    thread: Thread, walk: dict[str, Value], first: Value, kv_head: Value, start: Value
-) -> dict[str, Value]:
-    """Return the walk over the next head, or after the last over the next row's first head."""
-    fn, heads = thread.fn, thread.sizes.heads
-    records = walk["records"]
-    is_last = (kv_head + 1).equals(heads.num_kv_heads)
-    row = fn.lower(first + 1, thread.plan["num_rows"] - 1)
-    back = heads.record_bytes * (heads.num_kv_heads - 1)
-    next_records = select(is_last, records - back, records + heads.record_bytes)
-    next_table = select(is_last, thread.table(row) + (start >> 2), walk["table"])
-    return walk | {"records": next_records, "table": next_table}
 
 
 def _columns(thread: Thread, owner: str) -> None:
@@ -240,10 +227,10 @@ def _shared_product(
     thread: Thread, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
 ) -> None:
     """Compute this thread's pieces of a product for all rows."""
-    num_rows, after = thread.plan["num_rows"], thread.after(i, layer, matrix)
+    num_rows, share = thread.plan["num_rows"], next_share(thread, i, layer, matrix)
     with thread.pieces(i, matrix, layer[f"{matrix}_num_tiles"]) as tiles:
-        then = thread.then(layer, matrix, tiles[1], after)
-        thread.product(layer, matrix, tiles, num_rows, y, y_stride, then, *operand)
+        behind = next_address(thread, layer, matrix, tiles[1], share)
+        thread.product(layer, matrix, tiles, num_rows, y, y_stride, behind, *operand)
 
 
 def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
@@ -253,12 +240,12 @@ def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
     """
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.plan["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
-    up, after = gate + sizes.intermediate * 4, thread.after(i, layer, "up")
+    up, share = gate + sizes.intermediate * 4, next_share(thread, i, layer, "up")
     with thread.pieces(i, "gate", layer["gate_num_tiles"]) as tiles:
-        then = thread.tile(layer, "up", tiles[0])
-        thread.product(layer, "gate", tiles, num_rows, gate, stride, then, "in", owner)
-        then = thread.then(layer, "gate", tiles[1], after)
-        thread.product(layer, "up", tiles, num_rows, up, stride, then, "in", owner)
+        behind = thread.tile(layer, "up", tiles[0])
+        thread.product(layer, "gate", tiles, num_rows, gate, stride, behind, "in", owner)
+        behind = next_address(thread, layer, "gate", tiles[1], share)
+        thread.product(layer, "up", tiles, num_rows, up, stride, behind, "in", owner)
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
             at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
@@ -313,8 +300,8 @@ def _whole_product(
 ) -> None:
     """Compute all of a product, for this thread's rows."""
     end = layer[f"{matrix}_num_tiles"]
-    then = thread.tile(layer, matrix, end)
-    thread.product(layer, matrix, (0, end), num_rows, y, y_stride, then, *group)
+    behind = thread.tile(layer, matrix, end)
+    thread.product(layer, matrix, (0, end), num_rows, y, y_stride, behind, *group)
 
 
 def _attend_block(
