@@ -15,7 +15,7 @@ from ridgeline.backends.cpu.emit.isa import Dot
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, FORMATS, KINDS
 from ridgeline.backends.cpu.layout.pack import pack
-from ridgeline.backends.cpu.layout.quantise import turned
+from ridgeline.backends.cpu.layout.quantise import hadamard
 from ridgeline.models.tensors import Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, prefetched, same_bits
@@ -37,7 +37,7 @@ CASES: list[tuple[str, ...]] = [
 ]
 CASES += [("baseline", "w8")]
 CASES += [(name, kind) for name in ("host", "baseline", "arm") for kind in ("f32", "bf16")]
-# A lone row reads one tile or four at once; this machine prefers one of them, both must be right.
+# A GEMV reads one tile or four at once; this machine prefers one of them, both must be right.
 if TARGETS["host"].processor.dot is Dot.VNNI512:
     CASES += [("host", kind, "other streams") for kind in KINDS]
 
@@ -119,7 +119,7 @@ def wanted(kind: str) -> NDArray[np.float32]:
 def product(
     case: tuple[Machine, str], first_row: int, num_rows: int, tiles: tuple[int, int] = (0, TILES)
 ) -> NDArray[np.float32]:
-    """Results of some rows, as many columns as there are tiles; the rest stays garbage."""
+    """Results of some rows, as many outputs as there are tiles; the rest stays garbage."""
     machine, kind = case
     records = RECORDS.get(kind, 3)
     x, entries = activations(kind, records)
@@ -230,7 +230,7 @@ def values(kind: str, rows: Array, entries: Array) -> NDArray[np.float64]:
         case "r8":  # turning twice is multiplying by the size of a block
             size = rows.shape[1]
             scaled = rows * entries["scale"][:, None].astype(np.float64)
-            return twins.turned(scaled) / min(size & -size, 512)
+            return twins.hadamard(scaled) / min(size & -size, 512)
     scales = entries["scale"][:, :-1].reshape(len(rows), -1)
     return rows * scales.repeat(twins.GROUP, axis=1).astype(np.float64)
 
@@ -240,9 +240,9 @@ def test_turning_both_sides_changes_no_product(size: int) -> None:
     rng = np.random.default_rng(size)
     x, weights = (rng.normal(0, 1, (8, size)).astype(np.float32) for _ in range(2))
     x[:, 3] *= 100
-    turned_x = twins.turned(x)
-    np.testing.assert_allclose(turned_x @ turned(weights).T, x @ weights.T, rtol=0, atol=2e-3)
-    spread = np.abs(turned_x).max(axis=1) / np.sqrt((turned_x**2).mean(axis=1))
+    rotated_x = twins.hadamard(x)
+    np.testing.assert_allclose(rotated_x @ hadamard(weights).T, x @ weights.T, rtol=0, atol=2e-3)
+    spread = np.abs(rotated_x).max(axis=1) / np.sqrt((rotated_x**2).mean(axis=1))
     assert (spread < np.abs(x).max(axis=1) / np.sqrt((x**2).mean(axis=1)) / 2).all()
 
 

@@ -85,7 +85,7 @@ def test_a_profiled_caller_counts_by_the_kernels_names() -> None:
     """Of the kernels called here one is a row operation and one is of no kind."""
     counted = {}
     for name in ("norm", "less"):
-        fn = Kernel("part", ("plan", "thread")).begin(ir.Module("test"), TimedFunction)
+        fn = Kernel("part", ("args", "thread")).begin(ir.Module("test"), TimedFunction)
         before = str(fn.raw).count("readsteadycounter")
         Kernel(name, ("x",)).call(fn, x=0)
         counted[name] = str(fn.raw).count("readsteadycounter") - before

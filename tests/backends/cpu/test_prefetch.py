@@ -13,7 +13,7 @@ from ridgeline.backends.cpu.emit.prefetch import (
     next_address,
     next_share,
 )
-from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, PLAN
+from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, MATRICES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.load import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
@@ -25,11 +25,11 @@ SIZES = model_sizes(PLAIN, "int8", "int8")
 
 
 def emit(module: ir.Module) -> None:
-    """``share(plan, thread)`` and ``next(plan, thread, end)``, of each matrix; results go to x."""
+    """``share(args, thread)`` and ``next(args, thread, end)``, of each matrix; results go to x."""
     for name, num_args in (("share", 2), ("next", 3)):
         fn = Function(module, name, num_args)
         thread = Thread(fn, SIZES)
-        out = thread.plan["x"]
+        out = thread.args["x"]
         for i in range(NUM_LAYERS):
             number = fn.i64(i)
             layer, _ = thread.layer(number)
@@ -58,20 +58,20 @@ def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads:
     for j, matrix in enumerate(MATRICES):
         for part, words in (("tiles", tiles), ("num_tiles", num_tiles), ("tile_bytes", tile_bytes)):
             layers[:, LAYER.index(f"{matrix}_{part}")] = words[:, j]
-    found, plan = at(np.zeros(shape, np.int64)), at(np.zeros(len(PLAN), np.int64))
+    found, args = at(np.zeros(shape, np.int64)), at(np.zeros(len(ARGUMENTS), np.int64))
     for name, value in (
         ("num_threads", num_threads), ("layers", address(layers)), ("x", address(found)),
     ):  # fmt: skip
-        plan[PLAN.index(name)] = value
+        args[ARGUMENTS.index(name)] = value
     for thread in range(num_threads):
         begins = tiles + num_tiles * thread // num_threads * tile_bytes
         after = np.roll(begins.reshape(-1), -1).reshape(shape)
         after[-1, -1] = begins[-1, 0]
-        machine.run("share", plan, thread)
+        machine.run("share", args, thread)
         np.testing.assert_array_equal(found, after)
         for end in range(1, 19):
             is_last = end == num_tiles * (thread + 1) // num_threads
-            machine.run("next", plan, thread, end)
+            machine.run("next", args, thread, end)
             np.testing.assert_array_equal(found, np.where(is_last, after, tiles + end * tile_bytes))
 
 

@@ -13,13 +13,13 @@ span of each head; or floats. A span has 32 channels if D is a multiple of that,
 Some models add a bias to keys that is a hundred times as large as what it is added to (Qwen2). The
 scale of a span would follow the bias and leave a few steps for the rest, so int8 keys are stored
 without it, and each score gets what it would have contributed. For a pair of channels with bias
-(a, b), turned by the angle t of the key's position, that is
+(a, b), rotated by the angle t of the key's position, that is
 
     (q0 a + q1 b) cos t + (q1 a - q0 b) sin t
 
-for the turned query's (q0, q1): two factors per query and pair, and the rope table. Only pairs
-whose bias is large are treated so. Channels that do not turn add the same to all scores of a query,
-so softmax never sees their bias and it is dropped.
+for the rotated query's (q0, q1): two factors per query and pair, and the rope table. Only pairs
+whose bias is large are treated so. Channels that do not rotate add the same to all scores of a
+query, so softmax never sees their bias and it is dropped.
 
 A row's softmax has a fixed order: all scores, their maximum, then exponentials added up lane by
 lane from its first visible block. Nothing is rescaled on the way, and what is masked is exactly
@@ -75,7 +75,17 @@ ROPE = Kernel(
 )  # fmt: skip
 ADD_KEY_BIAS = Kernel(
     "add_key_bias",
-    ("query", "pairs", "turns", "stride", "count", "kv_head", "num_queries", "out", "out_stride"),
+    (
+        "query",
+        "pairs",
+        "rope_by_pair",
+        "stride",
+        "count",
+        "kv_head",
+        "num_queries",
+        "out",
+        "out_stride",
+    ),
 )
 SOFTMAX = Kernel(
     "softmax",
@@ -146,7 +156,7 @@ def _emit_rope(module: object, heads: Heads) -> None:
         _store_bytes(fn, heads, rotated, plain, record, token)
     else:
         _store_floats(fn, heads, rotated, plain, record, token)
-    # Rounding to bytes, and comparing, would swallow it: what is wrong must be said here.
+    # Check for non-finite values here: rounding and max() would hide them.
     size = size + largest_of(rotated) + largest_of(plain)
     with fn.when((size - size).equals(0.0).equals(0)):
         fn.store(fn.value(1.0, F32), non_finite, 4)
@@ -168,9 +178,9 @@ def _rotated(
     first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
     c = [fn.load(cos + 64 * i, FLOATS, 4) for i in range(pairs)]
     s = [fn.load(sin + 64 * i, FLOATS, 4) for i in range(pairs)]
-    turned = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
-    turned += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
-    return turned + rest
+    rotated = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    rotated += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    return rotated + rest
 
 
 def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
@@ -314,11 +324,12 @@ def _scores(
 def _emit_add_key_bias(module: object, heads: Heads) -> None:
     """``add_key_bias``: add to scores what keys' bias contributes.
 
-    ``pairs`` are i32: how many, then which. ``turns`` is the cosine of pair 0 for the first visible
-    position; a pair's are ``stride`` bytes behind the pair's before, and sines behind all cosines.
+    ``pairs`` are i32: how many, then which. ``rope_by_pair`` is the cosine of pair 0 for the first
+    visible position; a pair's are ``stride`` bytes behind the pair's before, and sines behind all
+    cosines.
     """
     fn = ADD_KEY_BIAS.begin(module)
-    query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride = fn.args
+    query, pairs, rope_by_pair, stride, count, kv_head, num_queries, out, out_stride = fn.args
     num_pairs = fn.load(pairs, I32, 4).signed(I64)
     first = query + heads.bias_factors_at + kv_head * (heads.group * 8 * heads.half)
 
@@ -327,11 +338,11 @@ def _emit_add_key_bias(module: object, heads: Heads) -> None:
         totals = [fn.var(fn.load(place, FLOATS, 4)) for place in at]
         with fn.loop(num_pairs) as i:
             pair = fn.load(pairs + 4 + i * 4, I32, 4).signed(I64)
-            turn = turns + pair * stride + block * 64
+            angle = rope_by_pair + pair * stride + block * 64
             for part in range(2):
                 factor = fn.load(factors + (pair + part * heads.half) * 4, F32, 4).splat(16)
                 for b, total in enumerate(totals):
-                    place = turn + stride * (part * heads.half) + 64 * b
+                    place = angle + stride * (part * heads.half) + 64 * b
                     total.set(fma(fn.load(place, FLOATS, 4), factor, total.get()))
         for place, total in zip(at, totals, strict=True):
             fn.store(total.get(), place, 4)

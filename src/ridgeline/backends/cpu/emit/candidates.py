@@ -104,10 +104,10 @@ def _emit_pick(module: object) -> None:
 
 def _key(x: Value) -> Value:
     """Return i32 in the order of f32, the two zeros being one; its own inverse on bits."""
-    return _turned((x + 0.0).bits(x.like(I32)))
+    return _in_order((x + 0.0).bits(x.like(I32)))
 
 
-def _turned(words: Value) -> Value:
+def _in_order(words: Value) -> Value:
     return select(words < 0, words ^ _ALL_BUT_SIGN, words)
 
 
@@ -206,7 +206,7 @@ def _emit_cut(module: object, by_weight: bool) -> None:
     """
     fn = (CUT_WEIGHT if by_weight else CUT_COUNT).begin(module)
     ids, values, weights, count, bound, wanted, out = fn.args
-    limit = _turned(bound.signed(I32)).bits(F32)
+    limit = _in_order(bound.signed(I32)).bits(F32)
     left, kept = fn.var(wanted), fn.var(fn.i64(0))
 
     def amount(i: Value) -> Value:
@@ -262,6 +262,6 @@ def _emit_narrow(module: object, num_blocks: int) -> None:
     fn.store(_key(fn.value(-math.inf, F32)).signed(I64), out, 8)
     with fn.when(wanted < num_peaks):
         BOUND_COUNT.call(fn, values=peaks, weights=0, count=num_peaks, wanted=wanted, out=out)
-    bound = _turned(fn.load(out, I64, 8).signed(I32))
+    bound = _in_order(fn.load(out, I64, 8).signed(I32))
     _GATHER.call(fn, row=row, peaks=peaks, bound=bound.signed(I64), ids=ids, values=values, out=out)
     fn.finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ridgeline.backends.cpu.emit.ir import I64, Function, Operand, Value
 from ridgeline.backends.cpu.emit.kernel import Kernel
-from ridgeline.backends.cpu.layout.arguments import PLAN
+from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.formats import VALUE_BYTES
 
 # ``step`` is all of a step, the kinds before it included.
@@ -27,7 +27,7 @@ _KIND_OF = {
 
 
 class TimedFunction(Function):
-    """A function ``(plan, thread)`` whose calls are counted by what they do."""
+    """A function ``(args, thread)`` whose calls are counted by what they do."""
 
     def __init__(self, module: object, name: str, num_args: int) -> None:
         super().__init__(module, name, num_args)
@@ -49,8 +49,8 @@ class TimedFunction(Function):
         super().finish()
 
     def _count(self, kind: str, begin: Value) -> None:
-        plan, thread = self.args
-        counters = self.load(plan + 8 * PLAN.index("counters"), I64, 8)
+        args, thread = self.args
+        counters = self.load(args + 8 * ARGUMENTS.index("counters"), I64, 8)
         at = counters + thread * (8 * ROW_WORDS) + 8 * KINDS.index(kind)
         self.store(self.load(at, I64, 8) + self._cycles() - begin, at, 8)
 

@@ -295,7 +295,7 @@ def _scales(
 ) -> tuple[Value, Value]:
     """Return the scales of a half record, and what else the format has: offsets, or scales again.
 
-    Scales are such that nobody notices how values were shifted.
+    Scales compensate for the left shift of the values.
     """
 
     def floats(address: Value) -> Value:

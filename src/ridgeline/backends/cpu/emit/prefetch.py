@@ -179,7 +179,7 @@ def prefetch_next_head(
     """
     fn, heads, records = thread.fn, thread.sizes.heads, walk["records"]
     is_last = (kv_head + 1).equals(heads.num_kv_heads)
-    next_row = fn.lower(row + 1, thread.plan["num_rows"] - 1)
+    next_row = fn.lower(row + 1, thread.args["num_rows"] - 1)
     back = heads.record_bytes * (heads.num_kv_heads - 1)
     next_records = select(is_last, records - back, records + heads.record_bytes)
     next_table = select(is_last, thread.table(next_row) + (start >> 2), walk["table"])

@@ -153,24 +153,24 @@ def _emit_bf16(module: object) -> None:
 
 
 def _emit_row_bytes(module: object) -> None:
-    """``quantise_rows``: turned by a Hadamard matrix, then signed bytes with one scale.
+    """``quantise_rows``: Hadamard-rotated, then signed bytes with one scale.
 
     A few channels of a row are many times larger than the rest, and one scale for all would leave
-    nothing of the others. A rotation spreads them evenly; the weights were turned too, so products
+    nothing of the others. A rotation spreads them evenly; the weights were rotated too, so products
     are the same (QuaRot; Ashkboos et al., 2024).
     """
-    _emit_turn(module)
+    _emit_hadamard(module)
     fn = quantise("rows").begin(module)
-    x, out, entry, size, turned = fn.args
-    _HADAMARD.call(fn, x=x, out=turned, size=size)
+    x, out, entry, size, rotated = fn.args
+    _HADAMARD.call(fn, x=x, out=rotated, size=size)
     zero = fn.lanes(I32, [0] * 16)
     most, total = fn.var(zero), fn.var(zero)
     with fn.loop(size * 4, step=64) as at:
-        word = absolute(fn.load(turned + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
+        word = absolute(fn.load(rotated + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
         most.set(maximum(most.get(), word))
     scale, inverse = scale_to_bytes(most.get().reduce(maximum).bits(F32))
     with fn.loop(size, step=16) as i:
-        integers = to_integers(fn.load(turned + i * 4, FLOATS, 4), inverse)
+        integers = to_integers(fn.load(rotated + i * 4, FLOATS, 4), inverse)
         fn.store(integers.signed(I8), out + i, 1)
         total.set(total.get() + integers)
     fn.store(scale, entry, 4)
@@ -178,7 +178,7 @@ def _emit_row_bytes(module: object) -> None:
     fn.finish()
 
 
-def _emit_turn(module: object) -> None:
+def _emit_hadamard(module: object) -> None:
     """``turn``: multiply by a Hadamard matrix, not scaled, block by block.
 
     A block is the largest power of two that divides ``size``, at most ``MAX_ROTATED``. Butterflies
@@ -190,7 +190,8 @@ def _emit_turn(module: object) -> None:
     is_wide = (size & TILE).equals(0)
     for count, condition in ((4, is_wide), (2, is_wide.equals(0))):
         with fn.when(condition), fn.loop(size * 4, step=64 * count) as at:
-            values = [_turned(fn, fn.load(x + at + 64 * i, FLOATS, 4)) for i in range(count)]
+            loaded = (fn.load(x + at + 64 * i, FLOATS, 4) for i in range(count))
+            values = [_lane_butterflies(fn, value) for value in loaded]
             for i, value in enumerate(_butterflies(values)):
                 fn.store(value, out + at + 64 * i, 4)
     block, stride = fn.lower(size & (0 - size), fn.i64(MAX_ROTATED)), _CHUNK * 4
@@ -218,7 +219,7 @@ def _butterflies(values: list[Value]) -> list[Value]:
     return values
 
 
-def _turned(fn: Function, value: Value) -> Value:
+def _lane_butterflies(fn: Function, value: Value) -> Value:
     """Return butterflies of distance 1, 2, 4 and 8 of a vector."""
     for distance in (1, 2, 4, 8):
         signs = fn.lanes(F32, [-1.0 if i & distance else 1.0 for i in range(16)])
