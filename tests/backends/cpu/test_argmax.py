@@ -40,7 +40,7 @@ def argmax(
     for low, high in reversed(parts) if backwards else parts:
         part = np.full(high - low + 16, 99, np.float32)
         part[: high - low] = logits[low:high]
-        machine.run("best", at(part), high - low, low, entry)
+        machine.run("argmax", at(part), high - low, low, entry)
     return entry
 
 
@@ -90,12 +90,12 @@ def test_one_bad_logit_flags_the_row(machine: Machine, bad: float) -> None:
 def test_the_best_before_stays_unless_it_is_beaten(here: Machine) -> None:
     entry = np.zeros((), ENTRY)
     entry["value"], entry["place"] = 2.0, ~7
-    here.run("best", at(np.float32([2.0] * 16)), 16, 100, entry)
+    here.run("argmax", at(np.float32([2.0] * 16)), 16, 100, entry)
     assert (entry["value"], ~entry["place"]) == (2.0, 7)
-    here.run("best", at(np.float32([1.0] * 9 + [2.5] * 7)), 12, 100, entry)
+    here.run("argmax", at(np.float32([1.0] * 9 + [2.5] * 7)), 12, 100, entry)
     assert (entry["value"], ~entry["place"]) == (2.5, 109)
     entry["non_finite"] = np.nan
-    here.run("best", at(np.float32([3.0] * 16)), 16, 100, entry)
+    here.run("argmax", at(np.float32([3.0] * 16)), 16, 100, entry)
     assert np.isnan(entry["non_finite"])  # never forgotten
     assert entry["value"] == np.inf
 

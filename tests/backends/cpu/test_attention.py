@@ -182,7 +182,10 @@ class Attention:
             weights = planes if heads.cache == "int8" else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]
             part = at(group)
-            run(f"weigh_{count}", weights, weights.strides[0], *walk, scales, part, part.strides[0])
+            run(
+                f"weighted_values_{count}", weights, weights.strides[0], *walk, scales,
+                part, part.strides[0],
+            )  # fmt: skip
             group[:] = part
         assert (out[:, -1] == GARBAGE).all()
         return out[:, :-1]

@@ -82,7 +82,7 @@ def test_keys_and_scales_of_the_next_head_are_prefetched() -> None:
     records, table = aligned(8 * stride, np.uint8), at(np.int32([6, 0, 3, 5]))
     lines = prefetched(
         lambda module: emit_prefetch_next_head(module, heads),
-        "expect", address(records), stride, address(table), 3,
+        "prefetch_next_head", address(records), stride, address(table), 3,
     )  # fmt: skip
     key_bytes, wanted = TOKENS * heads.size * heads.value_bytes, []
     for block in (6, 0, 3):

@@ -52,7 +52,7 @@ _PAUSE = 64  # steps until pruning is tried again
 # short that squares of it vanish, and with them the bound.
 _SHORTEST, _LONGEST = 1e-12, 1e18
 
-_ARGMAX = Kernel("best", ("logits", "size", "first_id", "argmax"))
+_ARGMAX = Kernel("argmax", ("logits", "size", "first_id", "argmax"))
 _LENGTH = Kernel("length", ("x", "size", "out"))
 _Tiles = tuple[Value, Value, Value]  # of a product: the first, the end, and which is read next
 
@@ -95,7 +95,7 @@ def _emit_length(module: object) -> None:
 
 
 def _emit_best(module: object) -> None:
-    """``best``: fold ``size`` logits into the entry at ``argmax``.
+    """``argmax``: fold ``size`` logits into the entry at ``argmax``.
 
     They are of ids from ``first_id`` on; the last vector is read whole, its surplus ignored. Of
     equal logits the lowest id wins, in whatever order they come.

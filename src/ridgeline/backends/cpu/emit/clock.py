@@ -16,8 +16,8 @@ KINDS = ("linears", "head", "attention", "row operations", "barrier", "step")
 _CLOCK = Kernel("clock", ("out",))
 ROW_WORDS = 8  # of a thread's counters: one cache line
 _KIND_OF = {
-    "product": "linears",
-    "best": "head",
+    "matmul": "linears",
+    "argmax": "head",
     "draw": "head",
     "attend": "attention",
     "barrier": "barrier",
@@ -36,7 +36,7 @@ class TimedFunction(Function):
 
     def call(self, name: str, *args: Operand) -> None:
         """Call, and count the cycles that it takes; calls of no kind count inside."""
-        kind = "head" if (self._name, name) == ("head", "product") else _KIND_OF.get(name)
+        kind = "head" if (self._name, name) == ("head", "matmul") else _KIND_OF.get(name)
         begin = self._cycles() if kind else None
         super().call(name, *args)
         if kind and begin:

@@ -41,7 +41,7 @@ def emit_float_scores(module: object, heads: Heads, queries: int) -> None:
 
 
 def emit_float_weigh(module: object, heads: Heads, queries: int) -> None:
-    """``weigh_N`` for a cache of floats; ``planes`` are the probabilities themselves."""
+    """``weighted_values_N`` for a cache of floats; ``planes`` are the probabilities themselves."""
     fn = weighted_values(queries).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]

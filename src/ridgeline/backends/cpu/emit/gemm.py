@@ -73,7 +73,7 @@ class Operand(NamedTuple):
 
 
 _MATMUL = ("num_rows", *Operand._fields, "next_address")
-MATMUL = Kernel("product", ("matrix", "first", "last", *_MATMUL))
+MATMUL = Kernel("matmul", ("matrix", "first", "last", *_MATMUL))
 
 
 def _linear(kind: str) -> Kernel:
@@ -112,7 +112,7 @@ def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> N
 
 
 def emit_matmul(module: object, kinds: Sequence[str]) -> None:
-    """``product``: the product for whatever kind of weights the words at ``matrix`` name."""
+    """``matmul``: the product for whatever kind of weights the words at ``matrix`` name."""
     fn = MATMUL.begin(module)
     matrix, first, last, num_rows, *operand, next_address = fn.args
     words = Words(fn, matrix, MATRIX)

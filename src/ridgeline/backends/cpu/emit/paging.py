@@ -25,7 +25,7 @@ def weighted_values(queries: int) -> Kernel:
     ``out`` is this group's first head, ``out_stride`` the bytes from a query's row to the next.
     """
     planes = ("planes", "plane_stride")
-    return Kernel(f"weigh_{queries}", (*planes, *WALK, "scales", "out", "out_stride"))
+    return Kernel(f"weighted_values_{queries}", (*planes, *WALK, "scales", "out", "out_stride"))
 
 
 def record_at(fn: Function, records: Value, stride: Value, table: Value, index: Value) -> Value:

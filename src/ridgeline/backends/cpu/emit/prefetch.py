@@ -35,7 +35,7 @@ _AHEAD_BYTES = 8192  # of a GEMV in all its tiles, at least
 _PAGES_AT_ONCE, _PAGE_BYTES = 4, 4096
 _SECOND_CACHE = 2  # locality of what is not needed at once; 3 is the nearest
 BLOCKS_AHEAD = 3  # from the block of the cache at hand to the one whose keys are prefetched
-_NEXT_HEAD = Kernel("expect", WALK)
+_NEXT_HEAD = Kernel("prefetch_next_head", WALK)
 
 
 def _prefetch_lines(fn: Function, address: Value, num_bytes: int, locality: int) -> None:
@@ -155,7 +155,7 @@ def prefetch_keys_and_values(
 
 
 def emit_prefetch_next_head(module: object, heads: Heads) -> None:
-    """``expect``: prefetch the keys and scales of some records.
+    """``prefetch_next_head``: prefetch the keys and scales of some records.
 
     While one head's softmax and weighted sum are computed memory would idle.
     """

@@ -35,7 +35,7 @@ _CHUNK = 64  # channels that are mixed in one go
 NORM = Kernel("norm", ("x", "weight", "out", "size"))
 ADD, COPY = (Kernel(name, ("x", "y", "size")) for name in ("add", "copy"))
 GATE = Kernel("gate", ("gate", "up", "out", "size"))
-_HADAMARD = Kernel("turn", ("x", "out", "size"))
+_HADAMARD = Kernel("hadamard", ("x", "out", "size"))
 
 
 def quantise(form: str) -> Kernel:
@@ -179,7 +179,7 @@ def _emit_row_bytes(module: object) -> None:
 
 
 def _emit_hadamard(module: object) -> None:
-    """``turn``: multiply by a Hadamard matrix, not scaled, block by block.
+    """``hadamard``: multiply by a Hadamard matrix, not scaled, block by block.
 
     A block is the largest power of two that divides ``size``, at most ``MAX_ROTATED``. Butterflies
     of distance 1, 2, 4, ...: those up to 32 (16 where a row is no whole number of 64) in the first

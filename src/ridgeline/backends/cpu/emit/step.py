@@ -35,7 +35,7 @@ from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, OUTPUT_SPLIT_ROWS, TOKENS, Sizes
 
 _BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD = (
-    Kernel(name, STEP.parameters) for name in ("columns", "mixed", "rows", "head")
+    Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head")
 )
 
 
