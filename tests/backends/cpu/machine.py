@@ -7,6 +7,7 @@ libc6-dev-arm64-cross), and is skipped elsewhere.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -103,6 +104,29 @@ class Machine:
 def source(emit: Emit, target: Target = HOST) -> str:
     """Return the IR of what ``emit`` puts into a module."""
     return str(_module(emit, target))
+
+
+_RECORD = """
+define void @"record"(ptr %line) {{
+  %log = inttoptr i64 {log} to ptr
+  %count = load i64, ptr %log
+  %next = add i64 %count, 1
+  store i64 %next, ptr %log
+  %slot = getelementptr i64, ptr %log, i64 %next
+  store ptr %line, ptr %slot
+  ret void
+}}
+"""
+
+
+def prefetched(emit: Emit, name: str, *words: int) -> list[int]:
+    """Return the cache lines that a kernel prefetches on this machine, in order, by number."""
+    log = at(np.zeros(1 << 16, np.int64))
+    text = re.sub(r'declare void @"llvm.prefetch.*', _RECORD.format(log=address(log)), source(emit))
+    text = re.sub(r'@"llvm.prefetch.p0"\((.*), i32 0, i32 ., i32 1\)', r'@"record"(\1)', text)
+    kernels = Kernels(compile_object(text, HOST), HOST)
+    kernels.function(name, len(words))(*words)
+    return [int(line) for line in log[1 : 1 + log[0]] // 64]
 
 
 def _module(emit: Emit, target: Target) -> ir.Module:

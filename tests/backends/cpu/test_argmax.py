@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.argmax import BEST_BYTES, Screening, emit_head
+from ridgeline.backends.cpu.emit.argmax import ARGMAX_BYTES, BoundPruning, emit_head
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import Array, Machine, at, build
 
-BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])
+ENTRY = np.dtype([("value", "<f4"), ("non_finite", "<f4"), ("place", "<i8")])
 
 
 @pytest.fixture(scope="module", params=["host", "arm"])
@@ -28,29 +28,29 @@ def here() -> Machine:
     return build(emit_head)
 
 
-def best(
+def argmax(
     machine: Machine, logits: Array, cuts: tuple[int, ...] = (), *, backwards: bool = False
 ) -> Array:
     """Fold the parts between cuts, each with something larger behind it."""
-    entry = np.zeros((), BEST)
+    entry = np.zeros((), ENTRY)
     entry["value"] = -np.inf
-    assert entry.nbytes == BEST_BYTES
+    assert entry.nbytes == ARGMAX_BYTES
     ends = (*cuts, len(logits))
     parts = list(zip((0, *cuts), ends, strict=True))
     for low, high in reversed(parts) if backwards else parts:
         part = np.full(high - low + 16, 99, np.float32)
         part[: high - low] = logits[low:high]
-        machine.run("best", at(part), high - low, low, entry)
+        machine.run("argmax", at(part), high - low, low, entry)
     return entry
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 31, 32, 33, 100, 257])
 def test_the_likeliest_at_any_size(machine: Machine, size: int) -> None:
     logits = np.random.default_rng(size).normal(0, 1, size).astype(np.float32)
-    entry = best(machine, logits)
+    entry = argmax(machine, logits)
     assert ~entry["place"] == logits.argmax()
     assert entry["value"] == logits.max()
-    assert entry["poison"] == 0
+    assert entry["non_finite"] == 0
 
 
 @given(
@@ -62,41 +62,41 @@ def test_of_equals_the_first(here: Machine, logits: list[float], cuts: list[int]
     values = np.float32(logits)
     places = tuple(sorted(16 * cut for cut in cuts if 16 * cut < len(logits)))
     for backwards in (False, True):
-        entry = best(here, values, places, backwards=backwards)
+        entry = argmax(here, values, places, backwards=backwards)
         assert (~entry["place"], entry["value"]) == (values.argmax(), values.max())
 
 
 def test_the_ends_of_the_range(machine: Machine) -> None:
     lowest = np.full(40, np.finfo(np.float32).min)
-    assert ~best(machine, lowest)["place"] == 0
+    assert ~argmax(machine, lowest)["place"] == 0
     lowest[39] = np.finfo(np.float32).max
-    entry = best(machine, lowest, (32,))
-    assert (~entry["place"], entry["poison"]) == (39, 0)
+    entry = argmax(machine, lowest, (32,))
+    assert (~entry["place"], entry["non_finite"]) == (39, 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_bad_logit_poisons_the_row(machine: Machine, bad: float) -> None:
+def test_one_bad_logit_flags_the_row(machine: Machine, bad: float) -> None:
     logits = np.zeros(70, np.float32)
     for place in (0, 15, 16, 69):
-        poisoned = logits.copy()
-        poisoned[place] = bad
+        flagged = logits.copy()
+        flagged[place] = bad
         for backwards in (False, True):
-            entry = best(machine, poisoned, (32,), backwards=backwards)
-            assert np.isnan(entry["poison"])
+            entry = argmax(machine, flagged, (32,), backwards=backwards)
+            assert np.isnan(entry["non_finite"])
             assert entry["value"] == np.inf  # before what any other thread found
-    assert best(machine, logits, (32,))["poison"] == 0
+    assert argmax(machine, logits, (32,))["non_finite"] == 0
 
 
 def test_the_best_before_stays_unless_it_is_beaten(here: Machine) -> None:
-    entry = np.zeros((), BEST)
+    entry = np.zeros((), ENTRY)
     entry["value"], entry["place"] = 2.0, ~7
-    here.run("best", at(np.float32([2.0] * 16)), 16, 100, entry)
+    here.run("argmax", at(np.float32([2.0] * 16)), 16, 100, entry)
     assert (entry["value"], ~entry["place"]) == (2.0, 7)
-    here.run("best", at(np.float32([1.0] * 9 + [2.5] * 7)), 12, 100, entry)
+    here.run("argmax", at(np.float32([1.0] * 9 + [2.5] * 7)), 12, 100, entry)
     assert (entry["value"], ~entry["place"]) == (2.5, 109)
-    entry["poison"] = np.nan
-    here.run("best", at(np.float32([3.0] * 16)), 16, 100, entry)
-    assert np.isnan(entry["poison"])  # never forgotten
+    entry["non_finite"] = np.nan
+    here.run("argmax", at(np.float32([3.0] * 16)), 16, 100, entry)
+    assert np.isnan(entry["non_finite"])  # never forgotten
     assert entry["value"] == np.inf
 
 
@@ -121,13 +121,13 @@ def test_the_length_of_what_is_no_row(here: Machine) -> None:
         assert out[0] == pytest.approx(wanted, nan_ok=True)
 
 
-def test_screening_is_tried_again_after_a_rest() -> None:
-    screening = Screening()
+def test_pruning_is_tried_again_after_a_rest() -> None:
+    pruning = BoundPruning()
     tried = []
     for _ in range(300):
-        tried.append(screening.is_due())
+        tried.append(pruning.is_due())
         if tried[-1]:
-            screening.note(1.0 if len(tried) < 100 else 0.02)
+            pruning.note(1.0 if len(tried) < 100 else 0.02)
     assert tried[:3] == [True] * 3
     assert not any(tried[3:66])
     assert tried[66:69] == [True] * 3
@@ -135,7 +135,7 @@ def test_screening_is_tried_again_after_a_rest() -> None:
 
 
 def test_a_doubtful_step_now_and_then_is_no_reason() -> None:
-    screening = Screening()
+    pruning = BoundPruning()
     for i in range(200):
-        assert screening.is_due()
-        screening.note(1.0 if i % 16 == 0 else 0.05)
+        assert pruning.is_due()
+        pruning.note(1.0 if i % 16 == 0 else 0.05)

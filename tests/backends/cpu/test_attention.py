@@ -10,7 +10,7 @@ import pytest
 from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.attention import emit_attention
-from ridgeline.backends.cpu.layout.key_bias import split, turns
+from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 from tests.backends.cpu import attention_twin as twin
 from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bits
@@ -123,10 +123,10 @@ class Attention:
             values[:] = rng.choice([-1, 1], values.shape) * twin.MOST[kind]
         else:
             self.records[:, :, heads.scales_at :].view(np.float32)[:] = np.nan
-        self.turns = turns(heads, self.text.cos, self.text.sin)
+        self.rope_by_pair = rope_by_pair(heads, self.text.cos, self.text.sin)
         self.table = at(np.int32([4, 7, 0, 2, 8, 1, 3])[: -(-LENGTH // TOKENS)])
         self.queries = at(np.full((LENGTH, heads.query_bytes), 200, np.uint8))
-        self.poison = np.zeros(1, np.float32)
+        self.non_finite = np.zeros(1, np.float32)
         self.length = 0
 
     def store(self, position: int, rows: Array | None = None) -> None:
@@ -139,7 +139,7 @@ class Attention:
                 "rope", row, known.bias, known.key_bias[kv_head],
                 at(known.cos[position]), at(known.sin[position]),
                 known.norms, self.queries[position], self.records[block, kv_head], token, kv_head,
-                self.poison,
+                self.non_finite,
             )  # fmt: skip
 
     def grow(self, length: int) -> None:
@@ -168,8 +168,9 @@ class Attention:
             run(name, source, *walk, kv_head, scores, scores.strides[0])
             if heads.splits_key_bias:
                 run(
-                    "add_key_bias", source, self.text.pairs[kv_head], self.turns[0, 0, begin:],
-                    self.turns.strides[1], blocks, kv_head, count, scores, scores.strides[0],
+                    "add_key_bias", source, self.text.pairs[kv_head],
+                    self.rope_by_pair[0, 0, begin:], self.rope_by_pair.strides[1], blocks,
+                    kv_head, count, scores, scores.strides[0],
                 )  # fmt: skip
             for n in range(count):
                 high, row = position + n + 1 - begin, n * heads.group
@@ -181,7 +182,10 @@ class Attention:
             weights = planes if heads.cache == "int8" else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]
             part = at(group)
-            run(f"weigh_{count}", weights, weights.strides[0], *walk, scales, part, part.strides[0])
+            run(
+                f"weighted_values_{count}", weights, weights.strides[0], *walk, scales,
+                part, part.strides[0],
+            )  # fmt: skip
             group[:] = part
         assert (out[:, -1] == GARBAGE).all()
         return out[:, :-1]
@@ -214,7 +218,7 @@ def assert_stored(attention: Attention, length: int) -> None:
 def test_what_is_stored(attention: Attention) -> None:
     attention.grow(21)
     assert_stored(attention, 21)
-    assert not attention.poison.any()
+    assert not attention.non_finite.any()
 
 
 def test_a_slot_is_written_and_nothing_else(attention: Attention) -> None:
@@ -254,15 +258,15 @@ def test_what_is_not_finite_is_said_and_not_kept(attention: Attention, bad: floa
         channel = (17 * abs(head) + 3) % heads.size
         sick = rows.copy()
         sick[17, head, channel] = bad
-        attention.poison[:] = 0
+        attention.non_finite[:] = 0
         attention.store(17, sick)
-        assert attention.poison[0] == 1, (head, channel)
+        assert attention.non_finite[0] == 1, (head, channel)
         if heads.cache != "int8":
             kept = attention.records[attention.table[1]].view(f"f{heads.value_bytes}")
             assert np.isfinite(kept.reshape(heads.num_kv_heads, 2, -1)[:, 1, heads.size]).all()
-    attention.poison[:] = 0
+    attention.non_finite[:] = 0
     attention.store(17)
-    assert not attention.poison.any()
+    assert not attention.non_finite.any()
     assert same_bits(attention.records, before)
 
 

@@ -1,4 +1,4 @@
-"""How a step's tokens become rows: each once, dealt to threads, attending in whole tiles."""
+"""How a step's tokens become rows: each once, assigned to threads, attending in whole tiles."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_any_step(
     batch = arrange(work, num_threads, tile, per_block)
     num_tokens = sum(count for _, count in chunks)
     assert len(batch.tokens) == num_tokens
-    assert sorted(batch.places) == list(range(num_tokens))  # one row for each token
+    assert sorted(batch.row_of_token) == list(range(num_tokens))  # one row for each token
     assert batch.ends == np.cumsum([count for _, count in chunks]).tolist()
     i = 0
     for item, table in zip(work, tables, strict=True):
         records = [block * per_block + part for block in table for part in range(per_block)]
         for offset, token in enumerate(item.tokens):
-            row = batch.places[i]
+            row = batch.row_of_token[i]
             assert batch.tokens[row] == token
             assert batch.positions[row] == item.start + offset
             first = batch.sequences[row]
@@ -97,14 +97,14 @@ def row_bounds(batch: Batch) -> list[int]:
 
 
 def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) -> None:
-    """What somebody asks for lies from a thread's ``asked`` block on, and little else does."""
+    """Rows with an output lie from a thread's ``output_begins`` block on, and little else does."""
     wanted: list[int] = []
     for item, end in zip(work, batch.ends, strict=True):
         first = end - len(item.tokens) if item.targets else end - 1 if item.seeds else end
-        wanted += batch.places[first:end]
-    for thread, block in enumerate(batch.asked):
+        wanted += batch.row_of_token[first:end]
+    for thread, block in enumerate(batch.output_begins):
         assert batch.block_bounds[thread] <= block <= batch.block_bounds[thread + 1]
-    begins, ends = [batch.blocks[block][0] for block in batch.asked], row_bounds(batch)[1:]
+    begins, ends = [batch.blocks[block][0] for block in batch.output_begins], row_bounds(batch)[1:]
     asked = [row for low, high in zip(begins, ends, strict=True) for row in range(low, high)]
     assert set(wanted) <= set(asked)
     assert len(asked) <= len(wanted) + 7 * sum(bool(item.seeds) for item in work)
@@ -112,7 +112,7 @@ def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) ->
 
 @given(chunks=chunks, tile=st.integers(1, 4))
 def test_threads_get_like_shares(chunks: list[tuple[int, int]], tile: int) -> None:
-    """No thread has more than a hand of rows more than another."""
+    """No thread has more than a chunk of rows more than another."""
     work, _ = make_work(chunks)
     if sum(count for _, count in chunks) > MIXED_ROWS:
         bounds = row_bounds(arrange(work, 3, tile, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from functools import cache
 
@@ -11,23 +10,22 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.compile import Kernels, compile_object
 from ridgeline.backends.cpu.emit.gemm import emit_linear, shapes
 from ridgeline.backends.cpu.emit.isa import Dot
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, FORMATS, KINDS
 from ridgeline.backends.cpu.layout.pack import pack
-from ridgeline.backends.cpu.layout.quantise import turned
+from ridgeline.backends.cpu.layout.quantise import hadamard
 from ridgeline.models.tensors import Tensor
 from tests.backends.cpu import twins
-from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits, source
+from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, prefetched, same_bits
 
 MOST_ROWS, TILES = 300, 6
 RECORDS = {"k4": 16, "k5": 8, "k6": 16}  # whole blocks; of other kinds 3
 FEW = [1, 2, 3, 5, 8, 15]
 GARBAGE = 77.5
 MARGIN = 64  # bytes between rows that belong to nobody
-NOWHERE = 0  # to be read next: asking for what is not there does no harm
+NOWHERE = 0  # next address: to prefetch what is not there does no harm
 
 
 # Plain dot products take long to compile, and floats have none.
@@ -39,7 +37,7 @@ CASES: list[tuple[str, ...]] = [
 ]
 CASES += [("baseline", "w8")]
 CASES += [(name, kind) for name in ("host", "baseline", "arm") for kind in ("f32", "bf16")]
-# A lone row reads one tile or four at once; this machine prefers one of them, both must be right.
+# A GEMV reads one tile or four at once; this machine prefers one of them, both must be right.
 if TARGETS["host"].processor.dot is Dot.VNNI512:
     CASES += [("host", kind, "other streams") for kind in KINDS]
 
@@ -121,7 +119,7 @@ def wanted(kind: str) -> NDArray[np.float32]:
 def product(
     case: tuple[Machine, str], first_row: int, num_rows: int, tiles: tuple[int, int] = (0, TILES)
 ) -> NDArray[np.float32]:
-    """Results of some rows, as many columns as there are tiles; the rest stays garbage."""
+    """Results of some rows, as many outputs as there are tiles; the rest stays garbage."""
     machine, kind = case
     records = RECORDS.get(kind, 3)
     x, entries = activations(kind, records)
@@ -193,50 +191,31 @@ def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int)
         assert not y[:, num_outputs:].any()
 
 
-RECORD = """
-define void @"record"(ptr %line) {{
-  %log = inttoptr i64 {log} to ptr
-  %count = load i64, ptr %log
-  %next = add i64 %count, 1
-  store i64 %next, ptr %log
-  %slot = getelementptr i64, ptr %log, i64 %next
-  store ptr %line, ptr %slot
-  ret void
-}}
-"""
-
-
 @pytest.mark.parametrize(("num_rows", "streams"), [(1, 1), (1, 4), (2, 1)])
-def test_what_is_read_next_is_asked_for(num_rows: int, streams: int) -> None:
+def test_what_is_read_next_is_prefetched(num_rows: int, streams: int) -> None:
     """All but the beginning of some tiles, and the beginning of what the thread reads then.
 
-    Whatever follows in memory instead is others' work: asking for it cost one stream a twentieth.
+    Whatever follows in memory instead is others' work: fetching it cost one stream a twentieth.
     """
-    records, first, last = 256, 1, 5  # a tile is 17 times what several rows ask for together
+    records, first, last = 256, 1, 5  # a tile is 17 times what several rows fetch together
     processor = TARGETS["host"].processor._replace(streams=streams)
-    text = source(lambda module: emit_linear(module, processor, ["w8"]))
-    log = at(np.zeros(1 << 16, np.int64))
-    text = re.sub(r'declare void @"llvm.prefetch.*', RECORD.format(log=address(log)), text)
-    text = re.sub(r'@"llvm.prefetch.p0"\((.*), i32 0, i32 ., i32 1\)', r'@"record"(\1)', text)
-    kernels = Kernels(compile_object(text, TARGETS["host"]), TARGETS["host"])
     stride = FORMATS["w8"].tile_bytes(records)
-    tiles, then = aligned((2, 8 * stride), np.uint8)
+    tiles, behind = aligned((2, 8 * stride), np.uint8)
     x, entries = (aligned((num_rows, records * size), np.uint8) for size in (32, ENTRY_BYTES))
     y = aligned((num_rows, 8 * 32), np.float32)
     operand = [word for array in (x, entries, y) for word in (address(array), array.strides[0])]
-    words = address(tiles), first, last, records, num_rows, *operand, address(then)
-    kernels.function("linear_w8", len(words))(*words)
+    words = address(tiles), first, last, records, num_rows, *operand, address(behind)
+    asked = prefetched(lambda module: emit_linear(module, processor, ["w8"]), "linear_w8", *words)
 
     together = streams if processor.dot is Dot.VNNI512 else 1
     ahead = -(-8192 // streams // 1088) * 1088 if num_rows == 1 else stride
     wanted = set[int]()
     for number in range(together):
         for tile in range(first, last, together):
-            coming = (tiles, tile + together) if tile + together < last else (then, 0)
+            coming = (tiles, tile + together) if tile + together < last else (behind, 0)
             for (memory, which), low, high in (((tiles, tile), ahead, stride), (coming, 0, ahead)):
                 begin = address(memory) + (which + number) * stride
                 wanted |= set(range((begin + low) // 64, (begin + high) // 64))
-    asked = (log[1 : 1 + log[0]] // 64).tolist()
     assert set(asked) == wanted
     assert num_rows > 1 or len(asked) == len(wanted)  # no line twice
 
@@ -251,7 +230,7 @@ def values(kind: str, rows: Array, entries: Array) -> NDArray[np.float64]:
         case "r8":  # turning twice is multiplying by the size of a block
             size = rows.shape[1]
             scaled = rows * entries["scale"][:, None].astype(np.float64)
-            return twins.turned(scaled) / min(size & -size, 512)
+            return twins.hadamard(scaled) / min(size & -size, 512)
     scales = entries["scale"][:, :-1].reshape(len(rows), -1)
     return rows * scales.repeat(twins.GROUP, axis=1).astype(np.float64)
 
@@ -261,9 +240,9 @@ def test_turning_both_sides_changes_no_product(size: int) -> None:
     rng = np.random.default_rng(size)
     x, weights = (rng.normal(0, 1, (8, size)).astype(np.float32) for _ in range(2))
     x[:, 3] *= 100
-    turned_x = twins.turned(x)
-    np.testing.assert_allclose(turned_x @ turned(weights).T, x @ weights.T, rtol=0, atol=2e-3)
-    spread = np.abs(turned_x).max(axis=1) / np.sqrt((turned_x**2).mean(axis=1))
+    rotated_x = twins.hadamard(x)
+    np.testing.assert_allclose(rotated_x @ hadamard(weights).T, x @ weights.T, rtol=0, atol=2e-3)
+    spread = np.abs(rotated_x).max(axis=1) / np.sqrt((rotated_x**2).mean(axis=1))
     assert (spread < np.abs(x).max(axis=1) / np.sqrt((x**2).mean(axis=1)) / 2).all()
 
 

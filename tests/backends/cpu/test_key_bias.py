@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.layout.key_bias import split, spreads, turns
+from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.shapes import Heads
 
 HEADS = Heads(
@@ -68,7 +68,7 @@ def test_spreads_are_standard_deviations() -> None:
 
 def test_turns_are_the_rope_tables_by_pair() -> None:
     cos, sin = np.random.default_rng(2).normal(0, 1, (2, 50, 12)).astype(np.float32)
-    found = turns(HEADS, cos, sin)
+    found = rope_by_pair(HEADS, cos, sin)
     assert (found[0, :12, :50] == cos.T).all()
     assert (found[1, :12, :50] == sin.T).all()
     assert found.shape[2] >= 64 + 48  # blocks that are read side by side

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, KINDS
 from ridgeline.backends.cpu.layout.pack import Matrix, pack, padded
-from ridgeline.backends.cpu.layout.pruned_head import sketch
-from ridgeline.backends.cpu.layout.quantise import turned
+from ridgeline.backends.cpu.layout.pruned_head import proxy
+from ridgeline.backends.cpu.layout.quantise import hadamard
 from ridgeline.models.tensors import Tensor
 from tests.backends.cpu import twins
 
@@ -198,7 +198,7 @@ def test_one_scale_for_a_row_that_was_turned(dtype: str) -> None:
     tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
     packed = pack(tensor, "int8-row")
     assert packed.kind == "r8"
-    values = turned(tensor.to_f32()).astype(np.float64)
+    values = hadamard(tensor.to_f32()).astype(np.float64)
     error = np.abs(weights(packed)[: SHAPE[0]] - values)
     assert (error <= np.abs(values).max(axis=1, keepdims=True) / 127 * 0.5001).all()
     assert not weights(packed)[SHAPE[0] :].any()
@@ -209,8 +209,8 @@ def test_turning_twice_gives_the_matrix_back(size: int) -> None:
     """Up to the size of a block, which is divided by once too often then."""
     values = matrix((5, size))
     block = min(size & -size, 512)
-    np.testing.assert_allclose(turned(turned(values)) * block, values, rtol=0, atol=2e-4)
-    assert (turned(values)[:, :block] != values[:, :block]).any()
+    np.testing.assert_allclose(hadamard(hadamard(values)) * block, values, rtol=0, atol=2e-4)
+    assert (hadamard(values)[:, :block] != values[:, :block]).any()
 
 
 @pytest.mark.parametrize("size", [32, 576, 1024])
@@ -218,7 +218,7 @@ def test_turned_weights_have_the_same_bits_on_every_processor(size: int) -> None
     """A product with a Hadamard matrix would not: what a BLAS rounds differs by processor."""
     values = matrix((300, size))
     block = min(size & -size, 512)
-    assert (turned(values) == twins.turned(values) / np.float32(block)).all()
+    assert (hadamard(values) == twins.hadamard(values) / np.float32(block)).all()
 
 
 def test_bf16_is_exact_for_bf16_and_the_nearest_for_others() -> None:
@@ -296,15 +296,15 @@ def test_words_for_the_plan(kind: str, wish: str) -> None:
     assert packed.words == (KINDS.index(kind), 3, 2, packed.data[0].nbytes)
 
 
-def test_a_sketch_is_as_far_off_as_it_says() -> None:
+def test_a_proxy_is_as_far_off_as_it_says() -> None:
     """Products differ by the distance times the length of x, and hardly less along the error."""
     head = pack(floats(matrix((70, 256))), "int8")
-    found = sketch(head)
+    found = proxy(head)
     assert found is not None
-    rough, distance = found
-    own, common = np.split(weights(rough), [len(distance)])
+    estimate, distance = found
+    own, common = np.split(weights(estimate), [len(distance)])
     lost = weights(head) - own - common[0]
-    assert rough.kind == "s5"
+    assert estimate.kind == "s5"
     assert not common[1:].any()
     assert distance == pytest.approx(np.linalg.norm(lost, axis=1), rel=0.01, abs=1e-3)
     x = np.concatenate([lost, matrix((9, 256), seed=1)]).astype(np.float32)
@@ -312,7 +312,7 @@ def test_a_sketch_is_as_far_off_as_it_says() -> None:
     length = np.linalg.norm(values * scale[..., None].astype(np.float64), axis=(1, 2))
     values = values.reshape(x.shape)
     entries = twins.entries_of(values, scale)
-    exact, about = (twins.linear(m.kind, m.data, values, entries) for m in (head, rough))
+    exact, about = (twins.linear(m.kind, m.data, values, entries) for m in (head, estimate))
     apart = np.abs(exact - about[:, : len(distance)] - about[:, [len(distance)]])
     most = length[:, None] * distance
     assert (apart <= most).all()
@@ -321,19 +321,19 @@ def test_a_sketch_is_as_far_off_as_it_says() -> None:
     assert (apart[along, along] > 0.97 * most[along, along]).all()
 
 
-def test_a_sketch_takes_off_what_all_have_in_common() -> None:
+def test_a_proxy_takes_off_what_all_have_in_common() -> None:
     same, rows = np.random.default_rng(1).normal(0, 100, (2, 1, 256)), matrix((64, 256))
     alike, different = rows + same[0], rows + same[0] * np.where(np.arange(64) % 2, 1, -1)[:, None]
     distances = []
     for values in (alike, different):
-        found = sketch(pack(floats(values.astype(np.float32)), "int8"))
+        found = proxy(pack(floats(values.astype(np.float32)), "int8"))
         assert found is not None
         distances.append(np.median(found[1]))
     assert distances[0] < 0.1 * distances[1]
 
 
 @pytest.mark.parametrize("scale", [np.inf, np.nan])
-def test_no_sketch_of_what_is_not_finite(scale: float) -> None:
+def test_no_proxy_of_what_is_not_finite(scale: float) -> None:
     head = pack(floats(matrix()), "int8")
     head.data[1, 3, 1024:1026] = np.float16([scale]).view(np.uint8)
-    assert sketch(head) is None
+    assert proxy(head) is None

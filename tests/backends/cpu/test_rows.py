@@ -100,12 +100,12 @@ def test_quantise_a_row(machine: Machine, size: int) -> None:
     x = numbers(size)
     x[5] = 40  # what a rotation is for
     got, entry, scratch = quantise_row(machine, x)
-    wanted, scale = twins.to_bytes(twins.turned(x)[None])
+    wanted, scale = twins.to_bytes(twins.hadamard(x)[None])
     assert same_bits(got, wanted[0])
     assert same_bits(entry, twins.row_entries_of(wanted, scale))
-    assert same_bits(scratch, twins.turned(x))
+    assert same_bits(scratch, twins.hadamard(x))
     block = min(size & -size, 512)
-    again = twins.turned(got * entry["scale"].astype(np.float64)) / block
+    again = twins.hadamard(got * entry["scale"].astype(np.float64)) / block
     assert np.abs(again - x).max() < 0.5 * float(entry["scale"][0])
 
 

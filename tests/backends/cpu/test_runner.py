@@ -104,7 +104,7 @@ def error(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     ("name", "kind"), [(name, "f32") for name in ARCHS] + [(name, "int8") for name in ROUNDED]
 )
 def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
-    """A long prompt (rows plan), some tokens (mixed), then one to three at a time (columns)."""
+    """A long prompt (split by tokens), some rows (mixed), then one to three (by outputs)."""
     runner, wanted = make(name, kind), reference(checkpoint(ARCHS[name])).prompt_logits(TOKENS)
     parts = [runner.prompt_logits(TOKENS[:68])]
     for start, end in ((68, 80), (80, 83), (83, 85), (85, 86), (86, MAX_LEN)):
@@ -167,7 +167,7 @@ def near_ties() -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("head", ["random", "near ties", "much in common"])
-def test_the_screened_token_is_the_exact_one(make: Make, head: str) -> None:
+def test_the_token_after_pruning_is_the_exact_one(make: Make, head: str) -> None:
     arrays = random_arrays(MANY)
     if head != "random":
         arrays["head"] = near_ties()
@@ -184,14 +184,14 @@ def test_the_screened_token_is_the_exact_one(make: Make, head: str) -> None:
             assert not quick.logprobs
 
 
-def test_a_sketch_as_wrong_as_it_can_be(make: Make) -> None:
-    """The likeliest output is lost by rounding along x, in favour of one whose sketch is exact."""
+def test_a_proxy_as_wrong_as_it_can_be(make: Make) -> None:
+    """The likeliest output is lost by rounding along x, in favour of one whose proxy is exact."""
     runner = make(checkpoint(MANY, random_arrays(MANY)))
     runner.execute(streams(1, PLAIN_GREEDY))
     entries = runner._buffers.scratch["head_entries"][0].view(np.float32).reshape(-1, 6)
     x = runner._buffers.scratch["head_x"][0].view(np.int8) * np.repeat(entries[:, :2].ravel(), 16)
     levels = np.random.default_rng(1).integers(-14, 15, x.shape).astype(float)
-    levels += 0.4 * np.sign(x)  # of the 32 that the sketch has, nearly the next one
+    levels += 0.4 * np.sign(x)  # of the 32 that the proxy has, nearly the next one
     others = 15 * np.sign(x)
     for level in (levels, others):
         level.reshape(-1, 32)[:, 0] = -16
@@ -203,13 +203,13 @@ def test_a_sketch_as_wrong_as_it_can_be(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("head", "wanted"), [("random", 1), ("near ties", 0)])
-def test_screening_rests_where_it_spares_nothing(make: Make, head: str, wanted: int) -> None:
+def test_pruning_rests_where_it_spares_nothing(make: Make, head: str, wanted: int) -> None:
     arrays = random_arrays(MANY) | ({"head": near_ties()} if head == "near ties" else {})
     runner = make(checkpoint(MANY, arrays), num_threads=2)
-    runner._crew.size = 1  # whose counters lie elsewhere
+    runner._adaptive_threads.size = 1  # whose counters lie elsewhere
     for _ in range(10):
         runner.execute(streams(2, PLAIN_GREEDY))
-    assert runner._buffers.get("screens") == wanted
+    assert runner._buffers.get("prunes") == wanted
 
 
 def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:
@@ -234,7 +234,7 @@ def test_a_row_too_short_or_long_for_bounds_gets_all_its_logits(make: Make, fact
     runner = make(checkpoint(MANY, random_arrays(MANY)))
     exact = runner.execute(streams(2, ALL)).tokens
     runner.weights.final_norm[:] *= np.float32(factor)
-    runner.weights.distances[:] = 0  # what screening would believe in
+    runner.weights.distances[:] = 0  # what pruning would believe in
     runner.weights.sketch.data[:] = 0  # type: ignore[union-attr]
     output = runner.execute(streams(2, PLAIN_GREEDY))
     if np.isnan(factor):
@@ -325,7 +325,7 @@ def test_who_is_done_takes_rows_of_others(make: Make, monkeypatch: pytest.Monkey
     def to_the_first(*args: Any) -> Batch:
         batch = arrange(*args)
         end = len(batch.blocks) - 1
-        return replace(batch, block_bounds=[0, end, end], asked=[0, end])
+        return replace(batch, block_bounds=[0, end, end], output_begins=[0, end])
 
     monkeypatch.setattr("ridgeline.backends.cpu.runner.arrange", to_the_first)
     counters = runner.profile()

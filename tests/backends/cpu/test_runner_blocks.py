@@ -81,7 +81,7 @@ def blocks_of_256(dtypes: dict[str, str]) -> Checkpoint:
 
 
 def test_the_files_own_blocks_of_256(make: Make) -> None:
-    """Also the reference reads them. A head in 6 bits is widened: only so it has a sketch."""
+    """Also the reference reads them. A head in 6 bits is widened: only so it has a proxy."""
     dtypes = {"q": "Q4_K", "k": "Q5_K", "v": "Q6_K", "o": "Q6_K", "gate": "Q4_K", "up": "Q5_K"}
     model = blocks_of_256(dtypes | {"down": "Q6_K", "head": "Q6_K"})
     wanted = reference(model).prompt_logits(TOKENS[:40])

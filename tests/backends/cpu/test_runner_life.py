@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.emit.threads import Crew
+from ridgeline.backends.cpu.emit.threads import AdaptiveThreads
 from ridgeline.backends.cpu.runner import CpuRunner
 from tests.backends.cpu.test_runner import (
     FORMATS,
@@ -132,55 +132,59 @@ def test_threads_may_leave_and_return_between_steps(make: Make, kind: str) -> No
     quiet = make(kind=kind)
     wanted = quiet.execute(few), quiet.execute(many)
     runner = make(kind=kind, num_threads=3)
-    crew = runner._crew
+    threads = runner._adaptive_threads
     for turn in range(60):
-        crew.size = (3, 1, 2, 1, 3, 2)[turn % 6]
+        threads.size = (3, 1, 2, 1, 3, 2)[turn % 6]
         assert runner.execute(few) == wanted[0], turn
         if turn % 7 == 0:
             assert runner.execute(many) == wanted[1], turn  # always with all
     runner.close()
 
 
-def sizes(crew: Crew, speed: Callable[[int, int], float], num_steps: int) -> list[int]:
-    """Sizes of a crew over steps whose time depends on the size and the step's number."""
+def sizes(
+    threads: AdaptiveThreads, speed: Callable[[int, int], float], num_steps: int
+) -> list[int]:
+    """Sizes over steps whose time depends on the size and the step's number."""
     chosen = []
     for number in range(num_steps):
-        chosen.append(crew.size)
-        crew.note(1, speed(crew.size, number))
+        chosen.append(threads.size)
+        threads.note(1, speed(threads.size, number))
     return chosen
 
 
 def test_a_quiet_machine_keeps_all_threads() -> None:
-    assert sizes(Crew(2), lambda size, n: 3.0 + 0.3 * (n % 5), 3000) == [2] * 3000
-    assert sizes(Crew(1), lambda size, n: 1.0 + 9 * (n % 2), 300) == [1] * 300
+    assert sizes(AdaptiveThreads(2), lambda size, n: 3.0 + 0.3 * (n % 5), 3000) == [2] * 3000
+    assert sizes(AdaptiveThreads(1), lambda size, n: 1.0 + 9 * (n % 2), 300) == [1] * 300
 
 
 def test_a_busy_neighbour_costs_one_thread_until_it_is_gone() -> None:
     def disturbed(size: int, number: int) -> float:
         return 4.0 if size == 1 else 3.0 + 9 * (number % 2)
 
-    crew = Crew(2)
-    chosen = sizes(crew, disturbed, 3000)
+    threads = AdaptiveThreads(2)
+    chosen = sizes(threads, disturbed, 3000)
     assert chosen.count(1) > 2700  # trials with all come later and later
     assert chosen[-1000:].count(2) <= 32
-    after = sizes(crew, lambda size, n: 4.0 if size == 1 else 3.0, 2000)
+    after = sizes(threads, lambda size, n: 4.0 if size == 1 else 3.0, 2000)
     assert after[-500:] == [2] * 500
 
 
 def test_one_thread_fewer_is_not_kept_where_it_is_slower() -> None:
     """Irregular steps have other reasons too."""
-    chosen = sizes(Crew(4), lambda size, n: (3.0 if size == 4 else 8.0) * (1 + n % 3), 3000)
+    chosen = sizes(
+        AdaptiveThreads(4), lambda size, n: (3.0 if size == 4 else 8.0) * (1 + n % 3), 3000
+    )
     assert chosen.count(3) < 200
     assert chosen[-1] == 4
 
 
 def test_steps_of_other_numbers_of_rows_are_not_compared() -> None:
     """Rows come and go: sixteen take longer than one, and nobody is to blame."""
-    crew = Crew(2)
+    threads = AdaptiveThreads(2)
     for number in range(3000):
         num_rows = 1 if number // 20 % 2 else 16
-        crew.note(num_rows, 3.0 * num_rows)
-        assert crew.size == 2
+        threads.note(num_rows, 3.0 * num_rows)
+        assert threads.size == 2
 
 
 def test_close_ends_the_threads(make: Make) -> None:

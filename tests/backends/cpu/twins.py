@@ -94,7 +94,7 @@ def row_entries_of(x: Array, scale: Array) -> Array:
     return out
 
 
-def turned(x: Array) -> Array:
+def hadamard(x: Array) -> Array:
     """Butterflies of distance 1, 2, 4, ... in blocks of a power of two, 512 at most."""
     size, distance = x.shape[-1], 1
     while distance < min(size & -size, 512):

@@ -1,8 +1,8 @@
-"""A step's work as flat arrays: rows dealt to threads, and what attends together.
+"""A step's work as flat arrays: rows assigned to threads, and what attends together.
 
-Rows are tokens. They are dealt to the threads, some of one sequence at a time, so that the later
+Rows are tokens. They are assigned to the threads, some of one sequence at a time, so that the later
 rows of a long prompt, which have more to look at, are shared evenly, and lie in blocks, which a
-thread takes through a layer one after the other. Rows whose results somebody asks for come last:
+thread takes through a layer one after the other. Rows with an output come last:
 nothing else goes through the last layer once its keys and values are cached.
 Everything here is plain lists, not arrays: between two steps the caches hold weights, and every
 numpy function that has to be fetched again costs more than the loops. It knows no addresses and no
@@ -17,7 +17,7 @@ from itertools import accumulate
 from ridgeline.backends.cpu.layout.shapes import BLOCK, MIXED_ROWS
 from ridgeline.core.step import Work, sampled_from
 
-Hand = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
+Chunk = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,57 +31,59 @@ class Batch:
     items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
     blocks: list[tuple[int, int]]  # first row and item of each; last the end; none of few rows
     block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
-    asked: list[int]  # by thread: its first block of rows that somebody asks for, or its end
-    places: list[int]  # row of the i-th token, in the order of the work
+    output_begins: list[int]  # by thread: its first block of rows with an output, or its end
+    row_of_token: list[int]  # row of the i-th token, in the order of the work
     ends: list[int]  # index behind each work item's last token, in that order
 
 
 def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_block: int) -> Batch:
-    """Deal the tokens of a step to ``num_threads``; ``tile`` consecutive ones can attend together.
+    """Assign a step's tokens to ``num_threads``; ``tile`` consecutive ones can attend together.
 
     A block of the cache is ``records_per_block`` records, which tables name one by one.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
     rows = _Rows(work, ends, tile, [0] * ends[-1])
     bounds, begins = list[int](), list[int]()
-    if ends[-1] <= MIXED_ROWS:  # nobody owns rows
+    if ends[-1] <= MIXED_ROWS:  # rows belong to no thread
         for index, item in enumerate(work):
             rows.append(index, 0, len(item.tokens))
     else:
-        for silent, asked in _hands(work, num_threads, tile):
+        for without_output, with_output in _assigned(work, num_threads, tile):
             bounds.append(len(rows.blocks))
-            last = len(rows.tokens) + sum(high - low for _, low, high in silent + asked)
-            rows.add(silent, last)
+            last = len(rows.tokens) + sum(
+                high - low for _, low, high in without_output + with_output
+            )
+            rows.add(without_output, last)
             begins.append(len(rows.blocks))
-            rows.add(asked, last)
+            rows.add(with_output, last)
         bounds.append(len(rows.blocks))
         rows.blocks.append((len(rows.tokens), len(rows.items)))
     tables, table_begins = _tables(work, records_per_block)
     sequences = [table_begins[i] for i in rows.sequences]
     return Batch(
         rows.tokens, rows.positions, sequences, tables, rows.items, rows.blocks, bounds, begins,
-        rows.places, ends,
+        rows.row_of_token, ends,
     )  # fmt: skip
 
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows as they are dealt."""
+    """Rows as they are assigned."""
 
     work: tuple[Work, ...]
     ends: list[int]
     tile: int
-    places: list[int]
+    row_of_token: list[int]
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     items: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, hands: list[Hand], last: int) -> None:
-        """Append hands in blocks, smaller towards the thread's ``last`` row: others may help."""
+    def add(self, chunks: list[Chunk], last: int) -> None:
+        """Append chunks in blocks, smaller towards the thread's ``last`` row: others may help."""
         end = len(self.tokens)
-        for index, low, high in hands:
+        for index, low, high in chunks:
             begin = len(self.tokens)
             if begin + high - low > end:
                 left = last - begin
@@ -90,10 +92,10 @@ class _Rows:
             self.append(index, low, high)
 
     def append(self, index: int, low: int, high: int) -> None:
-        """Append a hand of tokens, which attend in whole tiles or one by one."""
+        """Append a chunk of tokens, which attend in whole tiles or one by one."""
         item, first = self.work[index], len(self.tokens)
         begin, end = self.ends[index] - len(item.tokens), first + high - low
-        self.places[begin + low : begin + high] = range(first, end)
+        self.row_of_token[begin + low : begin + high] = range(first, end)
         self.tokens += item.tokens[low:high]
         self.positions += range(item.start + low, item.start + high)
         self.sequences += [index] * (high - low)
@@ -104,26 +106,26 @@ class _Rows:
                 self.items += [(single, 1) for single in range(row, end)]
 
 
-def _hands(
+def _assigned(
     work: tuple[Work, ...], num_threads: int, tile: int
-) -> list[tuple[list[Hand], list[Hand]]]:
-    """Deal, always to who has fewest rows: first what nobody asks for, then what somebody does."""
+) -> list[tuple[list[Chunk], list[Chunk]]]:
+    """Assign chunks to the least loaded thread: first those without outputs, then those with."""
     size = tile * max(1, 8 // tile)
-    hands: tuple[list[Hand], list[Hand]] = [], []
+    chunks: tuple[list[Chunk], list[Chunk]] = [], []
     for i, item in enumerate(work):
         count = len(item.tokens)
         for low in range(0, count, size):
             high = min(low + size, count)
-            is_asked = item.targets or high > sampled_from(item)
-            hands[bool(is_asked)].append((i, low, high))
-    dealt: list[tuple[list[Hand], list[Hand]]] = [([], []) for _ in range(num_threads)]
+            has_output = item.targets or high > sampled_from(item)
+            chunks[bool(has_output)].append((i, low, high))
+    assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(num_threads)]
     held = [0] * num_threads
-    for kind, of_kind in enumerate(hands):
-        for hand in of_kind:
+    for kind, of_kind in enumerate(chunks):
+        for chunk in of_kind:
             thread = held.index(min(held))
-            dealt[thread][kind].append(hand)
-            held[thread] += hand[2] - hand[1]
-    return dealt
+            assigned[thread][kind].append(chunk)
+            held[thread] += chunk[2] - chunk[1]
+    return assigned
 
 
 def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[list[int], list[int]]:

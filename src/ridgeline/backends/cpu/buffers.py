@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
-from ridgeline.backends.cpu.layout.arguments import EXACT_AT, MATRIX, PLAN, SHARE_BYTES
+from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.load import Weights, logits_stride, scores_stride
-from ridgeline.backends.cpu.layout.shapes import SCREENED_ROWS, TOKENS, Sizes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Sizes
 from ridgeline.physics.arch import ModelArch
 
-_WORD = {name: i for i, name in enumerate(PLAN)}
-_BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``head``
-NOTHING_YET = np.array((-np.inf, 0, 0), _BEST)
+_WORD = {name: i for i, name in enumerate(ARGUMENTS)}
+# See ``emit.argmax``.
+_ARGMAX = np.dtype([("value", "<f4"), ("non_finite", "<f4"), ("place", "<i8")])
+NOTHING_YET = np.array((-np.inf, 0, 0), _ARGMAX)
 
 
 class Buffers:
@@ -29,12 +30,12 @@ class Buffers:
         cache: the paged cache, ``[blocks, parts, layers, bytes]``. All layers of a block lie
             together: a short text touches few pages, which are zeroed then.
         x: the rows' hidden states, ``[rows, hidden]``, f32.
-        poison: 1 where a row's keys or values are not finite, f32.
+        non_finite: 1 where a row's keys or values are not finite, f32.
         logits: rows of logits, f32; as many as a step needed so far.
         by_row: what a step says of its rows, and the head of those it was asked for.
         scratch: what only kernels read.
-        exact: by layer and thread, tiles of the head that were computed after screening.
-        plan: the kernels' arguments, by the names of ``plan.PLAN``, i64.
+        exact: by layer and thread, tiles of the head that were computed after pruning.
+        args: the kernels' arguments, by the names of ``layout.arguments.ARGUMENTS``, i64.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Buffers:
         shape = (num_blocks, block_size // TOKENS, arch.num_layers, record_bytes)
         self.cache = aligned(shape, np.uint8)
         self.x = aligned((rows, sizes.hidden), np.float32)
-        self.poison = np.zeros(rows, np.float32)
+        self.non_finite = np.zeros(rows, np.float32)
         self.logits = np.zeros((0, 1), np.float32)
         self._logits_stride = logits_stride(sizes.vocab_size)
         self._tables = np.zeros(0, np.int32)
@@ -65,25 +66,25 @@ class Buffers:
             "items": np.zeros((rows, 2), np.int32),
             "blocks": np.zeros((rows + 1, 2), np.int32),
             "block_bounds": np.zeros(num_threads + 1, np.int32),
-            "asked": np.zeros(num_threads, np.int32),
+            "output_begins": np.zeros(num_threads, np.int32),
             "head_rows": np.zeros(rows, np.int32),
             "logits_rows": np.zeros(rows, np.int32),
-            "best": np.zeros(rows * num_threads, _BEST),
-            "guesses": np.zeros(SCREENED_ROWS * num_threads, _BEST),
-            "lengths": np.zeros(SCREENED_ROWS, np.float32),
+            "argmax": np.zeros(rows * num_threads, _ARGMAX),
+            "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
+            "lengths": np.zeros(PRUNED_ROWS, np.float32),
         }
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
             "queries": aligned((rows, heads.query_bytes), np.uint8),
-            "private": aligned((num_threads, sizes.private_bytes(stride)), np.uint8),
+            "local_memory": aligned((num_threads, sizes.local_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
             "head_entries": aligned((rows, sizes.head_entry_stride), np.uint8),
-            "rough": aligned((SCREENED_ROWS, sizes.rough_stride), np.uint8),
+            "proxy_logits": aligned((PRUNED_ROWS, sizes.proxy_stride), np.uint8),
         }
         counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
         self.exact = counters[:, EXACT_AT // 4]
-        self.plan = np.zeros(len(PLAN), np.int64)
+        self.args = np.zeros(len(ARGUMENTS), np.int64)
         self.put(
             num_threads=num_threads,
             layers=address(weights.layers),
@@ -92,19 +93,19 @@ class Buffers:
             layer_stride=record_bytes,
             records_stride=self.cache[0, 0].nbytes,
             table_stride=4,
-            poison=address(self.poison),
+            non_finite=address(self.non_finite),
             cos=address(weights.cos),
             sin=address(weights.sin),
-            turns=address(weights.turns),
-            turns_stride=weights.turns.strides[1],
+            rope_by_pair=address(weights.rope_by_pair),
+            rope_by_pair_stride=weights.rope_by_pair.strides[1],
             scores_stride=stride,
-            private_stride=scratch["private"][0].nbytes,
+            local_stride=scratch["local_memory"][0].nbytes,
             final_norm=address(weights.final_norm),
             distances=address(weights.distances),
             logits_stride=self._logits_stride,
             **{name: address(array) for name, array in (scratch | self.by_row).items()},
         )
-        for name, matrix in (("head", weights.head), ("sketch", weights.sketch)):
+        for name, matrix in (("head", weights.head), ("proxy", weights.sketch)):
             if matrix is not None:
                 facts = (address(matrix.data), *matrix.words)
                 parts = [f"{name}_{part}" for part in MATRIX]
@@ -113,11 +114,11 @@ class Buffers:
     def put(self, **words: int) -> None:
         """Set arguments."""
         for name, value in words.items():
-            self.plan[_WORD[name]] = value
+            self.args[_WORD[name]] = value
 
     def get(self, word: str) -> int:
         """Return an argument."""
-        return int(self.plan[_WORD[word]])
+        return int(self.args[_WORD[word]])
 
     def put_tables(self, tables: Sequence[int]) -> None:
         """Set the block tables of a step, in memory that grows as it is needed."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers
-from ridgeline.backends.cpu.emit.argmax import Screening
+from ridgeline.backends.cpu.emit.argmax import BoundPruning
 from ridgeline.backends.cpu.emit.compile import Kernels, load_kernels
-from ridgeline.backends.cpu.emit.threads import CREW_ROWS, Crew, Workers
+from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
 from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.draw_entries import Draws
 from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
@@ -34,7 +34,7 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
 
-_BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "asked")
+_BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "output_begins")
 
 
 class CpuRunner:
@@ -93,19 +93,19 @@ class CpuRunner:
             num_threads=num_threads,
         )
         self.cache = self._buffers.cache
-        self._plan_address = address(self._buffers.plan)
+        self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
-        self._crew, self._screening = Crew(num_threads), Screening()
+        self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
     def _start(self, kernels: Kernels) -> None:
         """Start the workers in these kernels."""
         self._kernels, self._run = kernels, kernels.function("run", 1)
-        workers = Workers(kernels.function("worker", 2), self._plan_address, self._num_threads)
+        workers = Workers(kernels.function("worker", 2), self._args_address, self._num_threads)
         # The workers must be gone before their code and memory are, also when Python ends.
         kept, sync = (kernels, self._buffers), address(self._buffers.scratch["sync"])
         self.close = weakref.finalize(
-            self, _stop, workers, self._run, self._plan_address, sync, kept
+            self, _stop, workers, self._run, self._args_address, sync, kept
         )
 
     def profile(self, announce: Callable[[], None] = lambda: None) -> Counters:
@@ -137,12 +137,12 @@ class CpuRunner:
         return finish(step.work, partial(self._answers, batch=batch), damaged)
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
-        """Put a step's work into the plan."""
-        few = sum(len(item.tokens) for item in work) <= CREW_ROWS
-        num_threads = self._crew.size if few else self._num_threads
+        """Put a step's work into the kernels' arguments."""
+        few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
+        num_threads = self._adaptive_threads.size if few else self._num_threads
         batch = arrange(work, num_threads, self.sizes.heads.tile, self.block_size // TOKENS)
         buffers = self._buffers
-        buffers.poison[: len(batch.tokens)] = 0
+        buffers.non_finite[: len(batch.tokens)] = 0
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
             buffers.x[row] = self.weights.embedding[token]
         for name in _BATCHED:
@@ -164,17 +164,17 @@ class CpuRunner:
         work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets),)
         batch = self._prepare(work)
         self._draws.begin()
-        self._head(batch.places, list(range(len(tokens))))
+        self._head(batch.row_of_token, list(range(len(tokens))))
         return self._buffers.logits[: len(tokens), : self.arch.vocab_size].copy()
 
     # --- results -------------------------------------------------------------------------------
 
     def _answers(self, asks: list[Ask], batch: Batch) -> list[Answer]:
-        """Run what the plan says; draw, or rank what is known, behind some tokens of the batch."""
+        """Run the step; draw, or rank what is known, behind some tokens of the batch."""
         draws = self._draws
         draws.begin()
         logits_rows = [self._enter(ask) for ask in asks]
-        best = self._head([batch.places[ask.token] for ask in asks], logits_rows)
+        best = self._head([batch.row_of_token[ask.token] for ask in asks], logits_rows)
         found = iter(draws.results())
         answers: list[Answer] = []
         for ask, row, (likeliest, is_finite) in zip(asks, logits_rows, best, strict=True):
@@ -193,15 +193,15 @@ class CpuRunner:
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[int]:
         """Yield the items whose keys or values are not finite."""
-        poison = self._buffers.poison
-        if any(poison[: len(batch.tokens)].tolist()):
+        non_finite = self._buffers.non_finite
+        if any(non_finite[: len(batch.tokens)].tolist()):
             for i, work in enumerate(items):
-                rows_of = batch.places[batch.ends[i] - len(work.tokens) : batch.ends[i]]
-                if poison[rows_of].any():
+                rows_of = batch.row_of_token[batch.ends[i] - len(work.tokens) : batch.ends[i]]
+                if non_finite[rows_of].any():
                     yield i
 
     def _head(self, rows: list[int], logits_rows: list[int]) -> list[tuple[int, bool]]:
-        """Run what the plan says, then the head on these rows of it, then ``_draws``.
+        """Run the step, then the head on these rows of it, then ``_draws``.
 
         ``logits_rows`` say where the logits of each go, -1 for nowhere. Returns each row's
         likeliest token and whether its logits are finite.
@@ -210,35 +210,36 @@ class CpuRunner:
         needed = max(logits_rows, default=-1) + 1
         buffers.hold_logits(needed)
         num_threads = buffers.get("num_threads")
-        best = buffers.by_row["best"][: count * num_threads]
+        best = buffers.by_row["argmax"][: count * num_threads]
         best[:] = NOTHING_YET
         buffers.by_row["head_rows"][:count] = rows
         buffers.by_row["logits_rows"][:count] = logits_rows
-        screens = not needed and self.weights.screens(count) and self._screening.is_due()
-        buffers.by_row["guesses"][:] = NOTHING_YET
+        prunes = not needed and self.weights.prunes(count) and self._pruning.is_due()
+        buffers.by_row["proxy_argmax"][:] = NOTHING_YET
         draws = self._draws
-        buffers.put(num_head_rows=count, screens=screens, num_drawn_rows=draws.num_rows)
+        buffers.put(num_head_rows=count, prunes=prunes, num_drawn_rows=draws.num_rows)
         if draws.num_rows:
             table, firsts = draws.write()
             buffers.put(draws=table, draw_firsts=firsts)
         buffers.scratch["shares"][:] = 0
         begin_s = time.perf_counter()
-        self._run(self._plan_address)
+        self._run(self._args_address)
         num_rows = buffers.get("num_rows")
-        if num_rows <= CREW_ROWS and buffers.get("does_layers"):
-            self._crew.note(num_rows, time.perf_counter() - begin_s)
+        if num_rows <= ADAPTIVE_ROWS and buffers.get("does_layers"):
+            self._adaptive_threads.note(num_rows, time.perf_counter() - begin_s)
         buffers.put(does_layers=0)
-        if screens and count:
+        if prunes and count:
             first = self.arch.num_layers * num_threads
             exact = sum(buffers.exact[first : first + num_threads].tolist())
-            self._screening.note(exact / len(self.weights.head.data))
+            self._pruning.note(exact / len(self.weights.head.data))
         # Lists, as in ``batch``; of what threads found the greatest is the answer.
         shares = [iter(best.tolist())] * num_threads
-        return [(~place, not poison) for _, poison, place in map(max, zip(*shares, strict=True))]
+        greatest = map(max, zip(*shares, strict=True))
+        return [(~place, not non_finite) for _, non_finite, place in greatest]
 
 
 def _stop(
-    workers: Workers, run: Callable[..., None], plan: int, sync: int, kept: tuple[object, ...]
+    workers: Workers, run: Callable[..., None], args: int, sync: int, kept: tuple[object, ...]
 ) -> None:
-    workers.stop(run, plan, sync)
+    workers.stop(run, args, sync)
     del kept

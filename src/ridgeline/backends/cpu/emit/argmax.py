@@ -2,12 +2,13 @@
 
 Rows that are sampled, or ranked, keep them, and are drawn from at the end (``draw``).
 
-With few rows, where reading weights is all there is to it, most of the head is not read. A sketch
-of it in 5 bits (``layout.pruned_head``) gives rough logits, and with each of them a bound: the
-output's distance from its sketch, times the length of the activations (Cauchy-Schwarz). Exact ones
-are computed of the likeliest, then of whatever could still be likelier: of some tiles in a hundred.
-The token found is the same as without the sketch, and so is its logit. Pruning by bounds is how
-search for the largest inner product has long been done (Ram & Gray, 2012).
+With few rows, where reading weights is all there is to it, most of the head is not read: bound
+pruning. A low-precision proxy of it in 5 bits (``layout.pruned_head``) gives proxy logits, and with
+each of them a bound: the output's distance from its proxy, times the length of the activations
+(Cauchy-Schwarz). Exact logits are computed of the likeliest, then of the candidates, whose bound
+leaves open that they are likelier still: of some tiles in a hundred. The token found is the same as
+without the proxy, and so is its logit. This is how search for the largest inner product has long
+been done (Ram & Gray, 2012).
 """
 
 from __future__ import annotations
@@ -16,70 +17,74 @@ import math
 from contextlib import AbstractContextManager
 
 from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.draw import DRAW
+from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I16,
     I32,
     I64,
-    Function,
     Value,
     fma,
     maximum,
     select,
     sqrt,
 )
-from ridgeline.backends.cpu.emit.rows import FLOATS
+from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.emit.rows import COPY, FLOATS, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.draw_entries import ENTRY_BYTES, scratch_bytes
 from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.shapes import BLOCK, HEAD_TILES
 
-# A row's best so far: value f32, poison f32, place i64, which is ~index, 0 while there is none. The
-# greater of two, as tuples are compared, is the better: of equal logits the lowest index wins. If a
-# logit is not finite poison is NaN, else 0, and value is infinite, so that it wins.
-BEST_BYTES = 16
+# A row's argmax so far: value f32, non-finite flag f32, place i64: ~index, or 0 while there is
+# none. Of two the greater one wins, as tuples are compared: of equal logits the lowest index. The
+# flag is 0, or NaN if a logit is not finite; then value is infinite, so that it wins.
+ARGMAX_BYTES = 16
 _NOWHERE = (1 << 31) - 1
 # Bytes are within scale / 2 of what they stand for, scale is largest / 127, and 16 share one: so
 # a row is longer than before it was quantised by at most 4 / 254.
 _LONGER = 1.02
-_MOST_DOUBT = 0.3  # of the head; the sketch itself is 0.65
-_REST = 64  # steps until screening is tried again
+_MOST_EXACT = 0.3  # of the head; the proxy itself is 0.65
+_PAUSE = 64  # steps until pruning is tried again
 # Rows of other lengths get all logits: what is not a number, what could overflow, and what is so
 # short that squares of it vanish, and with them the bound.
 _SHORTEST, _LONGEST = 1e-12, 1e18
 
+_ARGMAX = Kernel("argmax", ("logits", "size", "first_id", "argmax"))
+_LENGTH = Kernel("length", ("x", "size", "out"))
 _Tiles = tuple[Value, Value, Value]  # of a product: the first, the end, and which is read next
 
 
-class Screening:
-    """Whether screening is worth its while: not where much stays in doubt. No answer changes."""
+class BoundPruning:
+    """Whether pruning is worth its while: not where many candidates stay. No answer changes."""
 
     def __init__(self) -> None:
-        """Begin in hope."""
-        self._doubt, self._rest = 0.0, 0
+        """Start with pruning enabled."""
+        self._share, self._pause = 0.0, 0
 
     def is_due(self) -> bool:
-        """Return whether the next step should be screened."""
-        self._rest = max(self._rest - 1, 0)
-        return self._rest == 0
+        """Return whether the next step should be pruned."""
+        self._pause = max(self._pause - 1, 0)
+        return self._pause == 0
 
-    def note(self, doubt: float) -> None:
-        """Say what share of the head a screened step had to read after all."""
-        self._doubt += (doubt - self._doubt) / 8
-        if self._doubt > _MOST_DOUBT:
-            self._doubt, self._rest = 0.0, _REST
+    def note(self, exact_share: float) -> None:
+        """Say what share of the head a pruned step had to read after all."""
+        self._share += (exact_share - self._share) / 8
+        if self._share > _MOST_EXACT:
+            self._share, self._pause = 0.0, _PAUSE
 
 
 def emit_head(module: object) -> None:
-    """Emit what the head is made of, besides products: ``best`` and ``length``."""
+    """Emit what the head is made of, besides products: argmax and ``length``."""
     _emit_best(module)
     _emit_length(module)
 
 
 def _emit_length(module: object) -> None:
-    """``length(x, size, out)``: the length of a row of floats, and what quantising may add."""
-    fn = Function(module, "length", 3)
+    """``length``: the length of a row of floats, and what quantising may add."""
+    fn = _LENGTH.begin(module)
     x, size, out = fn.args
     squares = fn.var(fn.lanes(F32, [0.0] * 16))
     with fn.loop(size * 4, step=64) as at:
@@ -90,182 +95,199 @@ def _emit_length(module: object) -> None:
 
 
 def _emit_best(module: object) -> None:
-    """``best(logits, size, first_id, best)``: fold ``size`` logits into the entry at ``best``.
+    """``argmax``: fold ``size`` logits into the entry at ``argmax``.
 
     They are of ids from ``first_id`` on; the last vector is read whole, its surplus ignored. Of
     equal logits the lowest id wins, in whatever order they come.
     """
-    fn = Function(module, "best", 4)
-    logits, size, first_id, best = fn.args
+    fn = _ARGMAX.begin(module)
+    logits, size, first_id, argmax = fn.args
     lanes = fn.lanes(I32, list(range(16)))
     end = size.signed(I32).splat(16)
     top = fn.var(fn.lanes(F32, [-math.inf] * 16))
     place = fn.var(fn.lanes(I32, [_NOWHERE] * 16))
-    poison = fn.var(fn.lanes(F32, [0.0] * 16))
+    non_finite = fn.var(fn.lanes(F32, [0.0] * 16))
     with fn.loop(size, step=16) as at:
         value, index = fn.load(logits + at * 4, FLOATS, 4), lanes + at.signed(I32).splat(16)
         better = (value > top.get()) & (index < end)
         place.set(select(better, index, place.get()))
         top.set(select(better, value, top.get()))
-        poison.set(fma(value, 0.0, poison.get()))
+        non_finite.set(fma(value, 0.0, non_finite.get()))
     highest = top.get().reduce(maximum)
     among = select(top.get().equals(highest.splat(16)), place.get(), _NOWHERE)
     first = among.reduce(lambda a, b: select(a < b, a, b))
-    so_far, its_place = fn.load(best, F32, 4), fn.load(best + 8, I64, 8)
+    so_far, its_place = fn.load(argmax, F32, 4), fn.load(argmax + 8, I64, 8)
     mine = -1 - (first.signed(I64) + first_id)
     is_first = highest.equals(so_far) & (mine > its_place)
     with fn.when((first < _NOWHERE) & ((highest > so_far) | is_first)):
-        fn.store(highest, best, 4)
-        fn.store(mine, best + 8, 8)
-    poisoned = poison.get().reduce(lambda a, b: a + b) + fn.load(best + 4, F32, 4)
-    fn.store(poisoned, best + 4, 4)
-    with fn.when(poisoned.equals(0.0).equals(0)):
-        fn.store(fn.value(math.inf, F32), best, 4)
+        fn.store(highest, argmax, 4)
+        fn.store(mine, argmax + 8, 8)
+    flagged = non_finite.get().reduce(lambda a, b: a + b) + fn.load(argmax + 4, F32, 4)
+    fn.store(flagged, argmax + 4, 4)
+    with fn.when(flagged.equals(0.0).equals(0)):
+        fn.store(fn.value(math.inf, F32), argmax, 4)
     fn.finish()
 
 
 def head(thread: Thread) -> None:
     """Norm the rows that want a token, then find the likeliest, and logits where they are wanted.
 
-    The plan asks for screening only if nobody wants logits, there is a sketch, and rows are few.
+    ``prunes`` is set only if no logits are wanted, there is a proxy, and rows are few.
     """
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    fn, args, sizes = thread.fn, thread.args, thread.sizes
     form, entry_stride = sizes.activations, sizes.head_entry_stride
-    with fn.loop(plan["num_head_rows"], start=thread.number, step=plan["num_threads"]) as j:
-        row = fn.load(plan["head_rows"] + j * 4, I32, 4).signed(I64)
-        target = plan["head_x"] + j * sizes.head_x_stride
+    with fn.loop(args["num_head_rows"], start=thread.number, step=args["num_threads"]) as j:
+        row = fn.load(args["head_rows"] + j * 4, I32, 4).signed(I64)
+        target = args["head_x"] + j * sizes.head_x_stride
         out = target if form == "floats" else thread.floats("in", fn.i64(0))
-        fn.call("norm", plan["x"] + row * (sizes.hidden * 4), plan["final_norm"], out, sizes.hidden)
+        x = args["x"] + row * (sizes.hidden * 4)
+        NORM.call(fn, x=x, weight=args["final_norm"], out=out, size=sizes.hidden)
         if form != "floats":
-            entries, turned = plan["head_entries"] + j * entry_stride, thread.mine("turned")
-            fn.call(f"quantise_{form}", out, target, entries, sizes.hidden, turned)
-        with fn.when(plan["screens"] > 0):
-            fn.call("length", out, sizes.hidden, plan["lengths"] + j * 4)
+            entries, rotated = args["head_entries"] + j * entry_stride, thread.local("rotated")
+            quantise(form).call(
+                fn, x=out, out=target, entries=entries, size=sizes.hidden, scratch=rotated
+            )
+        with fn.when(args["prunes"] > 0):
+            _LENGTH.call(fn, x=out, size=sizes.hidden, out=args["lengths"] + j * 4)
     thread.barrier()
-    screens = fn.var(plan["screens"])
-    with fn.when(plan["screens"] > 0), fn.loop(plan["num_head_rows"]) as j:
-        length = fn.load(plan["lengths"] + j * 4, F32, 4)
+    prunes = fn.var(args["prunes"])
+    with fn.when(args["prunes"] > 0), fn.loop(args["num_head_rows"]) as j:
+        length = fn.load(args["lengths"] + j * 4, F32, 4)
         is_sane = (length > _SHORTEST) & (length < _LONGEST)
-        screens.set(select(is_sane, screens.get(), 0))
-    with fn.when(screens.get() > 0):
-        _screened(thread)
-    with fn.when(screens.get().equals(0)):
-        _whole(thread)
-    with fn.when(plan["num_drawn_rows"] > 0):
+        prunes.set(select(is_sane, prunes.get(), 0))
+    with fn.when(prunes.get() > 0):
+        _pruned(thread)
+    with fn.when(prunes.get().equals(0)):
+        _all_logits(thread)
+    with fn.when(args["num_drawn_rows"] > 0):
         thread.barrier()
         _draws(thread)
 
 
 def _draws(thread: Thread) -> None:
-    """Draw from rows of logits, and rank; who is done early takes what others have not begun."""
-    fn, plan = thread.fn, thread.plan
+    """Draw from rows of logits, and rank, with work stealing."""
+    fn, args = thread.fn, thread.args
     layer, one = fn.i64(thread.sizes.num_layers), fn.i64(1)
-    buffers = [thread.mine(name) for name in scratch_bytes(thread.sizes.vocab_size)]
-    with thread.pieces(layer, "draws", plan["num_drawn_rows"], one) as (row, _):
-        at = plan["draw_firsts"] + row * 4
+    buffers = {name: thread.local(name) for name in scratch_bytes(thread.sizes.vocab_size)}
+    with thread.pieces(layer, "draws", args["num_drawn_rows"], one) as (row, _):
+        at = args["draw_firsts"] + row * 4
         with fn.loop(thread.index(at + 4), start=thread.index(at)) as i:
-            entry = plan["draws"] + i * ENTRY_BYTES
-            fn.call("draw", entry, plan["logits"], plan["logits_stride"], *buffers)
+            entry = args["draws"] + i * ENTRY_BYTES
+            DRAW.call(
+                fn, entry=entry, logits=args["logits"], logits_stride=args["logits_stride"],
+                **buffers,
+            )  # fmt: skip
 
 
-def _whole(thread: Thread) -> None:
+def _all_logits(thread: Thread) -> None:
     """Compute all logits, a few tiles at a time, while they are in the nearest cache."""
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    num_rows, stride, logits = plan["num_head_rows"], HEAD_TILES * TILE * 4, thread.mine("logits")
+    fn, args, sizes = thread.fn, thread.args, thread.sizes
+    num_rows, stride, logits = args["num_head_rows"], HEAD_TILES * TILE * 4, thread.local("logits")
     with _pieces(thread, "head_num_tiles") as (t, until), fn.loop(num_rows, step=BLOCK * 4) as low:
         count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
-        _product(thread, "head", (t, until, until), (low, count), logits - t * (TILE * 4), stride)
+        _matmul(thread, "head", (t, until, until), (low, count), logits - t * (TILE * 4), stride)
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(count) as j:
             row, source = low + j, logits + j * stride
-            fn.call("best", source, size, t * TILE, _entry(thread, "best", row))
-            place = fn.load(plan["logits_rows"] + row * 4, I32, 4).signed(I64)
+            _ARGMAX.call(
+                fn, logits=source, size=size, first_id=t * TILE,
+                argmax=_entry(thread, "argmax", row),
+            )  # fmt: skip
+            place = fn.load(args["logits_rows"] + row * 4, I32, 4).signed(I64)
             with fn.when(place >= 0):
-                target = plan["logits"] + place * plan["logits_stride"] + t * (TILE * 4)
-                fn.call("copy", target, source, (until - t) * TILE)
+                target = args["logits"] + place * args["logits_stride"] + t * (TILE * 4)
+                COPY.call(fn, x=target, y=source, size=(until - t) * TILE)
 
 
-def _screened(thread: Thread) -> None:
-    """Compute rough logits, then exact ones of what might be the likeliest."""
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    num_rows, num_tiles = plan["num_head_rows"], plan["head_num_tiles"]
-    rough, stride = plan["rough"], sizes.rough_stride
-    with _pieces(thread, "sketch_num_tiles") as (t, until):
-        _product(thread, "sketch", (t, until, until), (fn.i64(0), num_rows), rough, stride)
+def _pruned(thread: Thread) -> None:
+    """Compute proxy logits, then exact ones of what might be the likeliest."""
+    fn, args, sizes = thread.fn, thread.args, thread.sizes
+    num_rows, num_tiles = args["num_head_rows"], args["head_num_tiles"]
+    proxy_logits, stride = args["proxy_logits"], sizes.proxy_stride
+    with _pieces(thread, "proxy_num_tiles") as (t, until):
+        _matmul(thread, "proxy", (t, until, until), (fn.i64(0), num_rows), proxy_logits, stride)
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(num_rows) as j:
-            logits = rough + j * stride + t * (TILE * 4)
-            fn.call("best", logits, size, t * TILE, _entry(thread, "guesses", j))
+            logits = proxy_logits + j * stride + t * (TILE * 4)
+            _ARGMAX.call(
+                fn, logits=logits, size=size, first_id=t * TILE,
+                argmax=_entry(thread, "proxy_argmax", j),
+            )  # fmt: skip
     with fn.loop(num_rows) as j:
-        guess = -1 - fn.load(_entry(thread, "guesses", j) + 8, I64, 8)
-        with fn.when(guess >= 0):  # others may have left nothing to this thread
-            _exact(thread, guess // TILE, guess // TILE)
+        candidate_id = -1 - fn.load(_entry(thread, "proxy_argmax", j) + 8, I64, 8)
+        with fn.when(candidate_id >= 0):  # others may have left nothing to this thread
+            _exact(thread, candidate_id // TILE, candidate_id // TILE)
     thread.barrier()
-    # Others add to their bests meanwhile. Any logit of the row will do: the likeliest passes.
+    # Other threads may still raise their maxima. Any exact logit is a valid lower bound, so the
+    # race is harmless.
     with fn.loop(num_rows) as j:
         highest = fn.var(fn.value(-math.inf, F32))
-        with fn.loop(plan["num_threads"]) as owner:
-            so_far = fn.load(_entry(thread, "best", j, owner), F32, 4)
+        with fn.loop(args["num_threads"]) as owner:
+            so_far = fn.load(_entry(thread, "argmax", j, owner), F32, 4)
             highest.set(maximum(highest.get(), so_far))
-        common = fn.load(rough + j * stride + num_tiles * (TILE * 4), F32, 4)
-        fn.store(highest.get() - common, thread.mine("floors") + j * 4, 4)
-    # Each tile in doubt asks for the next, or memory would rest between them.
-    doubtful = fn.var(fn.i64(-1))
-    with fn.loop(num_tiles, start=thread.number, step=plan["num_threads"]) as t:
+        common = fn.load(proxy_logits + j * stride + num_tiles * (TILE * 4), F32, 4)
+        fn.store(highest.get() - common, thread.local("floors") + j * 4, 4)
+    # Each candidate prefetches the next, or memory would idle between them.
+    candidate = fn.var(fn.i64(-1))
+    with fn.loop(num_tiles, start=thread.number, step=args["num_threads"]) as t:
         found = fn.var(fn.i64(0))
         with fn.loop(num_rows) as j:
             length, floor = (
                 fn.load(at + j * 4, F32, 4).splat(16)
-                for at in (plan["lengths"], thread.mine("floors"))
+                for at in (args["lengths"], thread.local("floors"))
             )
             for place in (t * (TILE * 4), t * (TILE * 4) + 64):
-                distance = fn.load(plan["distances"] + place, FLOATS, 64)
-                most = fma(distance, length, fn.load(rough + j * stride + place, FLOATS, 64))
+                distance = fn.load(args["distances"] + place, FLOATS, 64)
+                most = fma(distance, length, fn.load(proxy_logits + j * stride + place, FLOATS, 64))
                 found.set(found.get() | (most >= floor).bits(I16).unsigned(I64))
         with fn.when(found.get() > 0):
-            with fn.when(doubtful.get() >= 0):
-                _exact(thread, doubtful.get(), t)
-            doubtful.set(t)
-    with fn.when(doubtful.get() >= 0):
-        _exact(thread, doubtful.get(), doubtful.get())
+            with fn.when(candidate.get() >= 0):
+                _exact(thread, candidate.get(), t)
+            candidate.set(t)
+    with fn.when(candidate.get() >= 0):
+        _exact(thread, candidate.get(), candidate.get())
 
 
-def _exact(thread: Thread, tile: Value, then: Value) -> None:
-    """Compute a tile's logits of all rows, and fold them into the bests; tile ``then`` is next."""
-    fn, plan, logits = thread.fn, thread.plan, thread.mine("logits")
-    num_rows, first = plan["num_head_rows"], tile * TILE
-    counters = plan["shares"] + thread.sizes.num_layers * plan["num_threads"] * SHARE_BYTES
+def _exact(thread: Thread, tile: Value, next_tile: Value) -> None:
+    """Compute a tile's logits of all rows, and fold them into argmax; then ``next_tile``."""
+    fn, args, logits = thread.fn, thread.args, thread.local("logits")
+    num_rows, first = args["num_head_rows"], tile * TILE
+    counters = args["shares"] + thread.sizes.num_layers * args["num_threads"] * SHARE_BYTES
     fetch_add(fn, counters + thread.number * SHARE_BYTES + EXACT_AT, 1)
-    tiles, rows = (tile, tile + 1, then), (fn.i64(0), num_rows)
-    _product(thread, "head", tiles, rows, logits - first * 4, TILE * 4)
+    tiles, rows = (tile, tile + 1, next_tile), (fn.i64(0), num_rows)
+    _matmul(thread, "head", tiles, rows, logits - first * 4, TILE * 4)
     size = fn.lower(fn.i64(TILE), thread.sizes.vocab_size - first)
     with fn.loop(num_rows) as j:
-        fn.call("best", logits + j * (TILE * 4), size, first, _entry(thread, "best", j))
+        _ARGMAX.call(
+            fn, logits=logits + j * (TILE * 4), size=size, first_id=first,
+            argmax=_entry(thread, "argmax", j),
+        )  # fmt: skip
 
 
 def _pieces(thread: Thread, num_tiles: str) -> AbstractContextManager[tuple[Value, Value]]:
-    """Loop over pieces of the head's tiles, or of its sketch's."""
+    """Loop over pieces of the head's tiles, or of its proxy's."""
     fn = thread.fn
     layer, size = fn.i64(thread.sizes.num_layers), fn.i64(HEAD_TILES)
-    return thread.pieces(layer, "head", thread.plan[num_tiles], size)
+    return thread.pieces(layer, "head", thread.args[num_tiles], size)
 
 
-def _product(
+def _matmul(
     thread: Thread, matrix: str, tiles: _Tiles, rows: tuple[Value, Value], y: Value, y_stride: int
 ) -> None:
-    """Multiply rows, first and number, by tiles of the head or its sketch."""
-    plan, sizes = thread.plan, thread.sizes
+    """Multiply rows, first and number, by tiles of the head or its proxy."""
+    args, sizes = thread.args, thread.sizes
     x_stride, entry_stride = sizes.head_x_stride, sizes.head_entry_stride
-    then = plan[f"{matrix}_tiles"] + tiles[2] * plan[f"{matrix}_tile_bytes"]
-    thread.fn.call(
-        "product", plan.address(f"{matrix}_tiles"), *tiles[:2], rows[1],
-        plan["head_x"] + rows[0] * x_stride, x_stride,
-        plan["head_entries"] + rows[0] * entry_stride, entry_stride, y, y_stride, then,
+    next_address = thread.tile(args, matrix, tiles[2])
+    MATMUL.call(
+        thread.fn, matrix=args.address(f"{matrix}_tiles"), first=tiles[0], last=tiles[1],
+        num_rows=rows[1], x=args["head_x"] + rows[0] * x_stride, x_stride=x_stride,
+        entries=args["head_entries"] + rows[0] * entry_stride, entry_stride=entry_stride,
+        y=y, y_stride=y_stride, next_address=next_address,
     )  # fmt: skip
 
 
 def _entry(thread: Thread, word: str, row: Value, owner: Value | None = None) -> Value:
     """Return where a thread, this one if none is named, keeps what it found in a row."""
-    plan = thread.plan
+    args = thread.args
     number = thread.number if owner is None else owner
-    return plan[word] + (row * plan["num_threads"] + number) * BEST_BYTES
+    return args[word] + (row * args["num_threads"] + number) * ARGMAX_BYTES

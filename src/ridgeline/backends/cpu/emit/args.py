@@ -1,106 +1,90 @@
 """A thread's view of the kernels' arguments, for code under construction.
 
-``Words`` reads them by name; ``Thread`` adds the thread's private memory and how activations are
-laid out. It decides no order and no shares: that is ``step``.
+``Thread`` adds the thread's local memory and how activations are laid out to the kernels'
+arguments. It decides no order and no shares: that is ``step``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ridgeline.backends.cpu.emit.gemm import TOGETHER
+from ridgeline.backends.cpu.emit.attention import ROPE
+from ridgeline.backends.cpu.emit.gemm import GEMV_TILES, MATMUL
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
-from ridgeline.backends.cpu.emit.threads import fetch_add
-from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, PLAN, SHARE_BYTES, SHARED
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.rows import NORM, quantise
+from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
+from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, SHARE_BYTES, STOLEN
 from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 
 _PIECES = 8  # that a thread's share of a product is taken in
-_MOST_HELPED = 4  # threads whose work a thread looks at, its own first
+_MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
 
 
-class Words:
-    """An array of 64-bit words by name."""
-
-    def __init__(self, fn: Function, base: Value, names: Sequence[str]) -> None:
-        self._fn = fn
-        self._base = base
-        self._names = names
-
-    def __getitem__(self, name: str) -> Value:
-        return self._fn.load(self._base + 8 * self._names.index(name), I64, 8)
-
-    def address(self, name: str) -> Value:
-        """Return where a word is."""
-        return self._base + 8 * self._names.index(name)
+# ``step`` emits it, from a ``Thread``.
+ATTEND = Kernel(
+    "attend",
+    ("args", "thread", "window", "pairs", "records", "first", "count", "kv_head", "out"),
+)
 
 
 class Thread:
-    """What one thread sees of a step: the plan, its private memory, and short names for both."""
+    """What one thread sees of a step: arguments, thread-local memory, and short names for both."""
 
     def __init__(self, fn: Function, sizes: Sizes) -> None:
         self.fn = fn
         self.sizes = sizes
-        self.plan_address, self.number = fn.args[:2]
-        self.plan = Words(fn, self.plan_address, PLAN)
-        self._offsets = sizes.private()
-        self._private = self.plan["private"]
+        self.args_address, self.number = fn.args[:2]
+        self.args = Words(fn, self.args_address, ARGUMENTS)
+        self._offsets = sizes.local_offsets()
+        self._local_memory = self.args["local_memory"]
 
     def pieces(
         self, layer: Value, name: str, num_tiles: Value, size: Value | None = None
     ) -> AbstractContextManager[tuple[Value, Value]]:
-        """Loop over pieces of some tiles, first and end: this thread's share, then others' rests.
+        """Loop over pieces of some tiles, first and end, with work stealing.
 
-        Two cores seldom read memory equally fast, and a core that somebody else uses as well is
-        slower still; who is done early helps. A lone row takes tiles in groups: see ``linear``.
+        Two cores seldom read memory equally fast, and a core that another process uses as well is
+        slower still. A GEMV takes tiles in groups: see ``gemm``.
         """
-        fn, num_threads = self.fn, self.plan["num_threads"]
-        least = select(self.plan["num_rows"].equals(1), fn.i64(TOGETHER), fn.i64(1))
+        fn, num_threads = self.fn, self.args["num_threads"]
+        least = select(self.args["num_rows"].equals(1), fn.i64(GEMV_TILES), fn.i64(1))
         size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
-        return self._taken(
-            layer, name, size, lambda i: (self._first(num_tiles, i), self._first(num_tiles, i + 1))
-        )
 
-    def _first(self, num_tiles: Value, number: Value) -> Value:
+        def share(i: Value) -> tuple[Value, Value]:
+            return self.first_tile(num_tiles, i), self.first_tile(num_tiles, i + 1)
+
+        return self._stealing(layer, name, size, share)
+
+    def first_tile(self, num_tiles: Value, number: Value) -> Value:
         """Return the first tile of a thread's share."""
-        return num_tiles * number // self.plan["num_threads"]
+        return num_tiles * number // self.args["num_threads"]
 
     def tile(self, layer: Words, matrix: str, tile: Value) -> Value:
         """Return the address of a tile."""
         return layer[f"{matrix}_tiles"] + tile * layer[f"{matrix}_tile_bytes"]
 
-    def then(self, layer: Words, matrix: str, end: Value, after: Value) -> Value:
-        """Return what this thread reads behind tiles up to ``end``; ``after`` is for its last."""
-        is_last = end.equals(self._first(layer[f"{matrix}_num_tiles"], self.number + 1))
-        return select(is_last, after, self.tile(layer, matrix, end))
-
-    def after(self, i: Value, layer: Words, matrix: str) -> Value:
-        """Return where this thread's share of the matrix behind layer ``i``'s ``matrix`` begins."""
-        if matrix == MATRICES[-1]:
-            layer, _ = self.layer(self.fn.lower(i + 1, self.fn.i64(self.sizes.num_layers - 1)))
-        behind = MATRICES[(MATRICES.index(matrix) + 1) % len(MATRICES)]
-        return self.tile(layer, behind, self._first(layer[f"{behind}_num_tiles"], self.number))
-
     def blocks(self, layer: Value, begins: Value) -> AbstractContextManager[tuple[Value, Value]]:
-        """Loop over blocks of rows, each and the next: this thread's, then others' rests.
+        """Loop over blocks of rows, each and the next, with work stealing.
 
         ``begins`` is where the first block of each thread (i32) is found.
         """
-        ends, one = self.plan["block_bounds"] + 4, self.fn.i64(1)
-        return self._taken(
+        ends, one = self.args["block_bounds"] + 4, self.fn.i64(1)
+        return self._stealing(
             layer, "blocks", one, lambda i: (self.index(begins + i * 4), self.index(ends + i * 4))
         )
 
     @contextmanager
-    def _taken(
+    def _stealing(
         self, layer: Value, name: str, size: Value, share: Callable[[Value], tuple[Value, ...]]
     ) -> Iterator[tuple[Value, Value]]:
-        """Loop over what this thread gets of some threads' shares, ``size`` at a time."""
-        fn, num_threads = self.fn, self.plan["num_threads"]
-        counters = self.plan["shares"] + layer * num_threads * SHARE_BYTES + 4 * SHARED.index(name)
-        with fn.loop(fn.lower(num_threads, _MOST_HELPED)) as i:
+        """Loop over this thread's share, then over what is left of others', ``size`` at a time."""
+        fn, num_threads = self.fn, self.args["num_threads"]
+        counters = self.args["shares"] + layer * num_threads * SHARE_BYTES + 4 * STOLEN.index(name)
+        with fn.loop(fn.lower(num_threads, _MOST_VISITED)) as i:
             owner = (self.number + i) % num_threads
             counter = counters + owner * SHARE_BYTES
             begin, end = share(owner)
@@ -115,18 +99,19 @@ class Thread:
         """Return a number of 32 bits that is kept there."""
         return self.fn.load(address, I32, 4).signed(I64)
 
-    def mine(self, name: str) -> Value:
-        """Return the address of a private buffer."""
-        return self._private + self.number * self.plan["private_stride"] + self._offsets[name]
+    def local(self, name: str) -> Value:
+        """Return the address of a thread-local buffer."""
+        return self._local_memory + self.number * self.args["local_stride"] + self._offsets[name]
 
     def shared(self, name: str) -> Value:
-        """Return the address of thread 0's buffer, which all use where columns are shared."""
-        return self._private + self._offsets[name]
+        """Return the address of thread 0's buffer, which all use where outputs are split."""
+        return self._local_memory + self._offsets[name]
 
-    def barrier(self, owner: str = "shared") -> None:
-        """Wait for the other threads, unless activations are ``mine``."""
-        if owner == "shared":
-            self.fn.call("barrier", self.plan["sync"], self.plan["num_threads"])
+    def barrier(self, scope: str = "shared") -> None:
+        """Wait for the other threads, unless activations are ``local``."""
+        if scope == "shared":
+            args = self.args
+            BARRIER.call(self.fn, sync=args["sync"], num_threads=args["num_threads"])
 
     @contextmanager
     def layers(self) -> Iterator[tuple[Value, Words, Value]]:
@@ -136,26 +121,26 @@ class Thread:
 
     def layer(self, i: Value) -> tuple[Words, Value]:
         """Return the words of a layer, and where its part of the cache begins."""
-        words = Words(self.fn, self.plan["layers"] + i * (8 * len(LAYER)), LAYER)
-        return words, self.plan["cache"] + i * self.plan["layer_stride"]
+        words = Words(self.fn, self.args["layers"] + i * (8 * len(LAYER)), LAYER)
+        return words, self.args["cache"] + i * self.args["layer_stride"]
 
-    def floats(self, group: str, row: Value, owner: str = "mine") -> Value:
+    def floats(self, group: str, row: Value, scope: str = "local") -> Value:
         """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``.
 
-        Where rows are quantised it is one's own room for one row, whoever owns the others.
+        Where rows are quantised it is thread-local room for one row, wherever the others are.
         """
         keeps = self.sizes.activations == "floats"
-        base: Value = getattr(self, owner if keeps else "mine")(f"{group}_floats")
+        base: Value = getattr(self, scope if keeps else "local")(f"{group}_floats")
         return base + row * self.sizes.float_stride
 
-    def norm(self, x: Value, weight: Value, row: Value, owner: str = "mine") -> None:
+    def norm(self, x: Value, weight: Value, row: Value, scope: str = "local") -> None:
         """Norm a row of x into row ``row`` of the activations."""
-        floats = self.floats("in", row, owner)
-        self.fn.call("norm", x, weight, floats, self.sizes.hidden)
-        self.quantise("in", floats, row, self.sizes.hidden, owner=owner)
+        floats = self.floats("in", row, scope)
+        NORM.call(self.fn, x=x, weight=weight, out=floats, size=self.sizes.hidden)
+        self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
 
     def quantise(
-        self, group: str, source: Value, row: Value, size: Any, at: Any = 0, owner: str = "mine"
+        self, group: str, source: Value, row: Value, size: Any, at: Any = 0, scope: str = "local"
     ) -> None:
         """Quantise ``size`` floats into a row of activations, from channel ``at`` on.
 
@@ -163,15 +148,16 @@ class Thread:
         """
         form = self.sizes.activations
         if form != "floats":
-            memory = getattr(self, owner)
+            memory = getattr(self, scope)
             target = memory(f"{group}_values") + row * self.sizes.value_stride
             entries = memory(f"{group}_entries") + row * self.sizes.entry_stride
-            self.fn.call(
-                f"quantise_{form}", source, target + at * VALUE_BYTES[form],
-                entries + at // TILE * ENTRY_BYTES, size, self.mine("turned"),
+            quantise(form).call(
+                self.fn, x=source, out=target + at * VALUE_BYTES[form],
+                entries=entries + at // TILE * ENTRY_BYTES, size=size,
+                scratch=self.local("rotated"),
             )  # fmt: skip
 
-    def product(
+    def matmul(
         self,
         layer: Words,
         matrix: str,
@@ -179,19 +165,21 @@ class Thread:
         num_rows: Value,
         y: Value,
         y_stride: Any,
-        then: Value,
+        next_address: Value,
         group: str = "in",
-        owner: str = "mine",
+        scope: str = "local",
     ) -> None:
-        """Multiply activations by tiles of a matrix, first and end, then to read at ``then``."""
-        sizes, memory = self.sizes, getattr(self, owner)
+        """Multiply activations by tiles of a matrix, first and end; then read ``next_address``."""
+        sizes, memory = self.sizes, getattr(self, scope)
         if sizes.activations == "floats":
             x, x_stride = memory(f"{group}_floats"), sizes.float_stride
         else:
             x, x_stride = memory(f"{group}_values"), sizes.value_stride
-        self.fn.call(
-            "product", layer.address(f"{matrix}_tiles"), *tiles, num_rows,
-            x, x_stride, memory(f"{group}_entries"), sizes.entry_stride, y, y_stride, then,
+        first, last = tiles
+        MATMUL.call(
+            self.fn, matrix=layer.address(f"{matrix}_tiles"), first=first, last=last,
+            num_rows=num_rows, x=x, x_stride=x_stride, entries=memory(f"{group}_entries"),
+            entry_stride=sizes.entry_stride, y=y, y_stride=y_stride, next_address=next_address,
         )  # fmt: skip
 
     def qkv(self) -> Iterator[tuple[str, int]]:
@@ -204,33 +192,33 @@ class Thread:
             column += count * heads.size * 4
 
     def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:
-        """Turn and store one K/V head of the row that has number ``row`` in the step."""
-        fn, plan, heads = self.fn, self.plan, self.sizes.heads
-        position = self.index(plan["positions"] + row * 4)
+        """Rotate and store one K/V head of the row that has number ``row`` in the step."""
+        args, heads = self.args, self.sizes.heads
+        position = self.index(args["positions"] + row * 4)
         block = self.index(self.table(row) + (position >> 4) * 4)
-        record = cache + block * plan["records_stride"] + kv_head * heads.record_bytes
-        turn = position * (heads.half * 4)
+        record = cache + block * args["records_stride"] + kv_head * heads.record_bytes
+        angle = position * (heads.half * 4)
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
-        fn.call(
-            "rope", qkv, layer["qkv_bias"], key_bias, plan["cos"] + turn, plan["sin"] + turn,
-            layer["qk_norms"], plan["queries"] + row * heads.query_bytes, record,
-            position & (TOKENS - 1), kv_head, plan["poison"] + row * 4,
+        ROPE.call(
+            self.fn, row=qkv, bias=layer["qkv_bias"], key_bias=key_bias, cos=args["cos"] + angle,
+            sin=args["sin"] + angle, norms=layer["qk_norms"],
+            query=args["queries"] + row * heads.query_bytes, record=record,
+            token=position & (TOKENS - 1), kv_head=kv_head, non_finite=args["non_finite"] + row * 4,
         )  # fmt: skip
 
     def table(self, row: Value) -> Value:
         """Return the address of the block table of a row's sequence."""
-        sequence = self.index(self.plan["sequences"] + row * 4)
-        return self.plan["tables"] + sequence * self.plan["table_stride"]
+        sequence = self.index(self.args["sequences"] + row * 4)
+        return self.args["tables"] + sequence * self.args["table_stride"]
 
     def attend(
         self, layer: Words, cache: Value, item: tuple[Value, Value], kv_head: Value, out: Value
     ) -> None:
         """Let ``item``, a first row and 1 or a tile of queries, look at its context."""
-        first, count = item
-        fn = self.fn
-        fn.call(
-            "attend", self.plan_address, self.number, layer["window"],
-            layer["key_bias_pairs"] + kv_head * (4 + self.sizes.heads.half * 4),
-            cache + kv_head * self.sizes.heads.record_bytes, first, count, kv_head,
-            out + kv_head * (self.sizes.heads.group * self.sizes.heads.size * 4),
+        (first, count), heads = item, self.sizes.heads
+        ATTEND.call(
+            self.fn, args=self.args_address, thread=self.number, window=layer["window"],
+            pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
+            records=cache + kv_head * heads.record_bytes, first=first, count=count, kv_head=kv_head,
+            out=out + kv_head * (heads.group * heads.size * 4),
         )  # fmt: skip

@@ -13,13 +13,13 @@ span of each head; or floats. A span has 32 channels if D is a multiple of that,
 Some models add a bias to keys that is a hundred times as large as what it is added to (Qwen2). The
 scale of a span would follow the bias and leave a few steps for the rest, so int8 keys are stored
 without it, and each score gets what it would have contributed. For a pair of channels with bias
-(a, b), turned by the angle t of the key's position, that is
+(a, b), rotated by the angle t of the key's position, that is
 
     (q0 a + q1 b) cos t + (q1 a - q0 b) sin t
 
-for the turned query's (q0, q1): two factors per query and pair, and the rope table. Only pairs
-whose bias is large are treated so. Channels that do not turn add the same to all scores of a query,
-so softmax never sees their bias and it is dropped.
+for the rotated query's (q0, q1): two factors per query and pair, and the rope table. Only pairs
+whose bias is large are treated so. Channels that do not rotate add the same to all scores of a
+query, so softmax never sees their bias and it is dropped.
 
 A row's softmax has a fixed order: all scores, their maximum, then exponentials added up lane by
 lane from its first visible block. Nothing is rescaled on the way, and what is masked is exactly
@@ -49,8 +49,14 @@ from ridgeline.backends.cpu.emit.ir import (
     to_whole,
     vec,
 )
-from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot, prefetch
-from ridgeline.backends.cpu.emit.paging import record_at, row_parts
+from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot
+from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
+from ridgeline.backends.cpu.emit.prefetch import (
+    BLOCKS_AHEAD,
+    emit_prefetch_next_head,
+    prefetch_keys_and_values,
+)
 from ridgeline.backends.cpu.emit.rows import (
     FLOATS,
     NOTHING,
@@ -60,24 +66,48 @@ from ridgeline.backends.cpu.emit.rows import (
 )
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
+ROPE = Kernel(
+    "rope",
+    (
+        "row", "bias", "key_bias", "cos", "sin", "norms",
+        "query", "record", "token", "kv_head", "non_finite",
+    ),
+)  # fmt: skip
+ADD_KEY_BIAS = Kernel(
+    "add_key_bias",
+    (
+        "query",
+        "pairs",
+        "rope_by_pair",
+        "stride",
+        "count",
+        "kv_head",
+        "num_queries",
+        "out",
+        "out_stride",
+    ),
+)
+SOFTMAX = Kernel(
+    "softmax",
+    (
+        "scores", "score_stride", "low", "high", "count", "records", "stride", "table",
+        "planes", "scales",
+    ),
+)  # fmt: skip
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
-_AHEAD = 3  # blocks from the one in hand to the one whose keys are asked for
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the entries of these
 
 
 def emit_attention(module: object, form: Dot, heads: Heads) -> None:
-    """Emit ``rope``, ``softmax``, ``expect``, and ``scores_N``, ``weigh_N`` for 1 and a tile.
-
-    And ``add_key_bias``, for a model that needs it.
-    """
+    """Emit all that ``attend`` calls, and ``rope``."""
     _emit_rope(module, heads)
     if heads.splits_key_bias:
         _emit_add_key_bias(module, heads)
     _emit_softmax(module, heads)
-    _emit_expect(module, heads)
+    emit_prefetch_next_head(module, heads)
     for queries in dict.fromkeys((1, heads.tile)):
         if heads.cache == "int8":
             _emit_scores(module, form, heads, queries)
@@ -91,16 +121,16 @@ def emit_attention(module: object, form: Dot, heads: Heads) -> None:
 
 
 def _emit_rope(module: object, heads: Heads) -> None:
-    """``rope(row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison)``.
+    """``rope``: rotate one K/V head and its queries; store keys and values in the cache.
 
-    One K/V head: ``row`` has the floats of all query heads, keys and values, ``bias`` what is added
-    to them, ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its
-    keys and values of these 16 tokens are, ``token`` the place among them. ``norms`` are the
-    weights of the norms of q and k. A model without them ignores ``bias``, ``key_bias`` and
-    ``norms``. If any result is not finite, the f32 at ``poison`` becomes 1.
+    ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them,
+    ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its keys and
+    values of these 16 tokens are, ``token`` the place among them. ``norms`` are the weights of the
+    norms of q and k. A model without them ignores ``bias``, ``key_bias`` and ``norms``. If any
+    result is not finite, the f32 at ``non_finite`` becomes 1.
     """
-    fn = Function(module, "rope", 11)
-    row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, poison = fn.args
+    fn = ROPE.begin(module)
+    row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, non_finite = fn.args
 
     def load(offset: Value) -> list[Value]:
         at = [offset + 64 * i for i in range(heads.size // 16)]
@@ -126,10 +156,10 @@ def _emit_rope(module: object, heads: Heads) -> None:
         _store_bytes(fn, heads, rotated, plain, record, token)
     else:
         _store_floats(fn, heads, rotated, plain, record, token)
-    # Rounding to bytes, and comparing, would swallow it: what is wrong must be said here.
+    # Check for non-finite values here: rounding and max() would hide them.
     size = size + largest_of(rotated) + largest_of(plain)
     with fn.when((size - size).equals(0.0).equals(0)):
-        fn.store(fn.value(1.0, F32), poison, 4)
+        fn.store(fn.value(1.0, F32), non_finite, 4)
     fn.finish()
 
 
@@ -148,9 +178,9 @@ def _rotated(
     first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
     c = [fn.load(cos + 64 * i, FLOATS, 4) for i in range(pairs)]
     s = [fn.load(sin + 64 * i, FLOATS, 4) for i in range(pairs)]
-    turned = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
-    turned += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
-    return turned + rest
+    rotated = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    rotated += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
+    return rotated + rest
 
 
 def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
@@ -231,34 +261,11 @@ def _store_floats(
             fn.store(key.lane(j), record + ((16 * i + j) * TOKENS + token) * size, size)
 
 
-def _emit_expect(module: object, heads: Heads) -> None:
-    """``expect(records, stride, table, count)``: ask for the keys and scales that come next.
-
-    While one head's softmax and weighted sum are computed memory would rest.
-    """
-    fn = Function(module, "expect", 4)
-    records, stride, table, count = fn.args
-    with fn.loop(count) as block:
-        record = record_at(fn, records, stride, table, block)
-        with fn.loop(TOKENS * heads.size * heads.value_bytes, step=64) as line:
-            prefetch(fn, record + line, locality=2)
-        for offset in range(heads.scales_at, heads.record_bytes, 64):
-            prefetch(fn, record + offset, locality=2)
-    fn.finish()
-
-
 # --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
-#
-# ``records`` is where record 0 of this layer and head is, ``stride`` the bytes from block to block,
-# ``table`` the sequence's blocks (i32) from the first visible one on, ``count`` how many.
 
 
 def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
-    """``scores_N(query, records, stride, table, count, kv_head, out, out_stride)``.
-
-    Scores of ``queries`` rows of queries, each with all heads of the group, over ``count`` blocks.
-    """
-    fn = Function(module, f"scores_{queries}", 8)
+    fn = scores(queries).begin(module)
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     first = kv_head * heads.group
     base = query + first * heads.size
@@ -271,13 +278,13 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
     ]  # fmt: skip
 
     def score(block: Value, num_blocks: int) -> None:
-        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + _AHEAD)]
+        at = [fn.lower(block + b, count - 1) for b in range(num_blocks + BLOCKS_AHEAD)]
         found = [record_at(fn, records, stride, table, b) for b in at]
         for low in range(0, len(rows), _MOST_ROWS):
             part = rows[low : low + _MOST_ROWS]
-            coming = found[_AHEAD:] if low == 0 else []
-            scores = _scores(fn, form, heads, part, found[:num_blocks], coming)
-            for r, of_row in enumerate(scores, start=low):
+            ahead = found[BLOCKS_AHEAD:] if low == 0 else []
+            of_part = _scores(fn, form, heads, part, found[:num_blocks], ahead)
+            for r, of_row in enumerate(of_part, start=low):
                 for b, value in enumerate(of_row):
                     fn.store(value, out + out_stride * r + (block + b) * 64, 4)
 
@@ -292,18 +299,16 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
 
 
 def _scores(
-    fn: Function, form: Dot, heads: Heads, rows: _Rows, records: list[Value], coming: list[Value]
+    fn: Function, form: Dot, heads: Heads, rows: _Rows, records: list[Value], ahead: list[Value]
 ) -> list[list[Value]]:
-    """Return each row's scores in each record; ask for the values and for the keys to come."""
+    """Return each row's scores in each record; ``ahead`` are records to prefetch."""
     scores = [[fn.lanes(F32, [0.0] * 16) for _ in records] for _ in rows]
     for span in range(heads.spans):
         starts = [fn.load(entry + 8 * span + 4, I32, 4).splat(16) for _, entry in rows]
         sums = [[start for _ in records] for start in starts]
         for quad in range(span * heads.span // 4, (span + 1) * heads.span // 4):
             keys = [fn.load(record + quad * 64, _BYTES, 64) for record in records]
-            for record, later in zip(records, coming, strict=False):
-                prefetch(fn, later + quad * 64)
-                prefetch(fn, record + TOKENS * heads.size + quad * 64, locality=2)
+            prefetch_keys_and_values(fn, heads, quad, records, ahead)
             for (query, _), of_row in zip(rows, sums, strict=True):
                 part = broadcast4(fn, query + quad * 4)
                 of_row[:] = [dot(form, s, k, part) for s, k in zip(of_row, keys, strict=True)]
@@ -317,14 +322,14 @@ def _scores(
 
 
 def _emit_add_key_bias(module: object, heads: Heads) -> None:
-    """``add_key_bias(query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride)``.
+    """``add_key_bias``: add to scores what keys' bias contributes.
 
-    Add to scores what keys' bias contributes. ``pairs`` are i32: how many, then which. ``turns``
-    is the cosine of pair 0 for the first visible position; a pair's are ``stride`` bytes behind the
-    pair's before, and sines behind all cosines.
+    ``pairs`` are i32: how many, then which. ``rope_by_pair`` is the cosine of pair 0 for the first
+    visible position; a pair's are ``stride`` bytes behind the pair's before, and sines behind all
+    cosines.
     """
-    fn = Function(module, "add_key_bias", 9)
-    query, pairs, turns, stride, count, kv_head, num_queries, out, out_stride = fn.args
+    fn = ADD_KEY_BIAS.begin(module)
+    query, pairs, rope_by_pair, stride, count, kv_head, num_queries, out, out_stride = fn.args
     num_pairs = fn.load(pairs, I32, 4).signed(I64)
     first = query + heads.bias_factors_at + kv_head * (heads.group * 8 * heads.half)
 
@@ -333,11 +338,11 @@ def _emit_add_key_bias(module: object, heads: Heads) -> None:
         totals = [fn.var(fn.load(place, FLOATS, 4)) for place in at]
         with fn.loop(num_pairs) as i:
             pair = fn.load(pairs + 4 + i * 4, I32, 4).signed(I64)
-            turn = turns + pair * stride + block * 64
+            angle = rope_by_pair + pair * stride + block * 64
             for part in range(2):
                 factor = fn.load(factors + (pair + part * heads.half) * 4, F32, 4).splat(16)
                 for b, total in enumerate(totals):
-                    place = turn + stride * (part * heads.half) + 64 * b
+                    place = angle + stride * (part * heads.half) + 64 * b
                     total.set(fma(fn.load(place, FLOATS, 4), factor, total.get()))
         for place, total in zip(at, totals, strict=True):
             fn.store(total.get(), place, 4)
@@ -354,14 +359,13 @@ def _emit_add_key_bias(module: object, heads: Heads) -> None:
 
 
 def _emit_softmax(module: object, heads: Heads) -> None:
-    """``softmax(scores, score_stride, low, high, count, records, stride, table, planes, scales)``.
+    """``softmax`` of a row's heads of one group.
 
-    A row's heads of one group. Scores ``low`` up to ``high`` are visible. Leaves probabilities,
-    times each value's scale for int8: as 16 bits in two planes of bytes per block at ``planes``,
-    half as far apart as scores are, else as floats in place. ``scales`` receive what the weighted
-    sums must be multiplied by.
+    Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
+    int8: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
+    are, else as floats in place. ``scales`` receive what the weighted sums must be multiplied by.
     """
-    fn = Function(module, "softmax", 10)
+    fn = SOFTMAX.begin(module)
     scores, score_stride, low, high, count, records, stride, table, planes, scales = fn.args
     is_int8 = heads.cache == "int8"
     lanes = fn.lanes(I32, list(range(16)))
@@ -418,12 +422,7 @@ def _emit_softmax(module: object, heads: Heads) -> None:
 
 
 def _emit_weigh(module: object, form: Dot, heads: Heads, queries: int) -> None:
-    """``weigh_N(planes, plane_stride, records, stride, table, count, scales, out, out_stride)``.
-
-    Weighted sums of values, for all rows of the tile; ``out`` is this group's first head, and
-    ``out_stride`` the bytes from a query's row to the next.
-    """
-    fn = Function(module, f"weigh_{queries}", 9)
+    fn = weighted_values(queries).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
     for part, wide in row_parts(heads, len(rows), sums_per_vector=2):

@@ -16,7 +16,6 @@ from ridgeline.backends.cpu.emit.ir import (
     I16,
     I32,
     I64,
-    Function,
     Value,
     floor,
     maximum,
@@ -24,10 +23,26 @@ from ridgeline.backends.cpu.emit.ir import (
     trailing_zeros,
     vec,
 )
+from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.draw_entries import BLOCK_LOGITS
 from ridgeline.backends.sampling import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_BITS
 
+PEAKS = Kernel("draw_peaks", ("row", "peaks", "out"))
+NARROW = Kernel("draw_narrow", ("row", "peaks", "wanted", "ids", "values", "out"))
+_GATHER = Kernel("draw_gather", ("row", "peaks", "bound", "ids", "values", "out"))
+WEIGH_LIST = Kernel("draw_weigh_list", ("values", "count", "greatest", "factor", "weights"))
+TOTAL = Kernel("draw_total", ("weights", "count", "least", "out"))
+PICK = Kernel("draw_pick", ("weights", "count", "before", "mark", "out"))
+# By number, or by weight.
+BOUND_COUNT, BOUND_WEIGHT = (
+    Kernel(f"draw_bound_{by}", ("values", "weights", "count", "wanted", "out"))
+    for by in ("count", "weight")
+)
+CUT_COUNT, CUT_WEIGHT = (
+    Kernel(f"draw_cut_{by}", ("ids", "values", "weights", "count", "bound", "wanted", "out"))
+    for by in ("count", "weight")
+)
 VECTORS = BLOCK_LOGITS // 16
 _WEIGHTS, _DOUBLES = vec(I64, 8), vec(F64, 8)
 _MAGIC = 1.5 * 2.0**52  # near it doubles are whole, and so are their bits
@@ -38,7 +53,7 @@ _ALL_BUT_SIGN = 0x7FFFFFFF
 
 
 def emit_candidates(module: object, num_blocks: int) -> None:
-    """Emit ``draw_peaks``, ``draw_narrow`` and what works on its list."""
+    """Emit ``PEAKS``, ``NARROW`` and what works on its list."""
     _emit_peaks(module, num_blocks)
     _emit_gather(module, num_blocks)
     _emit_narrow(module, num_blocks)
@@ -74,8 +89,8 @@ def add(values: Value) -> Value:
 
 
 def _emit_pick(module: object) -> None:
-    """``draw_pick(weights, count, before, mark, out)``: the first that passes the mark, or -1."""
-    fn = Function(module, "draw_pick", 5)
+    """``draw_pick``: the first that passes the mark, or -1."""
+    fn = PICK.begin(module)
     weights, count, before, mark, out = fn.args
     reached, found = fn.var(before), fn.var(fn.i64(-1))
     i = fn.var(fn.i64(0))
@@ -89,19 +104,19 @@ def _emit_pick(module: object) -> None:
 
 def _key(x: Value) -> Value:
     """Return i32 in the order of f32, the two zeros being one; its own inverse on bits."""
-    return _turned((x + 0.0).bits(x.like(I32)))
+    return _in_order((x + 0.0).bits(x.like(I32)))
 
 
-def _turned(words: Value) -> Value:
+def _in_order(words: Value) -> Value:
     return select(words < 0, words ^ _ALL_BUT_SIGN, words)
 
 
 def _emit_peaks(module: object, num_blocks: int) -> None:
-    """``draw_peaks(row, peaks, out)``: the greatest logit of every lane of a block, and of all.
+    """``draw_peaks``: the greatest logit of every lane of a block, and of all.
 
     The greatest of all is an f64.
     """
-    fn = Function(module, "draw_peaks", 3)
+    fn = PEAKS.begin(module)
     row, peaks, out = fn.args
     least = fn.lanes(F32, [-math.inf] * 16)
     top = fn.var(least)
@@ -118,11 +133,11 @@ def _emit_peaks(module: object, num_blocks: int) -> None:
 
 
 def _emit_gather(module: object, num_blocks: int) -> None:
-    """``draw_gather(row, peaks, bound, ids, values, out)``: list, by id, what reaches the bound.
+    """``draw_gather``: list, by id, what reaches the bound.
 
     ``bound`` are the bits of an f32. Behind the list come 16 values of minus infinity.
     """
-    fn = Function(module, "draw_gather", 6)
+    fn = _GATHER.begin(module)
     row, peaks, bound, ids, values, out = fn.args
     least = bound.signed(I32).bits(F32).splat(16)
     count = fn.var(fn.i64(0))
@@ -149,11 +164,12 @@ def _emit_gather(module: object, num_blocks: int) -> None:
 
 
 def _emit_bound(module: object, by_weight: bool) -> None:
-    """``draw_bound_count(values, weights, count, wanted, out)``, ``draw_bound_weight``.
+    """``draw_bound_count``, ``draw_bound_weight``: store a bound.
 
-    The highest key that so many values, or values of so much weight, reach; whole vectors are read.
+    It is the highest key that so many values, or values of so much weight, reach. Whole vectors
+    are read.
     """
-    fn = Function(module, f"draw_bound_{'weight' if by_weight else 'count'}", 5)
+    fn = (BOUND_WEIGHT if by_weight else BOUND_COUNT).begin(module)
     values, weights, count, wanted, out = fn.args
     bound, step = fn.var(fn.value(_LOWEST, I32)), fn.var(fn.value(_LOWEST, I32))
     num_vectors = (count + 15) // 16
@@ -183,14 +199,14 @@ def _emit_bound(module: object, by_weight: bool) -> None:
 
 
 def _emit_cut(module: object, by_weight: bool) -> None:
-    """``draw_cut_count(ids, values, weights, count, bound, wanted, out)``, ``draw_cut_weight``.
+    """``draw_cut_count``, ``draw_cut_weight``: cut a list at a bound.
 
     Keep what is above the bound, and of what equals it the first that are still wanted: by number,
     or until weights reach what is wanted. Weights are moved along where they count.
     """
-    fn = Function(module, f"draw_cut_{'weight' if by_weight else 'count'}", 7)
+    fn = (CUT_WEIGHT if by_weight else CUT_COUNT).begin(module)
     ids, values, weights, count, bound, wanted, out = fn.args
-    limit = _turned(bound.signed(I32)).bits(F32)
+    limit = _in_order(bound.signed(I32)).bits(F32)
     left, kept = fn.var(wanted), fn.var(fn.i64(0))
 
     def amount(i: Value) -> Value:
@@ -214,8 +230,8 @@ def _emit_cut(module: object, by_weight: bool) -> None:
 
 
 def _emit_weigh_list(module: object) -> None:
-    """``draw_weigh_list(values, count, greatest, factor, weights)``: whole vectors."""
-    fn = Function(module, "draw_weigh_list", 5)
+    """``draw_weigh_list``: store the weights of a list, whole vectors."""
+    fn = WEIGH_LIST.begin(module)
     values, count, greatest, factor, weights = fn.args
     with fn.loop((count + 15) // 16) as i:
         x = fn.load(values + i * 64, FLOATS, 4)
@@ -225,8 +241,8 @@ def _emit_weigh_list(module: object) -> None:
 
 
 def _emit_total(module: object) -> None:
-    """``draw_total(weights, count, least, out)``: add up, and make 0 what is below ``least``."""
-    fn = Function(module, "draw_total", 4)
+    """``draw_total``: add up, and make 0 what is below ``least``."""
+    fn = TOTAL.begin(module)
     weights, count, least, out = fn.args
     total = fn.var(fn.i64(0))
     with fn.loop(count) as i:
@@ -239,13 +255,13 @@ def _emit_total(module: object) -> None:
 
 
 def _emit_narrow(module: object, num_blocks: int) -> None:
-    """``draw_narrow(row, peaks, wanted, ids, values, out)``: list at least the so many largest."""
-    fn = Function(module, "draw_narrow", 6)
+    """``draw_narrow``: list at least the so many largest."""
+    fn = NARROW.begin(module)
     row, peaks, wanted, ids, values, out = fn.args
     num_peaks = num_blocks * 16
     fn.store(_key(fn.value(-math.inf, F32)).signed(I64), out, 8)
     with fn.when(wanted < num_peaks):
-        fn.call("draw_bound_count", peaks, 0, num_peaks, wanted, out)
-    bound = _turned(fn.load(out, I64, 8).signed(I32))
-    fn.call("draw_gather", row, peaks, bound.signed(I64), ids, values, out)
+        BOUND_COUNT.call(fn, values=peaks, weights=0, count=num_peaks, wanted=wanted, out=out)
+    bound = _in_order(fn.load(out, I64, 8).signed(I32))
+    _GATHER.call(fn, row=row, peaks=peaks, bound=bound.signed(I64), ids=ids, values=values, out=out)
     fn.finish()

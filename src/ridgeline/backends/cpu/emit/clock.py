@@ -7,15 +7,17 @@ counters (``KINDS``) that only it writes and that only ever grow.
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit.ir import I64, Function, Operand, Value
-from ridgeline.backends.cpu.layout.arguments import PLAN
+from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.formats import VALUE_BYTES
 
 # ``step`` is all of a step, the kinds before it included.
 KINDS = ("linears", "head", "attention", "row operations", "barrier", "step")
+_CLOCK = Kernel("clock", ("out",))
 ROW_WORDS = 8  # of a thread's counters: one cache line
 _KIND_OF = {
-    "product": "linears",
-    "best": "head",
+    "matmul": "linears",
+    "argmax": "head",
     "draw": "head",
     "attend": "attention",
     "barrier": "barrier",
@@ -25,7 +27,7 @@ _KIND_OF = {
 
 
 class TimedFunction(Function):
-    """A function ``(plan, thread)`` whose calls are counted by what they do."""
+    """A function ``(args, thread)`` whose calls are counted by what they do."""
 
     def __init__(self, module: object, name: str, num_args: int) -> None:
         super().__init__(module, name, num_args)
@@ -34,7 +36,7 @@ class TimedFunction(Function):
 
     def call(self, name: str, *args: Operand) -> None:
         """Call, and count the cycles that it takes; calls of no kind count inside."""
-        kind = "head" if (self._name, name) == ("head", "product") else _KIND_OF.get(name)
+        kind = "head" if (self._name, name) == ("head", "matmul") else _KIND_OF.get(name)
         begin = self._cycles() if kind else None
         super().call(name, *args)
         if kind and begin:
@@ -47,8 +49,8 @@ class TimedFunction(Function):
         super().finish()
 
     def _count(self, kind: str, begin: Value) -> None:
-        plan, thread = self.args
-        counters = self.load(plan + 8 * PLAN.index("counters"), I64, 8)
+        args, thread = self.args
+        counters = self.load(args + 8 * ARGUMENTS.index("counters"), I64, 8)
         at = counters + thread * (8 * ROW_WORDS) + 8 * KINDS.index(kind)
         self.store(self.load(at, I64, 8) + self._cycles() - begin, at, 8)
 
@@ -63,7 +65,7 @@ def read_cycles(fn: Function) -> Value:
 
 
 def emit_clock(module: object) -> None:
-    """Emit ``clock(out)``: store the count that calls are timed with."""
-    fn = Function(module, "clock", 1)
+    """``clock``: store the count that calls are timed with."""
+    fn = _CLOCK.begin(module)
     fn.store(read_cycles(fn), fn.args[0], 8)
     fn.finish()

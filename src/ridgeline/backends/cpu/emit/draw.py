@@ -10,13 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ridgeline.backends.cpu.emit.candidates import VECTORS, add, emit_candidates, weigh
+from ridgeline.backends.cpu.emit.candidates import (
+    BOUND_COUNT,
+    BOUND_WEIGHT,
+    CUT_COUNT,
+    CUT_WEIGHT,
+    NARROW,
+    PEAKS,
+    PICK,
+    TOTAL,
+    VECTORS,
+    WEIGH_LIST,
+    add,
+    emit_candidates,
+    weigh,
+)
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     F64,
     I32,
     I64,
     Function,
+    Operand,
     Value,
     Var,
     high_product,
@@ -24,10 +39,11 @@ from ridgeline.backends.cpu.emit.ir import (
     minimum,
     select,
 )
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.draw_entries import (
     BLOCK_LOGITS,
-    DRAW,
+    ENTRY,
     padded_vocab,
     scratch_bytes,
 )
@@ -36,11 +52,22 @@ from ridgeline.backends.sampling import (
     MAX_LOGIT,
 )
 
+_BUFFERS = tuple(scratch_bytes(1))
+DRAW = Kernel("draw", ("entry", "logits", "logits_stride", *_BUFFERS))
+_CHOOSE = Kernel("draw_choose", ("entry", "row", *_BUFFERS))
+_SUMS = Kernel("draw_sums", ("row", "greatest", "factor", "least", "sums"))
+_FIND = Kernel(
+    "draw_find", ("row", "greatest", "factor", "least", "sums", "mark", "weights", "out")
+)
+_ADJUST = Kernel("draw_adjust", ("entry", "row", "counts", "undo", "out"))
+_RESTORE = Kernel("draw_restore", ("row", "undo", "count"))
+_UNIFORM = Kernel("draw_uniform", ("seed", "position", "out"))
+_RANK = Kernel("draw_rank", ("row", "token", "value", "ahead"))
 _FIRST_LOOK = 64  # bounds: top-p alone tries so many, then four times as many, ...
 
 
 def emit_draw(module: object, vocab_size: int) -> None:
-    """Emit ``draw(entry, logits, logits_stride, BUFFERS...)`` and what it is made of."""
+    """Emit ``draw`` and what it is made of."""
     num_blocks = padded_vocab(vocab_size) // BLOCK_LOGITS
     emit_candidates(module, num_blocks)
     _emit_sums(module, num_blocks)
@@ -57,11 +84,11 @@ def emit_draw(module: object, vocab_size: int) -> None:
 
 
 def _emit_sums(module: object, num_blocks: int) -> None:
-    """``draw_sums(row, greatest, factor, least, sums)``: weights of each block, then of all.
+    """``draw_sums``: weights of each block, then of all.
 
     Those below ``least`` count as 0. ``greatest`` and ``factor`` are the bits of f64.
     """
-    fn = Function(module, "draw_sums", 5)
+    fn = _SUMS.begin(module)
     row, greatest, factor, least, sums = fn.args
     zero = fn.lanes(I64, [0] * 8)
     total = fn.var(fn.i64(0))
@@ -80,11 +107,11 @@ def _emit_sums(module: object, num_blocks: int) -> None:
 
 
 def _emit_find(module: object, num_blocks: int) -> None:
-    """``draw_find(row, greatest, factor, least, sums, mark, weights, out)``: the token, or -1.
+    """``draw_find``: the token, or -1.
 
     It is the first whose running sum passes the mark; ``sums`` are those of ``draw_sums``.
     """
-    fn = Function(module, "draw_find", 8)
+    fn = _FIND.begin(module)
     row, greatest, factor, least, sums, mark, weights, out = fn.args
     before, found = fn.var(fn.i64(0)), fn.var(fn.i64(-1))
     with fn.loop(num_blocks) as block, fn.when(found.get() < 0):
@@ -100,30 +127,12 @@ def _emit_find(module: object, num_blocks: int) -> None:
             for half, weight in enumerate(weigh(x, greatest.bits(F64), factor.bits(F64))):
                 kept = select(weight >= least.splat(8), weight, 0)
                 fn.store(kept, weights + i * 128 + 64 * half, 8)
-        fn.call("draw_pick", weights, BLOCK_LOGITS, before.get(), mark, out)
+        PICK.call(fn, weights=weights, count=BLOCK_LOGITS, before=before.get(), mark=mark, out=out)
         fn.store(fn.load(out, I64, 8) + found.get() * BLOCK_LOGITS, out, 8)
     fn.finish()
 
 
 # --- a row -------------------------------------------------------------------------------------
-
-
-class _Entry:
-    """The words of a draw by name."""
-
-    def __init__(self, fn: Function, address: Value) -> None:
-        self._fn, self._address = fn, address
-
-    def at(self, name: str) -> Value:
-        """Return where a word is."""
-        return self._address + 8 * DRAW.index(name)
-
-    def __getitem__(self, name: str) -> Value:
-        return self._fn.load(self.at(name), I64, 8)
-
-    def double(self, name: str) -> Value:
-        """Return a word that is an f64."""
-        return self._fn.load(self.at(name), F64, 8)
 
 
 def _changed(
@@ -140,10 +149,10 @@ def _changed(
 
 
 def _emit_adjust(module: object) -> None:
-    """``draw_adjust(entry, row, counts, undo, out)``: penalties, bias, what cannot be chosen."""
-    fn = Function(module, "draw_adjust", 5)
+    """``draw_adjust``: penalties, bias, what cannot be chosen."""
+    fn = _ADJUST.begin(module)
     address, row, counts, undo, out = fn.args
-    entry = _Entry(fn, address)
+    entry = Words(fn, address, ENTRY)
     noted = fn.var(fn.i64(0))
     repetition = entry.double("repetition")
 
@@ -179,8 +188,8 @@ def _emit_adjust(module: object) -> None:
 
 
 def _emit_restore(module: object) -> None:
-    """``draw_restore(row, undo, count)``: change back, the last change first."""
-    fn = Function(module, "draw_restore", 3)
+    """``draw_restore``: change back, the last change first."""
+    fn = _RESTORE.begin(module)
     row, undo, count = fn.args
     with fn.loop(count) as i:
         at = undo + (count - 1 - i) * 8
@@ -190,8 +199,8 @@ def _emit_restore(module: object) -> None:
 
 
 def _emit_uniform(module: object) -> None:
-    """``draw_uniform(seed, position, out)``: Philox4x32-10, 53 bits (Salmon et al., SC 2011)."""
-    fn = Function(module, "draw_uniform", 3)
+    """``draw_uniform``: Philox4x32-10, 53 bits (Salmon et al., SC 2011)."""
+    fn = _UNIFORM.begin(module)
     seed, position, out = fn.args
     low = 0xFFFFFFFF
     x: Sequence[Value] = (position & low, position >> 32, fn.i64(0), fn.i64(0))
@@ -205,8 +214,8 @@ def _emit_uniform(module: object) -> None:
 
 
 def _emit_rank(module: object, num_blocks: int) -> None:
-    """``draw_rank(row, token, value, ahead)``: a token's logit, and how many come before it."""
-    fn = Function(module, "draw_rank", 4)
+    """``draw_rank``: a token's logit, and how many come before it."""
+    fn = _RANK.begin(module)
     row, token, value_at, ahead = fn.args
     value = fn.load(row + token * 4, F32, 4)
     fn.store(value.signed(F64), value_at, 8)
@@ -222,22 +231,19 @@ def _emit_rank(module: object, num_blocks: int) -> None:
     fn.finish()
 
 
-_BUFFERS = tuple(scratch_bytes(1))  # in this order
-
-
 def _emit_choose(module: object, num_blocks: int) -> None:
-    """``draw_choose(entry, row, BUFFERS...)``: the token of an adjusted row, -1 for none."""
-    fn = Function(module, "draw_choose", 2 + len(_BUFFERS))
+    """``draw_choose``: the token of an adjusted row, -1 for none."""
+    fn = _CHOOSE.begin(module)
     address, row, *buffers = fn.args
-    entry, of = _Entry(fn, address), dict(zip(_BUFFERS, buffers, strict=True))
+    entry, of = Words(fn, address, ENTRY), dict(zip(_BUFFERS, buffers, strict=True))
     cell, greatest_at = of["draw_cells"], of["draw_cells"] + 8
     peaks, ids, values, weights = (
         of[f"draw_{name}"] for name in ("peaks", "ids", "values", "weights")
     )
-    factor, least, out = entry["factor"], entry["least"], entry.at("token")
-    fn.call("draw_peaks", row, peaks, greatest_at)
+    factor, least, out = entry["factor"], entry["least"], entry.address("token")
+    PEAKS.call(fn, row=row, peaks=peaks, out=greatest_at)
     greatest = fn.load(greatest_at, I64, 8)
-    fn.call("draw_uniform", entry["seed"], entry["position"], cell)
+    _UNIFORM.call(fn, seed=entry["seed"], position=entry["position"], out=cell)
     bits = fn.load(cell, I64, 8) << 11
     count = fn.var(fn.i64(-1))
 
@@ -245,76 +251,95 @@ def _emit_choose(module: object, num_blocks: int) -> None:
         return fn.load(cell, I64, 8)
 
     def total(least: Value) -> Value:
-        fn.call("draw_total", weights, count.get(), least, cell)
+        TOTAL.call(fn, weights=weights, count=count.get(), least=least, out=cell)
         return kept()
 
-    def cut(how: str, wanted: Value) -> None:
-        fn.call(f"draw_bound_{how}", values, weights, count.get(), wanted, cell)
-        fn.call(f"draw_cut_{how}", ids, values, weights, count.get(), kept(), wanted, cell)
+    def cut(bound: Kernel, cut: Kernel, wanted: Value) -> None:
+        bound.call(fn, values=values, weights=weights, count=count.get(), wanted=wanted, out=cell)
+        cut.call(
+            fn, ids=ids, values=values, weights=weights, count=count.get(), bound=kept(),
+            wanted=wanted, out=cell,
+        )  # fmt: skip
         count.set(kept())
 
-    with fn.when(entry["top_k"] > 0):
-        fn.call("draw_narrow", row, peaks, entry["top_k"], ids, values, cell)
+    def narrow(wanted: Value) -> None:
+        NARROW.call(fn, row=row, peaks=peaks, wanted=wanted, ids=ids, values=values, out=cell)
         count.set(kept())
-        cut("count", entry["top_k"])
-        fn.call("draw_weigh_list", values, count.get(), greatest, factor, weights)
+
+    def weigh_list() -> None:
+        WEIGH_LIST.call(
+            fn, values=values, count=count.get(), greatest=greatest, factor=factor,
+            weights=weights,
+        )  # fmt: skip
+
+    with fn.when(entry["top_k"] > 0):
+        narrow(entry["top_k"])
+        cut(BOUND_COUNT, CUT_COUNT, entry["top_k"])
+        weigh_list()
     is_share = entry["share"].equals(0).equals(0)
     wanted = fn.var(fn.i64(0))
     with fn.when(is_share & (entry["top_k"] > 0)):
         wanted.set(high_product(entry["share"], total(fn.i64(0))))
     with fn.when(is_share & (entry["top_k"] <= 0)):
-        fn.call("draw_sums", row, greatest, factor, fn.i64(1), of["draw_sums"])
+        _SUMS.call(fn, row=row, greatest=greatest, factor=factor, least=1, sums=of["draw_sums"])
         of_all = fn.load(of["draw_sums"] + num_blocks * 8, I64, 8)
         wanted.set(high_product(entry["share"], of_all))
         look, is_enough = fn.var(fn.i64(_FIRST_LOOK)), fn.var(fn.i64(0))
         with fn.loop_while(lambda: is_enough.get().equals(0)):
-            fn.call("draw_narrow", row, peaks, look.get(), ids, values, cell)
-            count.set(kept())
-            fn.call("draw_weigh_list", values, count.get(), greatest, factor, weights)
+            narrow(look.get())
+            weigh_list()
             reaches = (total(fn.i64(0)) >= wanted.get()) | (look.get() >= num_blocks * 16)
             is_enough.set(reaches.unsigned(I64))
             look.set(look.get() * 4)
     with fn.when(is_share):
-        cut("weight", maximum(wanted.get(), 1))
+        cut(BOUND_WEIGHT, CUT_WEIGHT, maximum(wanted.get(), 1))
     with fn.when(count.get() < 0):
-        fn.call("draw_sums", row, greatest, factor, least, of["draw_sums"])
+        weighed = {"row": row, "greatest": greatest, "factor": factor, "least": least}
+        _SUMS.call(fn, **weighed, sums=of["draw_sums"])
         mark = high_product(bits, fn.load(of["draw_sums"] + num_blocks * 8, I64, 8))
-        fn.call("draw_find", row, greatest, factor, least, of["draw_sums"], mark, weights, out)
+        _FIND.call(fn, **weighed, sums=of["draw_sums"], mark=mark, weights=weights, out=out)
     with fn.when(count.get() >= 0):
         mark = high_product(bits, total(least))
-        fn.call("draw_pick", weights, count.get(), fn.i64(0), mark, out)
+        PICK.call(fn, weights=weights, count=count.get(), before=0, mark=mark, out=out)
         with fn.when(entry["token"] >= 0):
             fn.store(fn.load(ids + entry["token"] * 4, I32, 4).signed(I64), out, 8)
     fn.finish()
 
 
 def _emit_draw(module: object, vocab_size: int, num_blocks: int) -> None:
-    """``draw(entry, logits, logits_stride, BUFFERS...)``: all that an entry asks for."""
-    fn = Function(module, "draw", 3 + len(_BUFFERS))
+    """``draw``: all that an entry asks for."""
+    fn = DRAW.begin(module)
     address, logits, stride, *buffers = fn.args
-    entry, of = _Entry(fn, address), dict(zip(_BUFFERS, buffers, strict=True))
+    entry, of = Words(fn, address, ENTRY), dict(zip(_BUFFERS, buffers, strict=True))
     row, cell = logits + entry["row"] * stride, of["draw_cells"]
     peaks, ids, values = (of[f"draw_{name}"] for name in ("peaks", "ids", "values"))
     with fn.loop(num_blocks * BLOCK_LOGITS, start=vocab_size) as i:
         fn.store(fn.value(-math.inf, F32), row + i * 4, 4)
     with fn.when(entry["draws"] > 0):
-        fn.call("draw_adjust", address, row, of["draw_counts"], of["draw_undo"], cell)
+        undo = of["draw_undo"]
+        _ADJUST.call(fn, entry=address, row=row, counts=of["draw_counts"], undo=undo, out=cell)
         noted = fn.load(cell, I64, 8)
-        fn.call("draw_choose", address, row, *buffers)
-        fn.call("draw_restore", row, of["draw_undo"], noted)
+        _CHOOSE.call(fn, entry=address, row=row, **of)
+        _RESTORE.call(fn, row=row, undo=undo, count=noted)
     with fn.when((entry["num_top"] >= 0) & (entry["token"] >= 0)):
-        fn.call("draw_rank", row, entry["token"], entry.at("value"), entry.at("ahead"))
-        fn.call("draw_peaks", row, peaks, entry.at("greatest"))
+        _RANK.call(
+            fn, row=row, token=entry["token"], value=entry.address("value"),
+            ahead=entry.address("ahead"),
+        )  # fmt: skip
+        PEAKS.call(fn, row=row, peaks=peaks, out=entry.address("greatest"))
         factor = fn.value(LOG2_E, F64).bits(I64)
-        fn.call("draw_sums", row, entry["greatest"], factor, fn.i64(1), of["draw_sums"])
-        fn.store(fn.load(of["draw_sums"] + num_blocks * 8, I64, 8), entry.at("total"), 8)
+        _SUMS.call(
+            fn, row=row, greatest=entry["greatest"], factor=factor, least=1, sums=of["draw_sums"]
+        )
+        fn.store(fn.load(of["draw_sums"] + num_blocks * 8, I64, 8), entry.address("total"), 8)
         with fn.when(entry["num_top"] > 0):
             num_top = entry["num_top"]
-            fn.call("draw_narrow", row, peaks, num_top, ids, values, cell)
+            NARROW.call(fn, row=row, peaks=peaks, wanted=num_top, ids=ids, values=values, out=cell)
             count = fn.load(cell, I64, 8)
-            fn.call("draw_bound_count", values, fn.i64(0), count, num_top, cell)
+            unweighed: dict[str, Operand] = {"values": values, "weights": 0, "count": count}
+            BOUND_COUNT.call(fn, **unweighed, wanted=num_top, out=cell)
             bound = fn.load(cell, I64, 8)
-            fn.call("draw_cut_count", ids, values, fn.i64(0), count, bound, num_top, cell)
+            CUT_COUNT.call(fn, ids=ids, **unweighed, bound=bound, wanted=num_top, out=cell)
             with fn.loop(num_top) as i:
                 at = entry["top"] + i * 8
                 fn.store(fn.load(ids + i * 4, I32, 4), at, 4)

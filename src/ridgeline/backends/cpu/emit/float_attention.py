@@ -6,7 +6,7 @@ The layout and the order of sums are those of ``attention``.
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit.ir import F16, F32, Function, Value, fma, vec
-from ridgeline.backends.cpu.emit.paging import record_at, row_parts
+from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
@@ -19,7 +19,7 @@ def _load_cached(fn: Function, heads: Heads, at: Value) -> Value:
 
 def emit_float_scores(module: object, heads: Heads, queries: int) -> None:
     """``scores_N`` for a cache of floats."""
-    fn = Function(module, f"scores_{queries}", 8)
+    fn = scores(queries).begin(module)
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     base = query + kv_head * (heads.group * heads.size * 4)
     q_at = [
@@ -41,8 +41,8 @@ def emit_float_scores(module: object, heads: Heads, queries: int) -> None:
 
 
 def emit_float_weigh(module: object, heads: Heads, queries: int) -> None:
-    """``weigh_N`` for a cache of floats; ``planes`` are the probabilities themselves."""
-    fn = Function(module, f"weigh_{queries}", 9)
+    """``weighted_values_N`` for a cache of floats; ``planes`` are the probabilities themselves."""
+    fn = weighted_values(queries).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
     row_bytes = heads.size * heads.value_bytes

@@ -23,7 +23,6 @@ from ridgeline.backends.cpu.emit.ir import (
     Value,
     Var,
     fma,
-    maximum,
     select,
     vec,
 )
@@ -34,21 +33,21 @@ from ridgeline.backends.cpu.emit.isa import (
     dot,
     dot_bf16,
     dots,
-    prefetch,
 )
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.prefetch import RecordPrefetch, TilePrefetch
+from ridgeline.backends.cpu.layout.arguments import MATRIX
 from ridgeline.backends.cpu.layout.formats import (
     BLOCK_RECORDS,
     ENTRY_BYTES,
     FORMATS,
+    KINDS,
     TILE,
     WeightFormat,
 )
 
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
-# Where memory sets the pace, few rows ask for weights in so many pages at once, as processors read
-# ahead within a page; a lone row in so many tiles, where that helps (``Processor``; LOG.md).
-TOGETHER = 4
-_PAGE_BYTES, _AHEAD_BYTES = 4096, 8192  # the second, a lone row asks ahead in all, at least
+GEMV_TILES = 4  # most that a GEMV multiplies side by side (``Processor.streams``)
 _ROWS_AT_ONCE = 240  # so many rows of activations stay in the second-level cache
 
 _Place = tuple[Value, Value, Value]  # record, what it shares with others of its block, half
@@ -73,6 +72,27 @@ class Operand(NamedTuple):
         )
 
 
+_MATMUL = ("num_rows", *Operand._fields, "next_address")
+MATMUL = Kernel("matmul", ("matrix", "first", "last", *_MATMUL))
+
+
+def _linear(kind: str) -> Kernel:
+    """Return the kernel that computes outputs 32 * first .. 32 * last of all rows.
+
+    Results begin at column 32 * first of y. ``next_address`` is where the thread will read next.
+    """
+    return Kernel(f"linear_{kind}", ("tiles", "first", "last", "num_records", *_MATMUL))
+
+
+def _tile(kind: str, rows: int, halves: int) -> Kernel:
+    """Return the kernel for ``rows`` rows and ``halves`` times 16 outputs, of one tile or several.
+
+    It prefetches ``prefetch_step`` bytes for each record, from ``prefetch_at`` on.
+    """
+    rest = (*Operand._fields, "prefetch_at", "prefetch_step")
+    return Kernel(f"tile_{kind}_{rows}x{halves}", ("weights", "half", "num_records", *rest))
+
+
 def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
     """Return the shapes of tiles for a kind, as rows and halves, the largest first."""
     weights = FORMATS[kind]
@@ -81,23 +101,34 @@ def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
 
 
 def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> None:
-    """Emit ``linear_KIND(tiles, first, last, num_records, num_rows, operand..., then)``.
-
-    Computes outputs 32 * first .. 32 * last of all rows; results begin at column 32 * first of y.
-    ``then`` is where the thread will read next: each tile asks for the one after it.
-    """
+    """Emit the matrix products of these kinds of weights, each with its tiles."""
     for kind in kinds:
         for rows, halves in shapes(kind, processor.dot):
             _emit_tile(module, processor, kind, rows, halves)
         together = processor.streams if processor.dot is Dot.VNNI512 else 1  # as registers go
         if together > 1:
             _emit_tile(module, processor, kind, 1, 2 * together)
-        _emit_product(module, processor.dot, kind, together)
+        _emit_linear(module, processor.dot, kind, together)
 
 
-def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
-    fn = Function(module, f"linear_{kind}", 12)
-    tiles, first, last, num_records, num_rows, *rest, then = fn.args
+def emit_matmul(module: object, kinds: Sequence[str]) -> None:
+    """``matmul``: the product for whatever kind of weights the words at ``matrix`` name."""
+    fn = MATMUL.begin(module)
+    matrix, first, last, num_rows, *operand, next_address = fn.args
+    words = Words(fn, matrix, MATRIX)
+    for kind in kinds:
+        with fn.when(words["kind"].equals(KINDS.index(kind))):
+            _linear(kind).call(
+                fn, tiles=words["tiles"], first=first, last=last,
+                num_records=words["num_records"], num_rows=num_rows,
+                **Operand(*operand)._asdict(), next_address=next_address,
+            )  # fmt: skip
+    fn.finish()
+
+
+def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
+    fn = _linear(kind).begin(module)
+    tiles, first, last, num_records, num_rows, *rest, next_address = fn.args
     operand = Operand(*rest)
     packed = FORMATS[kind]
     stride = num_records * packed.record_bytes + packed.tail_bytes
@@ -107,35 +138,37 @@ def _emit_product(module: object, form: Dot, kind: str, together: int) -> None:
             weights = tiles + begin.get() * stride
             place = operand.moved(fn.i64(0), begin.get() * (TILE * 4))
             begin.set(begin.get() + together)
-            coming = select(begin.get() < last, weights + stride * together, then)
-            name = f"tile_{kind}_1x{2 * together}"
-            fn.call(name, weights, fn.i64(0), num_records, *place, coming, fn.i64(0))
+            next_tile = select(begin.get() < last, weights + stride * together, next_address)
+            _tile(kind, 1, 2 * together).call(
+                fn, weights=weights, half=0, num_records=num_records, **place._asdict(),
+                prefetch_at=next_tile, prefetch_step=0,
+            )  # fmt: skip
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         high = fn.lower(num_rows, low + _ROWS_AT_ONCE)
         most_rows = shapes(kind, form)[0][0]
-        # Memory would rest, and then not keep up, did the first rows ask for all of the next tile.
-        share = fn.i64(packed.record_bytes) // maximum((high - low) // most_rows, 1)
+        ahead = TilePrefetch(fn, packed, num_groups=(high - low) // most_rows)
         with fn.loop(last, start=begin.get()) as tile:
             weights, column = tiles + tile * stride, tile * (TILE * 4)
-            coming = select(tile + 1 < last, weights + stride, then)
-            row, wanted = fn.var(low), fn.var(coming)
+            next_tile = select(tile + 1 < last, weights + stride, next_address)
+            row = fn.var(low)
+            ahead.begin(next_tile)
             for rows, halves in shapes(kind, form):
-                step = share * halves >> 1
+                step = ahead.step(halves)
                 with fn.loop_while(lambda rows=rows: row.get() + rows <= high):  # type: ignore[misc]
                     for half in range(0, 2, halves):
                         place = operand.moved(row.get(), column + half * 64)
-                        name = f"tile_{kind}_{rows}x{halves}"
-                        asked = wanted.get() if rows > 1 else coming
-                        fn.call(name, weights, fn.i64(half), num_records, *place, asked, step)
-                        wanted.set(wanted.get() + num_records * step)
+                        _tile(kind, rows, halves).call(
+                            fn, weights=weights, half=half, num_records=num_records,
+                            **place._asdict(), **ahead.arguments(rows, step),
+                        )  # fmt: skip
+                        ahead.advance(num_records, step)
                     row.set(row.get() + rows)
     fn.finish()
 
 
 def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halves: int) -> None:
-    """Emit the kernel for ``rows`` rows and ``halves`` times 16 outputs, of one tile or several."""
-    fn = Function(module, f"tile_{kind}_{rows}x{halves}", 11)
-    weights, half, num_records, *rest, coming, step = fn.args
+    fn = _tile(kind, rows, halves).begin(module)
+    weights, half, num_records, *rest, prefetch_at, prefetch_step = fn.args
     operand = Operand(*rest)
     entries = [operand.entries + operand.entry_stride * m for m in range(rows)]
     packed = FORMATS[kind]
@@ -144,21 +177,14 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
     else:
         first = [fn.lanes(F32, [0.0] * 16)] * rows
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
-    part_bytes = packed.record_bytes * min(halves, 2) // 2
     records_bytes = num_records * packed.record_bytes
-    records_ahead = -(-_AHEAD_BYTES // processor.streams // packed.record_bytes)
     stride = records_bytes + packed.tail_bytes
     whence = [(weights + stride * (h // 2), half + h % 2) for h in range(halves)]
+    ahead = RecordPrefetch(
+        fn, processor, packed, (rows, halves), weights, stride, half, prefetch_at, prefetch_step
+    )
     with fn.loop(num_records) as k:
-        if rows > 1:
-            is_few_rows = rows <= 4 or packed.activations == "rows"
-            is_paced_by_memory = (step * 2 >= part_bytes) & int(is_few_rows)
-            _ask(fn, coming + k * step, part_bytes, is_paced_by_memory)
-        else:
-            ahead = (k + records_ahead) * packed.record_bytes
-            wanted = select(ahead < stride, weights, coming - stride) + ahead + half * part_bytes
-            for number in range((halves + 1) // 2):
-                _prefetch(fn, wanted + stride * number, part_bytes, processor.nearest)
+        ahead.record(k)
         places = [(*_place(packed, tile, k), part) for tile, part in whence]
         match packed.activations:
             case "groups":
@@ -189,22 +215,6 @@ def _place(packed: WeightFormat, weights: Value, k: Value) -> tuple[Value, Value
     block = weights + (k >> 3) * (BLOCK_RECORDS * packed.record_bytes)
     own_bytes = packed.record_bytes - head // BLOCK_RECORDS
     return block + head + (k & 7) * own_bytes, block
-
-
-def _ask(fn: Function, wanted: Value, num_bytes: int, is_paced_by_memory: Value) -> None:
-    """Ask for part of the next tile, in one place or in several pages; the parts add up to all."""
-    with fn.when(is_paced_by_memory):
-        inside = wanted & (TOGETHER * _PAGE_BYTES - 1)
-        for page in range(TOGETHER):
-            at = wanted - inside + inside // TOGETHER + page * _PAGE_BYTES
-            _prefetch(fn, at, -(-num_bytes // TOGETHER), locality=2)
-    with fn.when(is_paced_by_memory.equals(0)):
-        _prefetch(fn, wanted, num_bytes, locality=2)
-
-
-def _prefetch(fn: Function, address: Value, num_bytes: int, locality: int) -> None:
-    for offset in range(0, num_bytes, 64):
-        prefetch(fn, address + offset, locality)
 
 
 def _add_groups(
@@ -285,7 +295,7 @@ def _scales(
 ) -> tuple[Value, Value]:
     """Return the scales of a half record, and what else the format has: offsets, or scales again.
 
-    Scales are such that nobody notices how values were shifted.
+    Scales compensate for the left shift of the values.
     """
 
     def floats(address: Value) -> Value:

@@ -52,8 +52,8 @@ class Processor(NamedTuple):
 
     dot: Dot
     has_bf16: bool  # a dot product of bf16, in 512 bits
-    nearest: int  # locality of the cache into which a lone row had best ask for its weights
-    streams: int  # tiles of weights that a lone row had best read side by side
+    nearest: int  # locality of the cache into which a GEMV had best prefetch its weights
+    streams: int  # tiles of weights that a GEMV had best read side by side
 
 
 def describe(features: Mapping[str, bool]) -> Processor:

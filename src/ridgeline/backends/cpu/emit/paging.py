@@ -1,9 +1,31 @@
-"""Where attention finds the records of a sequence, and how its rows share registers."""
+"""What attention over bytes and over floats share: kernels, records, how rows share registers.
+
+Where kernels walk over the records of a sequence, ``records`` is where record 0 of this layer and
+head is, ``stride`` the bytes from block to block, ``table`` the sequence's blocks (i32) from the
+first visible one on, and ``count`` how many.
+"""
 
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value
+from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.shapes import Heads
+
+WALK = ("records", "stride", "table", "count")
+
+
+def scores(queries: int) -> Kernel:
+    """Return the kernel for scores of so many rows of queries, each with all heads of a group."""
+    return Kernel(f"scores_{queries}", ("query", *WALK, "kv_head", "out", "out_stride"))
+
+
+def weighted_values(queries: int) -> Kernel:
+    """Return the kernel for weighted sums of values (the PV product), for all rows of a tile.
+
+    ``out`` is this group's first head, ``out_stride`` the bytes from a query's row to the next.
+    """
+    planes = ("planes", "plane_stride")
+    return Kernel(f"weighted_values_{queries}", (*planes, *WALK, "scales", "out", "out_stride"))
 
 
 def record_at(fn: Function, records: Value, stride: Value, table: Value, index: Value) -> Value:

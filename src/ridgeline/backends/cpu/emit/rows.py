@@ -24,6 +24,7 @@ from ridgeline.backends.cpu.emit.ir import (
     to_whole,
     vec,
 )
+from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, MAX_ROTATED, TILE
 
 FLOATS = vec(F32, 16)
@@ -31,12 +32,24 @@ _GROUP_BYTES = TILE * 4
 NOTHING = 1e-30  # what is smaller counts as zero where it would divide
 _CHUNK = 64  # channels that are mixed in one go
 
+NORM = Kernel("norm", ("x", "weight", "out", "size"))
+ADD, COPY = (Kernel(name, ("x", "y", "size")) for name in ("add", "copy"))
+GATE = Kernel("gate", ("gate", "up", "out", "size"))
+_HADAMARD = Kernel("hadamard", ("x", "out", "size"))
+
+
+def quantise(form: str) -> Kernel:
+    """Return the kernel that makes a row of activations of this form (see ``layout.formats``).
+
+    ``scratch`` is as long as x.
+    """
+    return Kernel(f"quantise_{form}", ("x", "out", "entries", "size", "scratch"))
+
 
 def emit_rows(module: object, num_channels: int, eps: float, activations: Sequence[str]) -> None:
     """Emit the row kernels for a model of this width; ``size`` counts floats everywhere.
 
-    For each form of activations but floats (see ``layout.formats``) there is a
-    ``quantise_FORM(x, out, entries, size, scratch)``; ``scratch`` is as long as x.
+    ``activations`` are the forms that there is a ``quantise`` for; floats need none.
     """
     _emit_norm(module, num_channels, eps)
     _emit_add(module)
@@ -48,11 +61,11 @@ def emit_rows(module: object, num_channels: int, eps: float, activations: Sequen
 
 
 def _emit_norm(module: object, num_channels: int, eps: float) -> None:
-    """``norm(x, weight, out, size)``: out = x / rms(x) * weight, over ``num_channels`` of ``size``.
+    """``norm``: out = x / rms(x) * weight, over ``num_channels`` of ``size``.
 
     RMS norm (Zhang & Sennrich, 2019).
     """
-    fn = Function(module, "norm", 4)
+    fn = NORM.begin(module)
     x, weight, out, size = fn.args
     squares = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
     with fn.loop(size * 4, step=_GROUP_BYTES) as at:
@@ -68,19 +81,19 @@ def _emit_norm(module: object, num_channels: int, eps: float) -> None:
 
 
 def _emit_add(module: object) -> None:
-    """``add(x, y, size)``: x += y. ``copy(x, y, size)``: x = y."""
-    for name in ("add", "copy"):
-        fn = Function(module, name, 3)
+    """``add``: x += y. ``copy``: x = y."""
+    for kernel in (ADD, COPY):
+        fn = kernel.begin(module)
         x, y, size = fn.args
         with fn.loop(size * 4, step=64) as at:
             value = fn.load(y + at, FLOATS, 4)
-            fn.store(fn.load(x + at, FLOATS, 4) + value if name == "add" else value, x + at, 4)
+            fn.store(fn.load(x + at, FLOATS, 4) + value if kernel is ADD else value, x + at, 4)
         fn.finish()
 
 
 def _emit_gate(module: object) -> None:
-    """``gate(gate, up, out, size)``: out = gate * sigmoid(gate) * up (SwiGLU; Shazeer, 2020)."""
-    fn = Function(module, "gate", 4)
+    """``gate``: out = gate * sigmoid(gate) * up (SwiGLU; Shazeer, 2020)."""
+    fn = GATE.begin(module)
     gate, up, out, size = fn.args
     with fn.loop(size * 4, step=64) as at:
         g = fn.load(gate + at, FLOATS, 4)
@@ -110,7 +123,7 @@ def to_integers(value: Value, inverse: Value) -> Value:
 
 def _emit_groups(module: object) -> None:
     """``quantise_groups``: groups of 16 as signed bytes."""
-    fn = Function(module, "quantise_groups", 5)
+    fn = quantise("groups").begin(module)
     x, out, entries, size, _ = fn.args
     with fn.loop(size // TILE) as pair:
         entry, sums = entries + pair * ENTRY_BYTES, []
@@ -130,7 +143,7 @@ def _emit_groups(module: object) -> None:
 
 def _emit_bf16(module: object) -> None:
     """``quantise_bf16``: rounded to nearest even."""
-    fn = Function(module, "quantise_bf16", 5)
+    fn = quantise("bf16").begin(module)
     x, out, _, size, _ = fn.args
     with fn.loop(size * 4, step=64) as at:
         bits = fn.load(x + at, FLOATS, 4).bits(vec(I32, 16))
@@ -140,24 +153,24 @@ def _emit_bf16(module: object) -> None:
 
 
 def _emit_row_bytes(module: object) -> None:
-    """``quantise_rows``: turned by a Hadamard matrix, then signed bytes with one scale.
+    """``quantise_rows``: Hadamard-rotated, then signed bytes with one scale.
 
     A few channels of a row are many times larger than the rest, and one scale for all would leave
-    nothing of the others. A rotation spreads them evenly; the weights were turned too, so products
+    nothing of the others. A rotation spreads them evenly; the weights were rotated too, so products
     are the same (QuaRot; Ashkboos et al., 2024).
     """
-    _emit_turn(module)
-    fn = Function(module, "quantise_rows", 5)
-    x, out, entry, size, turned = fn.args
-    fn.call("turn", x, turned, size)
+    _emit_hadamard(module)
+    fn = quantise("rows").begin(module)
+    x, out, entry, size, rotated = fn.args
+    _HADAMARD.call(fn, x=x, out=rotated, size=size)
     zero = fn.lanes(I32, [0] * 16)
     most, total = fn.var(zero), fn.var(zero)
     with fn.loop(size * 4, step=64) as at:
-        word = absolute(fn.load(turned + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
+        word = absolute(fn.load(rotated + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
         most.set(maximum(most.get(), word))
     scale, inverse = scale_to_bytes(most.get().reduce(maximum).bits(F32))
     with fn.loop(size, step=16) as i:
-        integers = to_integers(fn.load(turned + i * 4, FLOATS, 4), inverse)
+        integers = to_integers(fn.load(rotated + i * 4, FLOATS, 4), inverse)
         fn.store(integers.signed(I8), out + i, 1)
         total.set(total.get() + integers)
     fn.store(scale, entry, 4)
@@ -165,19 +178,20 @@ def _emit_row_bytes(module: object) -> None:
     fn.finish()
 
 
-def _emit_turn(module: object) -> None:
-    """``turn(x, out, size)``: multiply by a Hadamard matrix, not scaled, block by block.
+def _emit_hadamard(module: object) -> None:
+    """``hadamard``: multiply by a Hadamard matrix, not scaled, block by block.
 
     A block is the largest power of two that divides ``size``, at most ``MAX_ROTATED``. Butterflies
     of distance 1, 2, 4, ...: those up to 32 (16 where a row is no whole number of 64) in the first
     walk down the row, the others in a second.
     """
-    fn = Function(module, "turn", 3)
+    fn = _HADAMARD.begin(module)
     x, out, size = fn.args
     is_wide = (size & TILE).equals(0)
     for count, condition in ((4, is_wide), (2, is_wide.equals(0))):
         with fn.when(condition), fn.loop(size * 4, step=64 * count) as at:
-            values = [_turned(fn, fn.load(x + at + 64 * i, FLOATS, 4)) for i in range(count)]
+            loaded = (fn.load(x + at + 64 * i, FLOATS, 4) for i in range(count))
+            values = [_lane_butterflies(fn, value) for value in loaded]
             for i, value in enumerate(_butterflies(values)):
                 fn.store(value, out + at + 64 * i, 4)
     block, stride = fn.lower(size & (0 - size), fn.i64(MAX_ROTATED)), _CHUNK * 4
@@ -205,7 +219,7 @@ def _butterflies(values: list[Value]) -> list[Value]:
     return values
 
 
-def _turned(fn: Function, value: Value) -> Value:
+def _lane_butterflies(fn: Function, value: Value) -> Value:
     """Return butterflies of distance 1, 2, 4 and 8 of a vector."""
     for distance in (1, 2, 4, 8):
         signs = fn.lanes(F32, [-1.0 if i & distance else 1.0 for i in range(16)])

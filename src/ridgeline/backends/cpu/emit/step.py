@@ -1,14 +1,14 @@
-"""A whole step as one compiled function, ``step(plan, thread)``, which every thread runs.
+"""A whole step as one compiled function, ``step(args, thread)``, which every thread runs.
 
-Three thread plans, by how many rows (tokens) the step has:
+Work is split between threads in one of three ways, by how many rows (tokens) the step has:
 
-* **columns**, up to 6 rows: every thread computes its share of each product's outputs for all rows,
-  then some of what another has left of its own; they meet five times a layer. What is cheap -
-  norms, quantising - each does for itself.
-* **mixed**, up to 16 rows: products as before; of all else a thread does its share of the rows, so
-  they meet three or four times more. Each weight is still read once.
-* **rows**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then what is
-  left of the others', and they meet once a layer, when keys and values are in the cache.
+* **by output features**, up to 6 rows: every thread computes its share of each product's outputs
+  for all rows, then steals some of what another has left; they meet five times a layer. What is
+  cheap - norms, quantising - each does for itself.
+* **mixed**, up to 16 rows: products by output features, all else by tokens, so they meet three or
+  four times more. Each weight is still read once.
+* **by tokens**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then
+  steals what is left of others', and they meet once a layer, when keys and values are in the cache.
 
 All call the same kernels in the same order for a row, so they give the same bits. This module
 allocates nothing and knows no requests.
@@ -20,165 +20,143 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ridgeline.backends.cpu.emit.argmax import head
-from ridgeline.backends.cpu.emit.args import Thread, Words
+from ridgeline.backends.cpu.emit.args import ATTEND, Thread
+from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
+from ridgeline.backends.cpu.emit.gemm import emit_matmul
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
-from ridgeline.backends.cpu.layout.arguments import MATRIX, PLAN
-from ridgeline.backends.cpu.layout.formats import KINDS, TILE
-from ridgeline.backends.cpu.layout.shapes import COLUMN_ROWS, MIXED_ROWS, TOKENS, Sizes
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.paging import scores, weighted_values
+from ridgeline.backends.cpu.emit.prefetch import next_address, next_share, prefetch_next_head
+from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE
+from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
+from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
+from ridgeline.backends.cpu.layout.formats import TILE
+from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, OUTPUT_SPLIT_ROWS, TOKENS, Sizes
+
+_BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD = (
+    Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head")
+)
 
 
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
-    """Emit ``step(plan, thread)`` for the kinds of weights that occur."""
-    _emit_product(module, kinds)
+    """Emit ``step`` for the kinds of weights that occur."""
+    emit_matmul(module, kinds)
     _emit_attend(module, sizes)
     if sizes.profiled:
         emit_clock(module)
     new = TimedFunction if sizes.profiled else Function
-    bodies: dict[str, Callable[[Thread], None]] = {
-        "columns": partial(_columns, owner="mine"),
-        "mixed": partial(_columns, owner="shared"),
-        "rows": _rows,
-        "head": head,
+    bodies: dict[Kernel, Callable[[Thread], None]] = {
+        _BY_OUTPUTS: partial(_by_outputs, scope="local"),
+        _MIXED: partial(_by_outputs, scope="shared"),
+        _BY_TOKENS: _by_tokens,
+        _HEAD: head,
     }
-    for name, body in bodies.items():
-        fn = new(module, name, 2)
+    for kernel, body in bodies.items():
+        fn = kernel.begin(module, new)
         body(Thread(fn, sizes))
         fn.finish()
-    fn = new(module, "step", 2)
-    plan, thread = fn.args
-    words = Words(fn, plan, PLAN)
+    fn = STEP.begin(module, new)
+    args, thread = fn.args
+    words = Words(fn, args, ARGUMENTS)
     with fn.when(words["does_layers"] > 0):
         num_rows = words["num_rows"]
-        with fn.when(num_rows <= COLUMN_ROWS):
-            fn.call("columns", plan, thread)
-        with fn.when((num_rows > COLUMN_ROWS) & (num_rows <= MIXED_ROWS)):
-            fn.call("mixed", plan, thread)
+        with fn.when(num_rows <= OUTPUT_SPLIT_ROWS):
+            _BY_OUTPUTS.call(fn, args=args, thread=thread)
+        with fn.when((num_rows > OUTPUT_SPLIT_ROWS) & (num_rows <= MIXED_ROWS)):
+            _MIXED.call(fn, args=args, thread=thread)
         with fn.when(num_rows > MIXED_ROWS):
-            fn.call("rows", plan, thread)
-        fn.call("barrier", words["sync"], words["num_threads"])
-    fn.call("head", plan, thread)
-    fn.call("barrier", words["sync"], words["num_threads"])
-    fn.finish()
-
-
-def _emit_product(module: object, kinds: Sequence[str]) -> None:
-    """``product(matrix, first, last, num_rows, operand..., then)``: see ``linear_KIND``."""
-    fn = Function(module, "product", 11)
-    matrix, first, last, num_rows, *operand = fn.args
-    words = Words(fn, matrix, MATRIX)
-    for kind in kinds:
-        with fn.when(words["kind"].equals(KINDS.index(kind))):
-            fn.call(
-                f"linear_{kind}", words["tiles"], first, last, words["num_records"], num_rows,
-                *operand,
-            )  # fmt: skip
+            _BY_TOKENS.call(fn, args=args, thread=thread)
+        BARRIER.call(fn, sync=words["sync"], num_threads=words["num_threads"])
+    _HEAD.call(fn, args=args, thread=thread)
+    BARRIER.call(fn, sync=words["sync"], num_threads=words["num_threads"])
     fn.finish()
 
 
 def _emit_attend(module: object, sizes: Sizes) -> None:
-    """``attend(plan, thread, window, pairs, records, first, count, kv_head, out)``.
-
-    See ``Thread``.
-    """
-    fn = Function(module, "attend", 9)
+    """``attend``: see ``Thread.attend``."""
+    fn = ATTEND.begin(module)
     _, _, window, pairs, records, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
-    plan, heads = thread.plan, sizes.heads
-    position = thread.index(plan["positions"] + first * 4)
+    args, heads = thread.args, sizes.heads
+    position = thread.index(args["positions"] + first * 4)
     reach = select(window > 0, window, fn.i64(1 << 40))
     start = maximum(position - reach + 1, 0) >> 4 << 4  # of the first visible block
     num_blocks = (position + count - start + TOKENS - 1) >> 4
     table = thread.table(first) + (start >> 2)
-    stride, query = plan["records_stride"], plan["queries"] + first * heads.query_bytes
-    scores, scales, score_stride = (
-        thread.mine("scores"),
-        thread.mine("scales"),
-        plan["scores_stride"],
-    )
-    planes = scores + score_stride * sizes.score_rows
+    stride, query = args["records_stride"], args["queries"] + first * heads.query_bytes
+    out_scores, scales = thread.local("scores"), thread.local("scales")
+    score_stride = args["scores_stride"]
+    planes = out_scores + score_stride * sizes.score_rows
     if heads.cache == "int8":
         weights, weight_stride = planes, score_stride >> 1
     else:
-        weights, weight_stride = scores, score_stride
-    walk = (records, stride, table, num_blocks)
-    out_stride = fn.i64(sizes.attention * 4)
+        weights, weight_stride = out_scores, score_stride
+    walk = {"records": records, "stride": stride, "table": table, "count": num_blocks}
     for queries in dict.fromkeys((1, heads.tile)):
         with fn.when(count.equals(queries)):
-            fn.call(f"scores_{queries}", query, *walk, kv_head, scores, score_stride)
+            scores(queries).call(
+                fn, query=query, **walk, kv_head=kv_head, out=out_scores, out_stride=score_stride
+            )
             if heads.splits_key_bias:
-                turns, turns_stride = plan["turns"] + start * 4, plan["turns_stride"]
-                fn.call(
-                    "add_key_bias", query, pairs, turns, turns_stride, num_blocks, kv_head,
-                    fn.i64(queries), scores, score_stride,
+                ADD_KEY_BIAS.call(
+                    fn, query=query, pairs=pairs, rope_by_pair=args["rope_by_pair"] + start * 4,
+                    stride=args["rope_by_pair_stride"], count=num_blocks, kv_head=kv_head,
+                    num_queries=queries, out=out_scores, out_stride=score_stride,
                 )  # fmt: skip
             if queries == 1:
-                fn.call("expect", *_next_walk(thread, walk, first, kv_head, start))
+                prefetch_next_head(thread, walk, first, kv_head, start)
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
-                fn.call(
-                    "softmax", scores + row * score_stride, score_stride, low, high, num_blocks,
-                    records, stride, table, planes + row * (score_stride >> 1), scales + row * 4,
+                SOFTMAX.call(
+                    fn, scores=out_scores + row * score_stride, score_stride=score_stride,
+                    low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),
+                    scales=scales + row * 4,
                 )  # fmt: skip
-            fn.call(f"weigh_{queries}", weights, weight_stride, *walk, scales, out, out_stride)
+            weighted_values(queries).call(
+                fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,
+                out_stride=sizes.attention * 4,
+            )  # fmt: skip
     fn.finish()
 
 
-def _next_walk(
-    thread: Thread,
-    walk: tuple[Value, Value, Value, Value],
-    first: Value,
-    kv_head: Value,
-    start: Value,
-) -> tuple[Value, Value, Value, Value]:
-    """Return the walk over the next head, or after the last over the next row's first head."""
-    fn, heads = thread.fn, thread.sizes.heads
-    records, stride, table, num_blocks = walk
-    is_last = (kv_head + 1).equals(heads.num_kv_heads)
-    row = fn.lower(first + 1, thread.plan["num_rows"] - 1)
-    back = heads.record_bytes * (heads.num_kv_heads - 1)
-    next_records = select(is_last, records - back, records + heads.record_bytes)
-    next_table = select(is_last, thread.table(row) + (start >> 2), table)
-    return next_records, stride, next_table, num_blocks
-
-
-def _columns(thread: Thread, owner: str) -> None:
+def _by_outputs(thread: Thread, scope: str) -> None:
     """Each thread computes its share of every product's outputs, for all rows.
 
     Activations, and all else that is done for a row, are ``shared``: a thread does its share of the
-    rows (``rows``: first and end), then all meet. Or they are ``mine``: each does all for itself.
+    rows (``rows``: first and end), then all meet. Or they are ``local``: each does all for itself.
     """
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
-    num_rows, x_bytes = plan["num_rows"], sizes.hidden * 4
-    if owner == "shared":
-        x = plan["x"]
-        rows = tuple(num_rows * (thread.number + j) // plan["num_threads"] for j in (0, 1))
+    fn, args, sizes = thread.fn, thread.args, thread.sizes
+    num_rows, x_bytes = args["num_rows"], sizes.hidden * 4
+    if scope == "shared":
+        x = args["x"]
+        rows = tuple(num_rows * (thread.number + j) // args["num_threads"] for j in (0, 1))
     else:
-        x, rows = thread.mine("x"), (fn.i64(0), num_rows)
+        x, rows = thread.local("x"), (fn.i64(0), num_rows)
         with fn.loop(num_rows) as m:
-            fn.call("copy", x + m * x_bytes, plan["x"] + m * x_bytes, sizes.hidden)
-    attend = _attend_rows if owner == "shared" else _attend_heads
+            COPY.call(fn, x=x + m * x_bytes, y=args["x"] + m * x_bytes, size=sizes.hidden)
+    attend = _attend_rows if scope == "shared" else _attend_heads
     with thread.layers() as (i, layer, cache):
         with fn.loop(rows[1], start=rows[0]) as m:
-            thread.norm(x + m * x_bytes, layer["attn_norm"], m, owner)
-        thread.barrier(owner)
+            thread.norm(x + m * x_bytes, layer["attn_norm"], m, scope)
+        thread.barrier(scope)
         for matrix, column in thread.qkv():
             out = thread.shared("qkv") + column
-            _shared_product(thread, i, layer, matrix, out, sizes.qkv * 4, "in", owner)
+            _share_of_matmul(thread, i, layer, matrix, out, sizes.qkv * 4, "in", scope)
         thread.barrier()
         attend(thread, layer, cache, rows)
-        _feed_forward(thread, i, layer, x, rows, owner)
-    if owner == "mine":
+        _feed_forward(thread, i, layer, x, rows, scope)
+    if scope == "local":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
-            fn.call("copy", plan["x"] + m * x_bytes, x + m * x_bytes, sizes.hidden)
+            COPY.call(fn, x=args["x"] + m * x_bytes, y=x + m * x_bytes, size=sizes.hidden)
 
 
 def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
     """Let this thread's heads attend, in all rows; quantise every row's results."""
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    fn, args, sizes = thread.fn, thread.args, thread.sizes
     attended, num_rows = thread.shared("attended"), rows[1]
-    with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=plan["num_threads"]) as h:
+    with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
         with fn.loop(num_rows) as m:
             thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
         with fn.loop(num_rows) as m:
@@ -204,93 +182,93 @@ def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, 
 
 
 def _feed_forward(
-    thread: Thread, i: Value, layer: Words, x: Value, rows: tuple[Value, ...], owner: str
+    thread: Thread, i: Value, layer: Words, x: Value, rows: tuple[Value, ...], scope: str
 ) -> None:
-    """Take all rows from what they attended to through the rest of the layer, by columns."""
+    """Take all rows from what they attended to through the rest of the layer, by outputs."""
     fn, sizes = thread.fn, thread.sizes
     y, x_bytes = thread.shared("y"), sizes.hidden * 4
-    _shared_product(thread, i, layer, "o", y, x_bytes, "in", owner)
+    _share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
         _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
-        thread.norm(x + m * x_bytes, layer["mlp_norm"], m, owner)
-    thread.barrier(owner)
-    _gated_share(thread, i, layer, owner)
+        thread.norm(x + m * x_bytes, layer["mlp_norm"], m, scope)
+    thread.barrier(scope)
+    _gated_share(thread, i, layer, scope)
     thread.barrier()
     gated = "shared"
     if sizes.activations == "rows":  # their scale needs the whole row
-        gated = owner
+        gated = scope
         with fn.loop(rows[1], start=rows[0]) as m:
             whole = thread.shared("gate_up") + m * sizes.gate_up_stride
-            thread.quantise("gated", whole, m, sizes.intermediate, owner=owner)
-        thread.barrier(owner)
-    _shared_product(thread, i, layer, "down", y, x_bytes, "gated", gated)
+            thread.quantise("gated", whole, m, sizes.intermediate, scope=scope)
+        thread.barrier(scope)
+    _share_of_matmul(thread, i, layer, "down", y, x_bytes, "gated", gated)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
-        fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
+        ADD.call(fn, x=x + m * x_bytes, y=y + m * x_bytes, size=sizes.hidden)
 
 
 def _attended_to_activations(
-    thread: Thread, attended: Value, row: Value, owner: str = "mine"
+    thread: Thread, attended: Value, row: Value, scope: str = "local"
 ) -> None:
     size = thread.sizes.attention
     if thread.sizes.activations == "floats":
-        thread.fn.call("copy", thread.floats("in", row, owner), attended, size)
-    thread.quantise("in", attended, row, size, owner=owner)
+        COPY.call(thread.fn, x=thread.floats("in", row, scope), y=attended, size=size)
+    thread.quantise("in", attended, row, size, scope=scope)
 
 
 def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
-    thread.fn.call("add", x, y, thread.sizes.hidden)
+    ADD.call(thread.fn, x=x, y=y, size=thread.sizes.hidden)
     if thread.sizes.o_bias:
-        thread.fn.call("add", x, layer["o_bias"], thread.sizes.hidden)
+        ADD.call(thread.fn, x=x, y=layer["o_bias"], size=thread.sizes.hidden)
 
 
-def _shared_product(
+def _share_of_matmul(
     thread: Thread, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
 ) -> None:
     """Compute this thread's pieces of a product for all rows."""
-    num_rows, after = thread.plan["num_rows"], thread.after(i, layer, matrix)
+    num_rows, share = thread.args["num_rows"], next_share(thread, i, layer, matrix)
     with thread.pieces(i, matrix, layer[f"{matrix}_num_tiles"]) as tiles:
-        then = thread.then(layer, matrix, tiles[1], after)
-        thread.product(layer, matrix, tiles, num_rows, y, y_stride, then, *operand)
+        behind = next_address(thread, layer, matrix, tiles[1], share)
+        thread.matmul(layer, matrix, tiles, num_rows, y, y_stride, behind, *operand)
 
 
-def _gated_share(thread: Thread, i: Value, layer: Words, owner: str) -> None:
+def _gated_share(thread: Thread, i: Value, layer: Words, scope: str) -> None:
     """Compute this thread's share of the gated channels, into the shared activations.
 
     Where their scale needs the whole row they stay floats, in place of the gates.
     """
-    fn, sizes, num_rows = thread.fn, thread.sizes, thread.plan["num_rows"]
+    fn, sizes, num_rows = thread.fn, thread.sizes, thread.args["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
-    up, after = gate + sizes.intermediate * 4, thread.after(i, layer, "up")
+    up, share = gate + sizes.intermediate * 4, next_share(thread, i, layer, "up")
     with thread.pieces(i, "gate", layer["gate_num_tiles"]) as tiles:
-        then = thread.tile(layer, "up", tiles[0])
-        thread.product(layer, "gate", tiles, num_rows, gate, stride, then, "in", owner)
-        then = thread.then(layer, "gate", tiles[1], after)
-        thread.product(layer, "up", tiles, num_rows, up, stride, then, "in", owner)
+        behind = thread.tile(layer, "up", tiles[0])
+        thread.matmul(layer, "gate", tiles, num_rows, gate, stride, behind, "in", scope)
+        behind = next_address(thread, layer, "gate", tiles[1], share)
+        thread.matmul(layer, "up", tiles, num_rows, up, stride, behind, "in", scope)
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
             at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
             if sizes.activations == "rows":
-                fn.call("gate", gate + at, up + at, gate + at, size)
+                GATE.call(fn, gate=gate + at, up=up + at, out=gate + at, size=size)
             else:
-                fn.call("gate", gate + at, up + at, out, size)
+                GATE.call(fn, gate=gate + at, up=up + at, out=out, size=size)
                 thread.quantise("gated", out, m, size, first, "shared")
 
 
-def _rows(thread: Thread) -> None:
+def _by_tokens(thread: Thread) -> None:
     """Many rows: each thread takes blocks of them through a layer, and meets the others once.
 
-    After the last layer's keys and values only the rows that somebody asks for go on.
+    After the last layer's keys and values only the rows with an output go on.
     """
-    fn, plan, num_layers = thread.fn, thread.plan, thread.sizes.num_layers
-    bounds = plan["block_bounds"]
+    fn, args, num_layers = thread.fn, thread.args, thread.sizes.num_layers
+    bounds = args["block_bounds"]
     with thread.blocks(fn.i64(num_layers), bounds) as (block, _):
         _project(thread, *thread.layer(fn.i64(0)), *_ends(thread, block, 0))
     with thread.layers() as (i, layer, cache):
         thread.barrier()
         is_last = (i + 1).equals(num_layers)
-        with thread.blocks(i, select(is_last, plan["asked"], bounds)) as (block, _):
+        with thread.blocks(i, select(is_last, args["output_begins"], bounds)) as (block, _):
             rows = _ends(thread, block, 0)
             _attend_block(thread, layer, cache, rows[0], _ends(thread, block, 1))
             _finish_layer(thread, layer, *rows)
@@ -301,29 +279,29 @@ def _rows(thread: Thread) -> None:
 
 def _ends(thread: Thread, block: Value, part: int) -> tuple[Value, Value]:
     """Return the first of a block's rows (part 0) or items (1), and the first of the next's."""
-    at = thread.plan["blocks"] + block * 8 + 4 * part
+    at = thread.args["blocks"] + block * 8 + 4 * part
     return thread.index(at), thread.index(at + 8)
 
 
 def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value) -> None:
     """Norm a block of rows, compute queries, keys and values, and store them."""
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    fn, args, sizes = thread.fn, thread.args, thread.sizes
     with fn.loop(high - low) as m:
-        thread.norm(plan["x"] + (low + m) * (sizes.hidden * 4), layer["attn_norm"], m)
+        thread.norm(args["x"] + (low + m) * (sizes.hidden * 4), layer["attn_norm"], m)
     for matrix, column in thread.qkv():
-        out = thread.mine("qkv") + column
-        _whole_product(thread, layer, matrix, high - low, out, sizes.qkv * 4)
+        out = thread.local("qkv") + column
+        _whole_matmul(thread, layer, matrix, high - low, out, sizes.qkv * 4)
     with fn.loop(high - low) as m, fn.loop(sizes.heads.num_kv_heads) as h:
-        thread.rope(layer, cache, low + m, thread.mine("qkv") + m * (sizes.qkv * 4), h)
+        thread.rope(layer, cache, low + m, thread.local("qkv") + m * (sizes.qkv * 4), h)
 
 
-def _whole_product(
+def _whole_matmul(
     thread: Thread, layer: Words, matrix: str, num_rows: Value, y: Value, y_stride: int, *group: str
 ) -> None:
     """Compute all of a product, for this thread's rows."""
     end = layer[f"{matrix}_num_tiles"]
-    then = thread.tile(layer, matrix, end)
-    thread.product(layer, matrix, (0, end), num_rows, y, y_stride, then, *group)
+    behind = thread.tile(layer, matrix, end)
+    thread.matmul(layer, matrix, (0, end), num_rows, y, y_stride, behind, *group)
 
 
 def _attend_block(
@@ -332,33 +310,33 @@ def _attend_block(
     """Let the items of a block, whose first row is ``low``, attend."""
     fn, sizes = thread.fn, thread.sizes
     with fn.loop(items[1], start=items[0]) as item:
-        at = thread.plan["items"] + item * 8
+        at = thread.args["items"] + item * 8
         row, count = thread.index(at), thread.index(at + 4)
-        out = thread.mine("attended") + (row - low) * (sizes.attention * 4)
+        out = thread.local("attended") + (row - low) * (sizes.attention * 4)
         with fn.loop(sizes.heads.num_kv_heads) as h:
             thread.attend(layer, cache, (row, count), h, out)
 
 
 def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:
     """Take a block of rows from what they attended to through the rest of the layer."""
-    fn, plan, sizes = thread.fn, thread.plan, thread.sizes
+    fn, args, sizes = thread.fn, thread.args, thread.sizes
     num_rows = high - low
-    x, y, x_bytes = plan["x"] + low * (sizes.hidden * 4), thread.mine("y"), sizes.hidden * 4
-    gate, stride = thread.mine("gate_up"), sizes.gate_up_stride
+    x, y, x_bytes = args["x"] + low * (sizes.hidden * 4), thread.local("y"), sizes.hidden * 4
+    gate, stride = thread.local("gate_up"), sizes.gate_up_stride
     up = gate + sizes.intermediate * 4
     with fn.loop(num_rows) as m:
-        attended = thread.mine("attended") + m * (sizes.attention * 4)
+        attended = thread.local("attended") + m * (sizes.attention * 4)
         _attended_to_activations(thread, attended, m)
-    _whole_product(thread, layer, "o", num_rows, y, x_bytes)
+    _whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
     with fn.loop(num_rows) as m:
         _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
         thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
-    _whole_product(thread, layer, "gate", num_rows, gate, stride)
-    _whole_product(thread, layer, "up", num_rows, up, stride)
+    _whole_matmul(thread, layer, "gate", num_rows, gate, stride)
+    _whole_matmul(thread, layer, "up", num_rows, up, stride)
     with fn.loop(num_rows) as m:
         out = thread.floats("gated", m)
-        fn.call("gate", gate + m * stride, up + m * stride, out, sizes.intermediate)
+        GATE.call(fn, gate=gate + m * stride, up=up + m * stride, out=out, size=sizes.intermediate)
         thread.quantise("gated", out, m, sizes.intermediate)
-    _whole_product(thread, layer, "down", num_rows, y, x_bytes, "gated")
+    _whole_matmul(thread, layer, "down", num_rows, y, x_bytes, "gated")
     with fn.loop(num_rows) as m:
-        fn.call("add", x + m * x_bytes, y + m * x_bytes, sizes.hidden)
+        ADD.call(fn, x=x + m * x_bytes, y=y + m * x_bytes, size=sizes.hidden)

@@ -7,11 +7,12 @@ wait spins for about 50 microseconds and then sleeps in the kernel (Linux futex;
 naps).
 
 Where somebody else keeps a core busy, a thread that shares it is away for milliseconds at a time,
-and a lone stream's 150 barriers per token wait for it. One thread fewer is faster then: ``Crew``.
+and the 150 barriers per token of batch 1 wait for it. One thread fewer is faster then:
+``AdaptiveThreads``.
 
 The words of ``sync``, each in a cache line of its own: arrivals at the barrier, the barrier's
-turn, its sleepers; the call's number, its sleepers; and a flag that ends the workers. The call's
-number has the threads that take part in its lower half.
+generation, its sleepers; the call's number, its sleepers; and a flag that ends the workers. The
+call's number has the threads that take part in its lower half.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value
 from ridgeline.backends.cpu.emit.isa import spin_hint
+from ridgeline.backends.cpu.emit.kernel import Kernel
 
+STEP = Kernel("step", ("args", "thread"))  # emitted by ``step``
+BARRIER = Kernel("barrier", ("sync", "num_threads"))
+_WORKER, _RUN = Kernel("worker", ("args", "thread")), Kernel("run", ("args",))
 SYNC_BYTES = 384
-_ARRIVALS, _TURN, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
+_ARRIVALS, _GENERATION, _SLEEPERS, _CALL, _CALL_SLEEPERS, _QUIT = range(0, SYNC_BYTES, 64)
 MOST_THREADS = (1 << 16) - 1  # the lower half of the call's word says how many take part
-CREW_ROWS = 16  # most rows of steps that ``Crew`` compares: above, threads seldom meet
+ADAPTIVE_ROWS = (
+    16  # most rows of steps that ``AdaptiveThreads`` compares: above, threads seldom meet
+)
 _SPINS = 2000  # pauses; some 50 microseconds
 _CALL_SPINS = 50_000  # between steps: Python needs a millisecond to prepare the next one
 _WINDOW, _IRREGULAR = 16, 1.5  # steps that are looked at; their mean over their least
@@ -37,29 +44,29 @@ _FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 128, 129, (1 << 31) - 1  # both private to
 
 
 def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> None:
-    """Emit ``barrier(sync, num_threads)``, ``worker(plan, thread)`` and ``run(plan)``.
+    """Emit ``barrier``, ``worker`` and ``run``, which call ``step``.
 
-    They call ``step(plan, thread)``; the plan's first words are ``sync`` and ``num_threads``.
+    The first arguments are ``sync`` and ``num_threads``.
     ``futex_number`` is that of the system call, None where there is none.
     """
     wait = _Wait(is_x86, futex_number)
-    fn = Function(module, "barrier", 2)
+    fn = BARRIER.begin(module)
     sync, num_threads = fn.args
     with fn.when(num_threads > 1):
-        turn = _read(fn, sync + _TURN)
+        generation = _read(fn, sync + _GENERATION)
         before = fetch_add(fn, sync + _ARRIVALS, 1)
         is_last = before.equals(num_threads.signed(I32) - 1)
         with fn.when(is_last):
             _write(fn, sync + _ARRIVALS, fn.value(0, I32))
-            _write(fn, sync + _TURN, turn + 1)
-            wait.wake(fn, sync + _TURN, sync + _SLEEPERS)
+            _write(fn, sync + _GENERATION, generation + 1)
+            wait.wake(fn, sync + _GENERATION, sync + _SLEEPERS)
         with fn.when(is_last.equals(0)):
-            wait.until_changed(fn, sync + _TURN, turn, sync + _SLEEPERS, _SPINS)
+            wait.until_changed(fn, sync + _GENERATION, generation, sync + _SLEEPERS, _SPINS)
     fn.finish()
 
-    fn = Function(module, "worker", 2)
-    plan, thread = fn.args
-    sync = fn.load(plan, I64, 8)
+    fn = _WORKER.begin(module)
+    args, thread = fn.args
+    sync = fn.load(args, I64, 8)
     seen, alive = fn.var(fn.value(0, I32)), fn.var(fn.value(1, I32))
     with fn.loop_while(lambda: alive.get() > 0):
         wait.until_changed(fn, sync + _CALL, seen.get(), sync + _CALL_SLEEPERS, _CALL_SPINS)
@@ -67,44 +74,44 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
         seen.set(_read(fn, sync + _CALL))
         alive.set(1 - _read(fn, sync + _QUIT))
         with fn.when((alive.get() > 0) & ((seen.get() & MOST_THREADS) > thread.signed(I32))):
-            fn.call("step", plan, thread)
+            STEP.call(fn, args=args, thread=thread)
     fn.finish()
 
-    fn = Function(module, "run", 1)
-    (plan,) = fn.args
-    sync, num_threads = fn.load(plan, I64, 8), fn.load(plan + 8, I64, 8)
+    fn = _RUN.begin(module)
+    (args,) = fn.args
+    sync, num_threads = fn.load(args, I64, 8), fn.load(args + 8, I64, 8)
     call = (_read(fn, sync + _CALL) | MOST_THREADS) + 1  # the next, its lower half empty
     _write(fn, sync + _CALL, call + num_threads.signed(I32))
     quits = _read(fn, sync + _QUIT)
     with fn.when((num_threads > 1) | (quits > 0)):
         wait.wake(fn, sync + _CALL, sync + _CALL_SLEEPERS)
     with fn.when(quits.equals(0)):
-        fn.call("step", plan, fn.i64(0))
+        STEP.call(fn, args=args, thread=0)
     fn.finish()
 
 
 class Workers:
     """Python threads that live inside compiled code, beside the thread that calls ``run``."""
 
-    def __init__(self, worker: Callable[[int, int], None], plan_address: int, num_threads: int):
+    def __init__(self, worker: Callable[[int, int], None], args_address: int, num_threads: int):
         """Start ``num_threads - 1`` threads in ``worker(plan, number)``."""
         self._threads = [
-            threading.Thread(target=worker, args=(plan_address, number), daemon=True)
+            threading.Thread(target=worker, args=(args_address, number), daemon=True)
             for number in range(1, num_threads)
         ]
         for thread in self._threads:
             thread.start()
 
-    def stop(self, run: Callable[[int], None], plan_address: int, sync_address: int) -> None:
+    def stop(self, run: Callable[[int], None], args_address: int, sync_address: int) -> None:
         """End the threads; nothing may run."""
         ctypes.c_int32.from_address(sync_address + _QUIT).value = 1
-        run(plan_address)
+        run(args_address)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
 
 
-class Crew:
+class AdaptiveThreads:
     """How many threads steps of few rows should use: all, or all but one for a while.
 
     It knows only how long steps took. If some take much longer than others, somebody else may have

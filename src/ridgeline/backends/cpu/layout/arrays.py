@@ -31,7 +31,7 @@ def address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def settled(array: NDArray[_T]) -> NDArray[_T]:
+def aligned_copy(array: NDArray[_T]) -> NDArray[_T]:
     """Return a copy in memory that kernels like."""
     out = aligned(array.shape, array.dtype.type)
     out[...] = array

@@ -32,8 +32,8 @@ _WORDS = {
     "history": "q", "biases": "q", "suppressed": "q", "top": "q",
     "token": "q", "value": "d", "greatest": "d", "total": "q", "ahead": "q",
 }  # fmt: skip
-DRAW = tuple(_WORDS)
-ENTRY_BYTES = 8 * len(DRAW)
+ENTRY = tuple(_WORDS)
+ENTRY_BYTES = 8 * len(ENTRY)
 _ENTRY, _RESULT = Struct("<" + "".join(_WORDS.values())), Struct("<qddqq")
 _RESULT_AT = ENTRY_BYTES - _RESULT.size
 _BIAS, _PAIR = Struct("<qd"), Struct("<if")

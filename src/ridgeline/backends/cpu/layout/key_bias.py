@@ -61,7 +61,7 @@ def split(heads: Heads, bias: Floats, spread: Floats) -> tuple[Floats, Floats, N
     return stays, apart, pairs
 
 
-def turns(heads: Heads, cos: Floats, sin: Floats) -> Floats:
+def rope_by_pair(heads: Heads, cos: Floats, sin: Floats) -> Floats:
     """Return the rope tables by pairs, ``[cosines and sines, half, positions]``, zero behind."""
     if not heads.splits_key_bias:
         return np.zeros((2, 1, 0), np.float32)

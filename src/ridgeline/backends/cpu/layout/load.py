@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout import store as packed
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, MATRIX
-from ridgeline.backends.cpu.layout.arrays import address, aligned, settled
+from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
-from ridgeline.backends.cpu.layout.key_bias import split, spreads, turns
+from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
-from ridgeline.backends.cpu.layout.pruned_head import sketch
-from ridgeline.backends.cpu.layout.shapes import SCREENED_ROWS, TOKENS, Heads, Sizes
+from ridgeline.backends.cpu.layout.pruned_head import proxy
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.models.rope import rope_tables
@@ -38,24 +38,24 @@ _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 @dataclass
 class Weights:
-    """What the plan points to, and who keeps it alive."""
+    """What the arguments point to, and who keeps it alive."""
 
     layers: NDArray[np.int64]  # [num_layers, words]
     embedding: NDArray[np.floating]  # [vocabulary, padded hidden]
     final_norm: Floats
     head: Matrix
-    sketch: Matrix | None  # of the head, with the distances of its outputs: see ``head``
+    sketch: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
     cos: Floats  # [positions, half]
     sin: Floats
-    turns: Floats  # [cosines and sines, half, positions]; nothing where no key bias is split off
+    rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
     arrays: Mapping[str, Packed]  # all of it, by canonical name
 
-    def screens(self, num_rows: int) -> bool:
-        """Return whether the likeliest tokens of so many rows are found by the head's sketch."""
-        return self.sketch is not None and num_rows <= SCREENED_ROWS
+    def prunes(self, num_rows: int) -> bool:
+        """Return whether the likeliest tokens of so many rows are found by the head's proxy."""
+        return self.sketch is not None and num_rows <= PRUNED_ROWS
 
 
 def head_shape(arch: ModelArch, cache: str) -> Heads:
@@ -113,11 +113,11 @@ def footprint(
     per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(_embedding_type(dtype)).itemsize
     per_row = sizes.hidden * 10 + sizes.heads.query_bytes
-    step_bytes = num_tokens * per_row + num_threads * sizes.private_bytes(
+    step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
     step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
-    step_bytes += SCREENED_ROWS * sizes.rough_stride
+    step_bytes += PRUNED_ROWS * sizes.proxy_stride
     cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
     sketch_bytes = 0
     if kind == "w8":
@@ -157,8 +157,8 @@ def _pack_all(
     arch, heads = checkpoint.arch, sizes.heads
     total, done = checkpoint.nbytes, 0
     arrays: dict[str, Packed] = {}
-    turned, plain = _channels(arch, heads)
-    q_rows, k_rows = (_heads(turned, n, arch) for n in (arch.num_heads, arch.num_kv_heads))
+    rope_order, plain = _channels(arch, heads)
+    q_rows, k_rows = (_heads(rope_order, n, arch) for n in (arch.num_heads, arch.num_kv_heads))
     v_rows, o_columns = (_heads(plain, n, arch) for n in (arch.num_kv_heads, arch.num_heads))
 
     def matrix(
@@ -169,7 +169,7 @@ def _pack_all(
         done += tensor.nbytes
         progress(done, total)
         kind, data = pack(tensor, dtype, rows, columns)
-        arrays[name] = Packed(kind, settled(data))
+        arrays[name] = Packed(kind, aligned_copy(data))
 
     def vector(name: str, size: int, places: Index | None = None) -> Floats:
         values = checkpoint.tensors[name].to_f32()
@@ -198,7 +198,7 @@ def _pack_all(
             by_row = np.append(sizes_of_keys, np.float32(0))[k_rows]  # 0 where there is no channel
             arrays[prefix + "key_spreads"] = Packed("", by_row)
         if arch.qk_norm:
-            norms = [vector(prefix + name, heads.size, turned) for name in ("q_norm", "k_norm")]
+            norms = [vector(prefix + name, heads.size, rope_order) for name in ("q_norm", "k_norm")]
             arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
         for name in MATRICES:
             matrix(prefix + name, *places.get(name, (None, None)))
@@ -206,9 +206,9 @@ def _pack_all(
     head = "embed" if arch.tied_embeddings else "head"
     matrix(head, dtype=_head_dtype(dtype, checkpoint.tensors[head].dtype))
     arrays["head"] = arrays.pop(head)
-    if arrays["head"].kind == "w8" and (found := sketch(Matrix(*arrays["head"]))):
-        arrays["sketch"] = Packed(found[0].kind, settled(found[0].data))
-        arrays["distances"] = Packed("", settled(found[1]))
+    if arrays["head"].kind == "w8" and (found := proxy(Matrix(*arrays["head"]))):
+        arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
+        arrays["distances"] = Packed("", aligned_copy(found[1]))
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
     return arrays
@@ -250,7 +250,7 @@ def _assemble(
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         cos=np.pad(cos, padding),
         sin=np.pad(sin, padding),
-        turns=turns(heads, cos, sin),
+        rope_by_pair=rope_by_pair(heads, cos, sin),
         biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
         arrays=arrays,
@@ -274,9 +274,9 @@ def _embedding_type(dtype: str) -> type[np.floating]:
 
 
 def _head_dtype(dtype: str, file_dtype: str) -> str:
-    """The likeliest token hangs on the head most: no 4 bits, if the file has more.
+    """The output head matters most for accuracy: never 4 bits if the file has more.
 
-    6 bits are widened: few rows read hardly any of it but its sketch, and for more the products
+    6 bits are widened: few rows read hardly any of it but its proxy, and for more the products
     of 8 bits are a fifth quicker.
     """
     dtype = "auto" if dtype == "int4" else dtype
@@ -286,14 +286,14 @@ def _head_dtype(dtype: str, file_dtype: str) -> str:
 def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
     """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
     pairs = arch.rope.dim // 2
-    turned = np.full(heads.size, -1)
-    turned[:pairs] = np.arange(pairs)
-    turned[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
+    rope_order = np.full(heads.size, -1)
+    rope_order[:pairs] = np.arange(pairs)
+    rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
     rest = arch.head_dim - 2 * pairs
-    turned[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, arch.head_dim)
+    rope_order[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, arch.head_dim)
     plain = np.full(heads.size, -1)
     plain[: arch.head_dim] = np.arange(arch.head_dim)
-    return turned, plain
+    return rope_order, plain
 
 
 def _heads(channels: Index, count: int, arch: ModelArch) -> Index:

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from ridgeline.backends.cpu.layout.formats import BLOCK_RECORDS, FORMATS, KINDS, TILE
 from ridgeline.backends.cpu.layout.quantise import (
     Bytes,
+    hadamard,
     k_blocks,
     simple_blocks,
     to_bf16,
     to_eight_bits,
     to_four_bits,
     to_row_bytes,
-    turned,
 )
 from ridgeline.models.tensors import Tensor
 
@@ -47,7 +47,7 @@ class Matrix(NamedTuple):
 
     @property
     def words(self) -> tuple[int, int, int, int]:
-        """What the plan says of it, besides its address: kind, tiles, records, a tile's bytes."""
+        """What arguments say of it, besides its address: kind, tiles, records, a tile's bytes."""
         tile_bytes = self.data[0].nbytes
         num_records = tile_bytes // FORMATS[self.kind].record_bytes
         return KINDS.index(self.kind), len(self.data), num_records, tile_bytes
@@ -190,7 +190,7 @@ def _byte_records(q: NDArray[np.int8]) -> Bytes:
 
 
 def _pack_r8(weights: NDArray[np.float32]) -> Matrix:
-    q, scale = to_row_bytes(turned(weights))
+    q, scale = to_row_bytes(hadamard(weights))
     tiles = len(q) // TILE
     records, scales = _byte_records(q), scale.view(np.uint8)
     return Matrix("r8", np.hstack([records.reshape(tiles, -1), scales.reshape(tiles, -1)]))

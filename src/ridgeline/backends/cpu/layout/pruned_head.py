@@ -16,11 +16,11 @@ from ridgeline.backends.cpu.layout.quantise import of_five_bits, to_five_bits
 _TILES_AT_ONCE = 64
 
 
-def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
+def proxy(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
     """Return a w8 matrix again in 5 bits, and each output's distance from it; None if not finite.
 
     Outputs have much in common, which would make their steps coarse: it is taken off, and stands
-    behind them as the first output of one more tile. However head and sketch are multiplied by
+    behind them as the first output of one more tile. However head and proxy are multiplied by
     activations x, a result differs from its own plus the common one by at most the distance times
     the length of x: the distance (Euclidean) holds what all three may lose by rounding.
     """

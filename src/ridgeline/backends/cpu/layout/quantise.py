@@ -113,7 +113,7 @@ def of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
     return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
 
 
-def turned(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+def hadamard(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn the inputs of a matrix as ``quantise_rows`` turns activations: products stay the same.
 
     A Hadamard matrix is its own inverse times its size; the division is here. Butterflies, not a

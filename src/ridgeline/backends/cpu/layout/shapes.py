@@ -1,4 +1,4 @@
-"""Padded widths of a model, records of its cache, and where a thread's private buffers are."""
+"""Padded widths of a model, records of its cache, and where a thread's local buffers are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
 from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
 
 TOKENS = 16  # per record
-COLUMN_ROWS = 6  # most rows that the columns plan takes
-MIXED_ROWS = 16  # most rows of the mixed plan
-SCREENED_ROWS = 3  # most rows whose likeliest tokens a sketch finds: more are arithmetic
+OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
+MIXED_ROWS = 16  # most rows whose work is split both ways; above, by tokens
+PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic
 BLOCK = 64  # most rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
 
@@ -94,7 +94,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Padded widths of a model, in floats, and where things are in a thread's private memory."""
+    """Padded widths of a model, in floats, and where things are in a thread's local memory."""
 
     num_layers: int
     num_channels: int  # of the residual stream, before padding
@@ -147,8 +147,8 @@ class Sizes:
         return self.hidden // TILE * ENTRY_BYTES
 
     @property
-    def rough_stride(self) -> int:
-        """Bytes from row to row of rough logits, and of what all outputs have in common."""
+    def proxy_stride(self) -> int:
+        """Bytes from row to row of proxy logits, and of what all outputs have in common."""
         return (-(-self.vocab_size // TILE) + 1) * TILE * 4
 
     @property
@@ -156,15 +156,15 @@ class Sizes:
         """Bytes from row to row of gates and ups; off the multiples of a page."""
         return (2 * self.intermediate + 48) * 4
 
-    def private(self) -> dict[str, int]:
-        """Return the offset of each buffer in a thread's private memory.
+    def local_offsets(self) -> dict[str, int]:
+        """Return the offset of each buffer in a thread's local memory.
 
         Last come ``scores``, whose length is the context's and not compiled in, and behind them
         the planes of probabilities, half as long.
         """
         lengths = {
             "in_floats": self.widest * 4 + BLOCK * self.float_stride,
-            "turned": self.widest * 4,
+            "rotated": self.widest * 4,
             "in_values": BLOCK * self.value_stride,
             "in_entries": BLOCK * self.entry_stride,
             "gated_floats": self.widest * 4 + BLOCK * self.float_stride,
@@ -174,9 +174,9 @@ class Sizes:
             "y": BLOCK * self.hidden * 4,
             "gate_up": BLOCK * self.gate_up_stride,
             "attended": BLOCK * self.attention * 4,
-            "x": (COLUMN_ROWS + 1) * self.hidden * 4,
+            "x": (OUTPUT_SPLIT_ROWS + 1) * self.hidden * 4,
             "scales": self.score_rows * 4,
-            "floors": SCREENED_ROWS * 4,
+            "floors": PRUNED_ROWS * 4,
             "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
             **scratch_bytes(self.vocab_size),
         }
@@ -186,10 +186,10 @@ class Sizes:
             at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
         return offsets | {"scores": at}
 
-    def private_bytes(self, scores_stride: int) -> int:
-        """Return the bytes of a thread's private memory, for rows of scores of this stride."""
+    def local_bytes(self, scores_stride: int) -> int:
+        """Return the bytes of a thread's local memory, for rows of scores of this stride."""
         scores = self.score_rows * scores_stride
-        return -(-(self.private()["scores"] + scores + scores // 2) // 4096) * 4096
+        return -(-(self.local_offsets()["scores"] + scores + scores // 2) // 4096) * 4096
 
     @property
     def score_rows(self) -> int:

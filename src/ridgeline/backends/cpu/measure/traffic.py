@@ -2,7 +2,7 @@
 
 Operations come from ``costs``, bytes from the packed weights and cache records as they really are,
 each counted once a step, however many threads and rows share them. Tokens count as greedy: of a
-head with a sketch they read the sketch, and a percent or two of the head that is not counted. Of
+head with a proxy they read the proxy, and a percent or two of the head that is not counted. Of
 the last layer prompts take keys and values, and one token the rest: ``backends.cpu.batch``.
 """
 
@@ -26,15 +26,15 @@ def step_traffic(
     form = _FORMS.get(sizes.activations, "int8")
     num_tokens = sum(count for _, _, count in step.work)
     num_rows = sum(bool(tokens) for tokens in step.sampled)
-    head = weights.sketch if weights.sketch and weights.screens(num_rows) else weights.head
+    head = weights.sketch if weights.sketch and weights.prunes(num_rows) else weights.head
     bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
-    silent: list[tuple[int, int]] = []
+    without_output: list[tuple[int, int]] = []
     if num_tokens > MIXED_ROWS:
         pairs = zip(step.work, step.sampled, strict=True)
-        silent = [(start, n - bool(tokens)) for (_, start, n), tokens in pairs]
+        without_output = [(start, n - bool(tokens)) for (_, start, n), tokens in pairs]
     behind_keys = arch.num_heads * arch.head_dim + 3 * arch.intermediate_size  # o, gate, up, down
-    left_out = 2 * sum(n for _, n in silent) * behind_keys * arch.hidden_size
-    unseen = sum(attention_flops(arch, start, n) for start, n in silent) // arch.num_layers
+    left_out = 2 * sum(n for _, n in without_output) * behind_keys * arch.hidden_size
+    unseen = sum(attention_flops(arch, start, n) for start, n in without_output) // arch.num_layers
     return {
         "linears": Traffic(
             sum(

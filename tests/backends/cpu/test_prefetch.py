@@ -1,4 +1,4 @@
-"""What a thread reads next: its own share of the next product, not what follows in memory."""
+"""What a thread reads next: its own share of the next matrix, and the next head of the cache."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.ir import Function
-from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, PLAN
-from ridgeline.backends.cpu.layout.arrays import address
+from ridgeline.backends.cpu.emit.prefetch import (
+    emit_prefetch_next_head,
+    next_address,
+    next_share,
+)
+from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, MATRICES
+from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.load import model_sizes
-from tests.backends.cpu.machine import Machine, at, build
+from ridgeline.backends.cpu.layout.shapes import TOKENS
+from tests.backends.cpu.machine import Machine, at, build, prefetched
 from tests.backends.cpu.test_compile import PLAIN
 
 NUM_LAYERS = 2
@@ -19,18 +25,18 @@ SIZES = model_sizes(PLAIN, "int8", "int8")
 
 
 def emit(module: ir.Module) -> None:
-    """``after(plan, thread)`` and ``then(plan, thread, end)``, of each matrix; results go to x."""
-    for name, num_args in (("after", 2), ("then", 3)):
+    """``share(args, thread)`` and ``next(args, thread, end)``, of each matrix; results go to x."""
+    for name, num_args in (("share", 2), ("next", 3)):
         fn = Function(module, name, num_args)
         thread = Thread(fn, SIZES)
-        out = thread.plan["x"]
+        out = thread.args["x"]
         for i in range(NUM_LAYERS):
             number = fn.i64(i)
             layer, _ = thread.layer(number)
             for j, matrix in enumerate(MATRICES):
-                value = thread.after(number, layer, matrix)
-                if name == "then":
-                    value = thread.then(layer, matrix, fn.args[2], value)
+                value = next_share(thread, number, layer, matrix)
+                if name == "next":
+                    value = next_address(thread, layer, matrix, fn.args[2], value)
                 fn.store(value, out + 8 * (i * len(MATRICES) + j), 8)
         fn.finish()
 
@@ -52,18 +58,35 @@ def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads:
     for j, matrix in enumerate(MATRICES):
         for part, words in (("tiles", tiles), ("num_tiles", num_tiles), ("tile_bytes", tile_bytes)):
             layers[:, LAYER.index(f"{matrix}_{part}")] = words[:, j]
-    found, plan = at(np.zeros(shape, np.int64)), at(np.zeros(len(PLAN), np.int64))
+    found, args = at(np.zeros(shape, np.int64)), at(np.zeros(len(ARGUMENTS), np.int64))
     for name, value in (
         ("num_threads", num_threads), ("layers", address(layers)), ("x", address(found)),
     ):  # fmt: skip
-        plan[PLAN.index(name)] = value
+        args[ARGUMENTS.index(name)] = value
     for thread in range(num_threads):
         begins = tiles + num_tiles * thread // num_threads * tile_bytes
         after = np.roll(begins.reshape(-1), -1).reshape(shape)
         after[-1, -1] = begins[-1, 0]
-        machine.run("after", plan, thread)
+        machine.run("share", args, thread)
         np.testing.assert_array_equal(found, after)
         for end in range(1, 19):
             is_last = end == num_tiles * (thread + 1) // num_threads
-            machine.run("then", plan, thread, end)
+            machine.run("next", args, thread, end)
             np.testing.assert_array_equal(found, np.where(is_last, after, tiles + end * tile_bytes))
+
+
+def test_keys_and_scales_of_the_next_head_are_prefetched() -> None:
+    """Of the blocks in the table and no others; its values come with the scores."""
+    heads = SIZES.heads
+    stride = 3 * heads.record_bytes
+    records, table = aligned(8 * stride, np.uint8), at(np.int32([6, 0, 3, 5]))
+    lines = prefetched(
+        lambda module: emit_prefetch_next_head(module, heads),
+        "prefetch_next_head", address(records), stride, address(table), 3,
+    )  # fmt: skip
+    key_bytes, wanted = TOKENS * heads.size * heads.value_bytes, []
+    for block in (6, 0, 3):
+        begin = address(records) + block * stride
+        keys, scales = range(0, key_bytes, 64), range(2 * key_bytes, heads.record_bytes, 64)
+        wanted += [(begin + offset) // 64 for offset in (*keys, *scales)]
+    assert lines == wanted
