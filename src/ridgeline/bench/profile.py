@@ -59,7 +59,7 @@ class _Watch:
     def __init__(self, counters: Counters, also: Callable[[Record], None] | None) -> None:
         self.steps: list[StepRecord] = []
         self.cycles: list[dict[str, float]] = []  # mean over threads; ``call`` is thread 0's step
-        self.own_s: list[float] = []  # what listening took
+        self.own_s: list[float] = []  # time spent in listening
         self._counters = counters
         self._also = also
 
@@ -127,7 +127,7 @@ def measure_phase(
 
 
 def attainable_ops_per_s(traffic: Traffic, roof: Roof) -> float:
-    """Return what the roof allows for such work at its intensity, operations per second."""
+    """Return the operations per second that the roof allows for work of this intensity."""
     rates = roof.all_threads
     peak = {
         "f32": rates.f32_ops_per_s,
@@ -158,7 +158,7 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
     per_cycle = counters.seconds_per_cycle()
     seconds = {kind: per_cycle * sum(step[kind] for step in cycles) for kind in _COMPILED}
     call_s = per_cycle * sum(step["call"] for step in cycles)
-    # A thread may wake after the step has ended for the caller: that is nobody's waiting.
+    # A thread may wake after the step has ended for the caller: no thread waited for that.
     waiting_s = seconds.pop("barrier")
     working_s = sum(seconds.values())
     seconds["barrier"] = max(0.0, min(waiting_s, call_s - working_s))

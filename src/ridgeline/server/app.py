@@ -103,7 +103,7 @@ class Service:
         prompts: list[Ids],
         param: str,
     ) -> Reply:
-        """Return what will answer a request; raises ApiError if nothing can."""
+        """Return the reply to a request; raises ApiError if there cannot be one."""
         params = body.params(self.llm.default_params, self.llm.arch.vocab_size)
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
@@ -161,7 +161,7 @@ def _cache_root(tenant: str) -> bytes:
 
 
 def _fingerprint(llm: LLM) -> str:
-    """Return what stays the same as long as equal requests with a seed have equal answers."""
+    """Return a fingerprint: while it is the same, equal requests with a seed have equal answers."""
     formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
     facts = (__version__, llm.path.name, llm.arch, *formats)
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
@@ -259,7 +259,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/live", response_class=StreamingResponse, responses=_ERRORS)
     async def live() -> Response:
-        """Tell what the engine does, as server-sent events, for as long as they are read."""
+        """Send views of the engine as server-sent events, for as long as they are read."""
         headers = {"cache-control": "no-cache"}
         return StreamingResponse(service.live.events(), 200, headers, "text/event-stream")
 

@@ -1,6 +1,6 @@
-"""Who a caller is, and how much of everything they may have. It knows no route.
+"""Which key a caller has, and how much it may use. It knows nothing of routes.
 
-Keys are kept as hashes and compared in constant time; all that is shown of one is its label.
+Keys are kept as hashes and compared in constant time; only the label of a key is ever shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ridgeline.server.errors import ApiError
 
-ANYONE = "-"  # the label of callers where no key is asked for
+ANYONE = "-"  # the label of callers where no key is needed
 
 
 class Keys:
@@ -46,10 +46,10 @@ class Keys:
         return tuple(label for label, _ in self._digests)
 
     def label_of(self, authorization: bytes | None) -> str | None:
-        """Return the label of the key in an Authorization header, None if it opens nothing."""
+        """Return the label of the key in an Authorization header, None if it is unknown."""
         scheme, _, key = (authorization or b"").partition(b" ")
         digest, found = _digest(key.strip()), None
-        for label, known in self._digests:  # all of them, whichever fits
+        for label, known in self._digests:  # compare with all of them, for constant time
             if hmac.compare_digest(digest, known):
                 found = label
         return found if scheme.lower() == b"bearer" else None
@@ -75,7 +75,7 @@ def _read(file: Path) -> list[tuple[str, str]]:
 
 
 class _Bucket:
-    """So many per minute, on average; unused ones are kept for a minute. It may go into debt."""
+    """A rate per minute, on average; what is unused is kept for a minute. It may go into debt."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
@@ -93,7 +93,7 @@ class _Bucket:
         self._left = self.left() - amount
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until so much is there."""
+        """Return the seconds until this amount is available."""
         return max(0.0, (amount - self.left()) * 60 / self.per_minute)
 
 
@@ -114,7 +114,7 @@ class Limits:
         max_concurrent_requests: int | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Bound each key; None bounds nothing."""
+        """Limit each key; None means no limit."""
         self._per_minute = (max_requests_per_minute, max_tokens_per_minute)
         self._max_running = max_concurrent_requests
         self._clock = clock
@@ -127,7 +127,7 @@ class Limits:
         return self._accounts[label]
 
     def enter(self, label: str, num_prompt_tokens: int) -> dict[str, str]:
-        """Count a request in; return the headers that say what is left.
+        """Count a request in; return the headers that tell what is left.
 
         Raises ApiError 429, and then nothing was counted. ``leave`` must follow.
         """

@@ -1,7 +1,7 @@
-"""What the engine does now, for whoever watches: ids and numbers, never what a prompt says.
+"""Live views of the engine: ids and numbers, never the text of a prompt.
 
-Nothing here runs while nobody watches. A view is taken in the engine's thread between two steps,
-some time after something has changed; all watchers get the same.
+Nothing here runs while no page is open. A view is taken in the engine's thread between two steps,
+some time after a change; all watchers get the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Live:
         self._steps: list[tuple[float, int, int]] = []
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield a view now, and the latest whenever there is another."""
+        """Yield a view now, and the latest whenever there is a new one."""
         if not self._num_watchers:
             self._bridge.listeners.append(self._on_record)
         self._num_watchers += 1
@@ -66,7 +66,7 @@ class Live:
     def _on_record(self, record: Record) -> None:
         if isinstance(record, StepRecord):
             took_s = record.schedule_s + record.execute_s + record.commit_s
-            # A prompt's last token, if it comes alone, is not told from an answer's.
+            # A prompt's last token, if it comes alone, looks like one of an answer.
             prompt = sum(count for _, _, count in record.work if count > 1)
             self._steps.append((round(1e3 * took_s, 2), prompt, sum(map(len, record.sampled))))
         if not self._is_asked:

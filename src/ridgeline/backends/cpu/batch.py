@@ -1,12 +1,11 @@
-"""A step's work as flat arrays: rows dealt to threads, and what attends together.
+"""A step's work as flat arrays: rows assigned to threads, and rows that attend together.
 
-Rows are tokens. They are dealt to the threads, some of one sequence at a time, so that the later
-rows of a long prompt, which have more to look at, are shared evenly, and lie in blocks, which a
-thread takes through a layer one after the other. Rows whose results somebody asks for come last:
-nothing else goes through the last layer once its keys and values are cached.
-Everything here is plain lists, not arrays: between two steps the caches hold weights, and every
-numpy function that has to be fetched again costs more than the loops. It knows no addresses and no
-kernels.
+Rows are tokens. A few of one sequence at a time are assigned to a thread, so that the later rows of
+a long prompt, which look at more keys, are shared evenly. They lie in blocks, which a thread takes
+through a layer one after the other. Rows with an output come last: only these go through the last
+layer once its keys and values are cached. Everything here is plain lists, not arrays: between two
+steps the caches hold weights, and every numpy function that has to be fetched again costs more than
+the loops. It knows nothing of addresses and kernels.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ class Batch:
     items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
     blocks: list[tuple[int, int]]  # first row and item of each; last the end; none of few rows
     block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
-    asked: list[int]  # by thread: its first block of rows that somebody asks for, or its end
+    asked: list[int]  # by thread: its first block of rows with an output, or its end
     places: list[int]  # row of the i-th token, in the order of the work
-    ends: list[int]  # index behind each work item's last token, in that order
+    ends: list[int]  # index after each work item's last token, in that order
 
 
 def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_block: int) -> Batch:
-    """Deal the tokens of a step to ``num_threads``; ``tile`` consecutive ones can attend together.
+    """Assign a step's tokens to ``num_threads``; ``tile`` consecutive ones can attend together.
 
     A block of the cache is ``records_per_block`` records, which tables name one by one.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
     rows = _Rows(work, ends, tile, [0] * ends[-1])
     bounds, begins = list[int](), list[int]()
-    if ends[-1] <= MIXED_ROWS:  # nobody owns rows
+    if ends[-1] <= MIXED_ROWS:  # no thread owns rows
         for index, item in enumerate(work):
             rows.append(index, 0, len(item.tokens))
     else:
@@ -66,7 +65,7 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows as they are dealt."""
+    """Rows as they are assigned."""
 
     work: tuple[Work, ...]
     ends: list[int]
@@ -79,7 +78,7 @@ class _Rows:
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, hands: list[Hand], last: int) -> None:
-        """Append hands in blocks, smaller towards the thread's ``last`` row: others may help."""
+        """Append chunks in blocks, smaller towards the thread's ``last`` row: others may help."""
         end = len(self.tokens)
         for index, low, high in hands:
             begin = len(self.tokens)
@@ -90,7 +89,7 @@ class _Rows:
             self.append(index, low, high)
 
     def append(self, index: int, low: int, high: int) -> None:
-        """Append a hand of tokens, which attend in whole tiles or one by one."""
+        """Append a chunk of tokens, which attend in whole tiles or one by one."""
         item, first = self.work[index], len(self.tokens)
         begin, end = self.ends[index] - len(item.tokens), first + high - low
         self.places[begin + low : begin + high] = range(first, end)
@@ -107,7 +106,7 @@ class _Rows:
 def _hands(
     work: tuple[Work, ...], num_threads: int, tile: int
 ) -> list[tuple[list[Hand], list[Hand]]]:
-    """Deal, always to who has fewest rows: first what nobody asks for, then what somebody does."""
+    """Assign chunks to the least loaded thread: first those without outputs, then those with."""
     size = tile * max(1, 8 // tile)
     hands: tuple[list[Hand], list[Hand]] = [], []
     for i, item in enumerate(work):
@@ -131,7 +130,7 @@ def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[list[int], 
     lengths = [len(item.table) * records_per_block for item in work]
     begins = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
     tables = [block for item in work for block in item.table]
-    # Kernels look ahead of a row's blocks in the next row's table, which may be shorter.
+    # Kernels look ahead past a row's blocks into the next row's table, which may be shorter.
     tables += [0] * max(len(item.table) for item in work)
     if records_per_block > 1:
         parts = range(records_per_block)

@@ -1,6 +1,6 @@
 """Every array that a runner owns beside its weights, and the kernels' arguments that point to them.
 
-What changes with each step stays in place: looking up an address is slow in Python.
+Arrays that change with each step stay where they are: looking up an address is slow in Python.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ridgeline.backends.cpu.layout.shapes import SCREENED_ROWS, TOKENS, Sizes
 from ridgeline.physics.arch import ModelArch
 
 _WORD = {name: i for i, name in enumerate(PLAN)}
-_BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``head``
+_BEST = np.dtype([("value", "<f4"), ("poison", "<f4"), ("place", "<i8")])  # see ``emit.argmax``
 NOTHING_YET = np.array((-np.inf, 0, 0), _BEST)
 
 
 class Buffers:
-    """Arrays for steps of at most so many rows on so many threads.
+    """Arrays for steps up to a number of rows, on a number of threads.
 
     Attributes:
         cache: the paged cache, ``[blocks, parts, layers, bytes]``. All layers of a block lie
@@ -31,10 +31,10 @@ class Buffers:
         x: the rows' hidden states, ``[rows, hidden]``, f32.
         poison: 1 where a row's keys or values are not finite, f32.
         logits: rows of logits, f32; as many as a step needed so far.
-        by_row: what a step says of its rows, and the head of those it was asked for.
-        scratch: what only kernels read.
+        by_row: a step's facts about its rows, and the head's results for rows with an output.
+        scratch: memory that only kernels read.
         exact: by layer and thread, tiles of the head that were computed after screening.
-        plan: the kernels' arguments, by the names of ``plan.PLAN``, i64.
+        plan: the kernels' arguments, by the names of ``layout.arguments.PLAN``, i64.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Buffers:
         self._tables[: len(tables)] = tables
 
     def hold_logits(self, num_rows: int) -> None:
-        """Make room for so many rows of logits; what was there is lost if it has to grow."""
+        """Make room for ``num_rows`` rows of logits; the old ones are lost if it has to grow."""
         if len(self.logits) < num_rows:
             self.logits = aligned((num_rows, self._logits_stride // 4), np.float32)
             self.put(logits=address(self.logits))

@@ -1,4 +1,4 @@
-"""The serving benchmark: the load of many users on any OpenAI-compatible server, and what they see.
+"""The serving benchmark: the load of many users on any OpenAI-compatible server.
 
 It knows a server only by its URL. Results go to standard output, vLLM's block first and one JSON
 document last; warnings and failures also to standard error.

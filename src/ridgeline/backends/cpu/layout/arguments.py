@@ -25,7 +25,7 @@ LAYER = (
     "key_bias", "key_bias_pairs",
     *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
 )  # fmt: skip
-# Work that threads take from each other.
+# Work that threads steal from each other.
 SHARED = ("q", "k", "v", "o", "gate", "down", "head", "blocks", "draws")
 SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
-EXACT_AT = 4 * len(SHARED)  # behind them: tiles that screening left in doubt, beside the head's
+EXACT_AT = 4 * len(SHARED)  # after them: tiles that screening left in doubt, beside the head's

@@ -38,13 +38,13 @@ _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 @dataclass
 class Weights:
-    """What the plan points to, and who keeps it alive."""
+    """The weights that the kernels' arguments point to, kept alive here."""
 
     layers: NDArray[np.int64]  # [num_layers, words]
     embedding: NDArray[np.floating]  # [vocabulary, padded hidden]
     final_norm: Floats
     head: Matrix
-    sketch: Matrix | None  # of the head, with the distances of its outputs: see ``head``
+    sketch: Matrix | None  # of the head, with the distances of its outputs: see ``emit.argmax``
     distances: Floats
     cos: Floats  # [positions, half]
     sin: Floats
@@ -54,7 +54,7 @@ class Weights:
     arrays: Mapping[str, Packed]  # all of it, by canonical name
 
     def screens(self, num_rows: int) -> bool:
-        """Return whether the likeliest tokens of so many rows are found by the head's sketch."""
+        """Return whether the head's sketch finds the likeliest tokens of ``num_rows`` rows."""
         return self.sketch is not None and num_rows <= SCREENED_ROWS
 
 
@@ -125,7 +125,7 @@ def footprint(
     return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
 
 
-@np.errstate(all="ignore")  # what is not finite is an error of the answers that it reaches
+@np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
 def load_weights(
     checkpoint: Checkpoint,
     sizes: Sizes,
@@ -136,7 +136,7 @@ def load_weights(
 ) -> Weights:
     """Return the weights, from the directory ``cache``, if given, if they were packed before.
 
-    Small models are packed each time, and leave no file for each place they ever were in.
+    Small models are packed each time: otherwise each place they are moved to would leave a file.
     ``progress`` is told how many of how many bytes of the file are packed.
     """
     arrays = path = None
@@ -217,7 +217,7 @@ def _pack_all(
 def _assemble(
     arrays: dict[str, Packed], arch: ModelArch, sizes: Sizes, max_model_len: int
 ) -> Weights:
-    """Say in words where everything is."""
+    """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
     layers[:, words["window"]] = [window or 0 for window in arch.windows]
@@ -269,15 +269,15 @@ def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.f
 
 
 def _embedding_type(dtype: str) -> type[np.floating]:
-    """Half precision where weights are quantised anyway."""
+    """Half precision, if weights are quantised anyway."""
     return np.float32 if dtype in ("f32", "bf16") else np.float16
 
 
 def _head_dtype(dtype: str, file_dtype: str) -> str:
-    """The likeliest token hangs on the head most: no 4 bits, if the file has more.
+    """The output head matters most for accuracy: never pack it in 4 bits if the file has more.
 
-    6 bits are widened: few rows read hardly any of it but its sketch, and for more the products
-    of 8 bits are a fifth quicker.
+    6 bits are widened to 8: a few rows read hardly more than its sketch, and for more rows products
+    of 8 bits are a fifth faster.
     """
     dtype = "auto" if dtype == "int4" else dtype
     return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype

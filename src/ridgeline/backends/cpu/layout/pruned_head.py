@@ -1,7 +1,7 @@
 """The output head once more in 5 bits, with bounds on what that loses: a low-precision proxy.
 
-Greedy decoding of few rows reads the proxy, and of the head itself only what could still hold the
-likeliest token (``emit.argmax``).
+Greedy decoding of a few rows reads the proxy, and of the head itself only tiles that could still
+hold the likeliest token (``emit.argmax``).
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ _TILES_AT_ONCE = 64
 def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
     """Return a w8 matrix again in 5 bits, and each output's distance from it; None if not finite.
 
-    Outputs have much in common, which would make their steps coarse: it is taken off, and stands
-    behind them as the first output of one more tile. However head and sketch are multiplied by
-    activations x, a result differs from its own plus the common one by at most the distance times
-    the length of x: the distance (Euclidean) holds what all three may lose by rounding.
+    Outputs have much in common, which would make their steps coarse. So the common part is
+    subtracted, and follows them as the first output of one more tile. An output's result is
+    approximated by its own in the sketch plus the common one. The error is at most the distance
+    (Euclidean) times the length of x, whatever the order of the products: the distance includes
+    what all three may lose by rounding.
     """
     parts = range(0, len(head.data), _TILES_AT_ONCE)
     total = sum(_weights_of(head, low)[0].sum(axis=0) for low in parts)
     mean = np.zeros((TILE, len(total)), np.float32)
     mean[0] = total / (len(head.data) * TILE)
-    with np.errstate(over="ignore", invalid="ignore"):  # the end says so
+    with np.errstate(over="ignore", invalid="ignore"):  # checked at the end
         centre = to_five_bits(mean)
         common = of_five_bits(*centre)[0]
         tiles, distances = [], []

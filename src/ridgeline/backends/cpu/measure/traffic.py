@@ -1,9 +1,10 @@
-"""What each kind of compiled work has to read and compute in a step.
+"""The bytes and operations of each kind of compiled work in a step.
 
-Operations come from ``costs``, bytes from the packed weights and cache records as they really are,
-each counted once a step, however many threads and rows share them. Tokens count as greedy: of a
-head with a sketch they read the sketch, and a percent or two of the head that is not counted. Of
-the last layer prompts take keys and values, and one token the rest: ``backends.cpu.batch``.
+Operations come from ``physics.costs``, bytes from the packed weights and cache records as they
+really are, each counted once a step, however many threads and rows share them. Tokens count as
+greedy: if the head has a sketch they read the sketch, and a percent or two of the head that is not
+counted. In the last layer prompts compute keys and values, and one token the rest:
+``backends.cpu.batch``.
 """
 
 from __future__ import annotations
