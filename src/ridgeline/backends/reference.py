@@ -59,7 +59,7 @@ class _Layer:
 class _Group:
     """Items (or tiles of them) with equally many tokens, attended as one array."""
 
-    rows_BN: Ints  # where their tokens stand in the flat batch
+    rows_BN: Ints  # where their tokens are in the flat batch
     positions_BN: Ints
     tables: Ints  # [B, blocks], padded with each sequence's own first block
 

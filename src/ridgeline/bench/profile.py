@@ -108,7 +108,7 @@ def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> 
 def measure_phase(
     llm: LLM, counters: Counters, shape: Shape, rng: random.Random, *, is_prefill: bool
 ) -> Phase:
-    """Run a shape; return its prefill, or all steps behind it. ``llm`` must be profiled."""
+    """Run a shape; return its prefill, or all steps after it. ``llm`` must be profiled."""
     repeats = _PREFILL_REPEATS if is_prefill else 1
     parts = [_run(llm, counters, shape, rng, is_prefill) for _ in range(repeats)]
     first = parts[0]

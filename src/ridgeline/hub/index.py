@@ -171,7 +171,7 @@ def _read_config(path: Path) -> dict[str, str]:
 
 
 def _urls(text: str) -> tuple[str, ...]:
-    """Split a list of URLs; uv separates some by commas, and lets ``name=`` stand before them."""
+    """Split a list of URLs; uv separates some by commas, and allows ``name=`` before them."""
     return tuple(
         re.sub(r"^[\w.-]+=(?=\w+:)", "", word) for word in re.split(r"[\s,]+", text) if word
     )

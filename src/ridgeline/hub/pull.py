@@ -148,7 +148,7 @@ def download(source: Source, path: Path, sha256: str, progress: Progress | None 
                 f"another file; {_WAY_OUT}"
             )
     raise ValueError(
-        f"cannot download {shown} ({problem}); try again, it goes on where it stopped; "
+        f"cannot download {shown} ({problem}); try again, it resumes where it stopped; "
         f"or {_WAY_OUT}"
     ) from problem
 

@@ -331,7 +331,7 @@ def _bind(
 
     left_over = sorted(raw.keys() - stacked.keys() - set(ignored))
     if left_over:
-        facts.fail(f"tensor {left_over[0]!r} is no part of this architecture as supported")
+        facts.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
     if family.interleaved:
         _rotate_halves(arch, tensors)
     return {name: tensors[name] for name in shapes}

@@ -213,7 +213,7 @@ class _Header:
 
 
 def _tensors(header: _Header, num_tensors: int, alignment: Any) -> dict[str, Tensor]:
-    """Read ``num_tensors`` descriptions and return views of the data behind them."""
+    """Read ``num_tensors`` descriptions and return views of the data after them."""
     if (
         type(alignment) is not int
         or not 8 <= alignment <= _MAX_ALIGNMENT
@@ -266,7 +266,7 @@ def _describe(header: _Header, name: str, alignment: int) -> tuple[int, int, str
     if lengths[0] % block_size or (num_dims == 1 and block_size > 1):
         header.fail(f"tensor {name!r} of shape {shape} cannot be {dtype}: rows are whole blocks")
     if offset % alignment:
-        header.fail(f"tensor {name!r} begins at {offset}, no multiple of the alignment {alignment}")
+        header.fail(f"tensor {name!r} begins at {offset}, but the alignment is {alignment}")
     num_bytes = num_elements // block_size * block_bytes
     if num_bytes > header.size or offset > header.size:
         header.fail(

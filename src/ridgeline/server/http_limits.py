@@ -43,7 +43,7 @@ class _Parser(httptools.HttpRequestParser):
                 return super(_Parser, parser).feed_data(rest)
             except httptools.HttpParserUpgrade as stop:
                 if parser.get_method() == b"CONNECT":
-                    raise httptools.HttpParserError("there is no way through here") from None
+                    raise httptools.HttpParserError("tunnels are not supported") from None
                 version = parser.get_http_version().encode()
                 head = b"%b %b HTTP/%b\r\n" % (parser.get_method(), protocol.url, version)
                 kept = (pair for pair in protocol.headers if pair[0] != b"upgrade")

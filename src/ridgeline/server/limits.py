@@ -48,11 +48,11 @@ class Keys:
     def label_of(self, authorization: bytes | None) -> str | None:
         """Return the label of the key in an Authorization header, None if it is unknown."""
         scheme, _, key = (authorization or b"").partition(b" ")
-        digest, found = _digest(key.strip()), None
+        digest, match = _digest(key.strip()), None
         for label, known in self._digests:  # compare with all of them, for constant time
             if hmac.compare_digest(digest, known):
-                found = label
-        return found if scheme.lower() == b"bearer" else None
+                match = label
+        return match if scheme.lower() == b"bearer" else None
 
 
 def _digest(key: bytes) -> bytes:
@@ -68,7 +68,7 @@ def _read(file: Path) -> list[tuple[str, str]]:
         if words:
             keys.append((words[0] if len(words) == 2 else f"line{number}", words[-1]))
     if not keys:
-        raise ValueError(f"{file.name} holds no key")
+        raise ValueError(f"{file.name} does not contain a key")
     if len({label for label, _ in keys}) < len(keys):
         raise ValueError(f"{file.name} has two keys with one label")
     return keys
@@ -133,16 +133,16 @@ class Limits:
         """
         account = self._account(label)
         if self._max_running is not None and account.num_running >= self._max_running:
-            what = f"{account.num_running} requests of this key run already"
-            raise self._refusal(account, what, 1.0)
+            reason = f"{account.num_running} requests of this key run already"
+            raise self._refusal(account, reason, 1.0)
         if account.requests and account.requests.left() < 1:
-            what = f"this key may send {account.requests.per_minute} requests per minute"
-            raise self._refusal(account, what, account.requests.wait_s(1))
+            reason = f"this key may send {account.requests.per_minute} requests per minute"
+            raise self._refusal(account, reason, account.requests.wait_s(1))
         if account.tokens:
             need = min(num_prompt_tokens, account.tokens.per_minute)
             if account.tokens.left() < need:
-                what = f"this key may use {account.tokens.per_minute} tokens per minute"
-                raise self._refusal(account, what, account.tokens.wait_s(need))
+                reason = f"this key may use {account.tokens.per_minute} tokens per minute"
+                raise self._refusal(account, reason, account.tokens.wait_s(need))
             account.tokens.take(num_prompt_tokens)
         if account.requests:
             account.requests.take(1)
@@ -156,10 +156,10 @@ class Limits:
         if account.tokens:
             account.tokens.take(num_generated_tokens)
 
-    def _refusal(self, account: _Account, what: str, wait_s: float) -> ApiError:
+    def _refusal(self, account: _Account, reason: str, wait_s: float) -> ApiError:
         seconds = max(1, math.ceil(wait_s))
         headers = {**self._headers(account), "retry-after": str(seconds)}
-        message = f"{what}: try again in {seconds} s"
+        message = f"{reason}: try again in {seconds} s"
         return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
     @staticmethod

@@ -145,8 +145,8 @@ class Running:
         elif loop.time() > self._warned_s + _QUIET_S:
             self._warned_s = loop.time()
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            what = f"new connections wait: all {most} files that may be open are"
-            self._write(f"warning: {what}; raise that limit (ulimit -n)")
+            reason = f"all {most} files that may be open are"
+            self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
 
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()

@@ -140,7 +140,7 @@ def _decide(scheduler: Scheduler, requests: Mapping[int, Request], record: Json)
 
 
 def _decisions(scheduler: Scheduler, step: Step) -> Json:
-    """Return what was decided, and how full queues and cache are then, as a record has it."""
+    """Return the decisions, and how full the queues and the cache are, by a record's names."""
     queues = scheduler.queues
     decided = {
         "work": [(work.seq_id, work.start, len(work.tokens)) for work in step.work],

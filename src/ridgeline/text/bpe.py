@@ -1,6 +1,6 @@
 """The tokenizers library's BPE for a tokenizer.json, with control tokens under private names.
 
-Building one takes a third of a start, so it waits for the first text. Knows no files, no answers.
+Building one takes a third of a start, so it waits for the first text. Knows nothing of files.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class ChatTemplate:
             return [self._shield(item, where) for item in value]
         if value is None or isinstance(value, bool | int | float):
             return value
-        raise ValueError(f"{where} holds {type(value).__name__}, which is no JSON value")
+        raise ValueError(f"{where} holds {type(value).__name__}, which is not a JSON value")
 
 
 def _part(part: Any, where: str) -> str:

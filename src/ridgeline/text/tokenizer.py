@@ -56,7 +56,7 @@ def load_tokenizer(
         return Tokenizer(tokenizer_json(source), bos_id, add_bos)
     try:
         tokenizer = Tokenizer(_read(source), bos_id, add_bos)
-        tokenizer.prepare()  # such a file may hold anything, and this is where to say so
+        tokenizer.prepare()  # a damaged file must fail here, not at the first text
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
     return tokenizer
@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"cannot be read as JSON: {error}") from error
     if not isinstance(spec, dict):
-        raise ModelFileError("holds no JSON object")
+        raise ModelFileError("does not hold a JSON object")
     return spec
 
 

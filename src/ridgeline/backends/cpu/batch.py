@@ -16,7 +16,7 @@ from itertools import accumulate
 from ridgeline.backends.cpu.layout.shapes import BLOCK, MIXED_ROWS
 from ridgeline.core.step import Work, sampled_from
 
-Hand = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
+Chunk = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -47,7 +47,7 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
         for index, item in enumerate(work):
             rows.append(index, 0, len(item.tokens))
     else:
-        for silent, asked in _hands(work, num_threads, tile):
+        for silent, asked in _chunks(work, num_threads, tile):
             bounds.append(len(rows.blocks))
             last = len(rows.tokens) + sum(high - low for _, low, high in silent + asked)
             rows.add(silent, last)
@@ -77,10 +77,10 @@ class _Rows:
     items: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, hands: list[Hand], last: int) -> None:
+    def add(self, chunks: list[Chunk], last: int) -> None:
         """Append chunks in blocks, smaller towards the thread's ``last`` row: others may help."""
         end = len(self.tokens)
-        for index, low, high in hands:
+        for index, low, high in chunks:
             begin = len(self.tokens)
             if begin + high - low > end:
                 left = last - begin
@@ -103,26 +103,26 @@ class _Rows:
                 self.items += [(single, 1) for single in range(row, end)]
 
 
-def _hands(
+def _chunks(
     work: tuple[Work, ...], num_threads: int, tile: int
-) -> list[tuple[list[Hand], list[Hand]]]:
+) -> list[tuple[list[Chunk], list[Chunk]]]:
     """Assign chunks to the least loaded thread: first those without outputs, then those with."""
     size = tile * max(1, 8 // tile)
-    hands: tuple[list[Hand], list[Hand]] = [], []
+    chunks: tuple[list[Chunk], list[Chunk]] = [], []
     for i, item in enumerate(work):
         count = len(item.tokens)
         for low in range(0, count, size):
             high = min(low + size, count)
             is_asked = item.targets or high > sampled_from(item)
-            hands[bool(is_asked)].append((i, low, high))
-    dealt: list[tuple[list[Hand], list[Hand]]] = [([], []) for _ in range(num_threads)]
+            chunks[bool(is_asked)].append((i, low, high))
+    assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(num_threads)]
     held = [0] * num_threads
-    for kind, of_kind in enumerate(hands):
-        for hand in of_kind:
+    for kind, of_kind in enumerate(chunks):
+        for chunk in of_kind:
             thread = held.index(min(held))
-            dealt[thread][kind].append(hand)
-            held[thread] += hand[2] - hand[1]
-    return dealt
+            assigned[thread][kind].append(chunk)
+            held[thread] += chunk[2] - chunk[1]
+    return assigned
 
 
 def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[list[int], list[int]]:

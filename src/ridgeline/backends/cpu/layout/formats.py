@@ -60,7 +60,7 @@ class WeightFormat:
         record_bytes: of 32 inputs of a tile, with their share of what blocks have in front.
         activations: the form of activations in products with these weights.
         head_bytes: in front of each block of 8 records; 0 if there are no blocks.
-        tail_bytes: behind the records of a tile.
+        tail_bytes: after the records of a tile.
         shift_to_middle: by how many bits values move to the left to become bytes around 128, as
             those of w8 are; None where they have offsets instead of a middle.
         tile_shapes: rows x halves that a kernel computes at once, the largest first. They fill the

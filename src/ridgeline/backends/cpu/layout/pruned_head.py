@@ -37,7 +37,7 @@ def sketch(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
             weights, scale = _weights_of(head, low)
             own = to_five_bits(weights - common)
             lost = weights - common - of_five_bits(*own)
-            # What a record's terms are at most, but for the sum of 32 activations.
+            # Bounds on a record's terms, without the sum of 32 activations.
             terms = 384 * scale + 47 * np.abs(own[1]) + 47 * np.abs(centre[1][0])
             rounding = (terms.shape[1] + 16) * 2.0**-24 * TILE**0.5
             lengths = [np.linalg.norm(part, axis=1) for part in (lost, terms)]
