@@ -199,7 +199,7 @@ def log_sum_exp(greatest: float, total: int) -> float:
 def ranked(
     token: int, logit: float, ahead: int, norm: float, likeliest: Iterable[tuple[int, float]]
 ) -> TokenLogprobs:
-    """Return log-probabilities of a token with so many ahead of it, and of (token, logit) pairs."""
+    """Return log-probabilities of a token, with ``ahead`` likelier ones, and of the likeliest."""
     top = tuple((other, value - norm) for other, value in likeliest)
     return TokenLogprobs(token, logit - norm, ahead + 1, top)
 
