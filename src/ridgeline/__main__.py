@@ -1,4 +1,4 @@
-"""The program's first lines: Ctrl-C ends it without a word before the command line can say one.
+"""The program's first lines: Ctrl-C ends it quietly even before the command line is imported.
 
 The command line's imports take up to a second; nothing may be imported here that takes long.
 """
@@ -10,7 +10,7 @@ import signal
 def main() -> None:
     """Import and run the command line."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else whoever started us wants it ignored
+    if before is signal.default_int_handler:  # otherwise our parent process wants it ignored
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(130))
     from ridgeline.cli.main import main as run
 

@@ -61,10 +61,10 @@ def _group_bytes(proc: Path, cgroup: Path) -> Iterator[int]:
             prefix = "total_"
         limit = _text(group / limit_file).strip()
         usage = _text(group / usage_file).strip()
-        if limit.isdigit() and usage.isdigit():  # "max" is no limit
+        if limit.isdigit() and usage.isdigit():  # "max" means no limit
             stat = _fields(group / "memory.stat")
-            # Cached files count as used but are given up for whoever needs the memory. Our own
-            # mapped model files are the greatest part of them.
+            # Cached files count as used but are given up when memory is needed. Our own mapped
+            # model files are the largest part of them.
             cached = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
             yield int(limit) - max(0, int(usage) - cached)
 

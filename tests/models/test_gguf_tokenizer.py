@@ -123,7 +123,7 @@ def test_text_that_spells_a_byte_token_is_text() -> None:
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": ["a", 1]}, "not a list of strings"),
         ({"tokens": ["a", "a", "b", "c", "d"]}, "same token twice"),
-        ({"tokens": ["<unk>", "a", "b", "c", "a" * 2000]}, "above 1024 letters"),
+        ({"tokens": ["<unk>", "a", "b", "c", "a" * 2000]}, "above 1024 characters"),
         ({"scores": None}, "scores must hold one number for each of the 5 tokens"),
         ({"scores": np.zeros(3)}, "scores must hold one number"),
         ({"scores": [0.0, float("nan"), 0.0, 0.0, 0.0]}, "not a number"),

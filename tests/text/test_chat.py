@@ -155,7 +155,7 @@ def test_the_clock_and_variables() -> None:
     assert text("{{ enable_thinking }}", enable_thinking=False) == "False"
     with pytest.raises(ValueError, match="variable 'bos_token' is not yours"):
         text("", bos_token="x")
-    with pytest.raises(ValueError, match="extra holds object, which is no JSON value"):
+    with pytest.raises(ValueError, match="extra holds object, which is not a JSON value"):
         text("", extra=object())
 
 

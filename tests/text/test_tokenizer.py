@@ -207,7 +207,7 @@ def test_ids_that_are_no_tokens_are_empty() -> None:
 
 
 def test_a_lone_surrogate_is_refused() -> None:
-    with pytest.raises(ValueError, match="lone surrogate at letter 2"):
+    with pytest.raises(ValueError, match="lone surrogate at character 2"):
         ours(byte_level).encode("ab\ud83d")
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps: half a commit would be no state to go on from. It knows no steps itself."""
+"""Ctrl-C between steps: half a commit would leave an inconsistent state. Knows nothing of steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from types import FrameType
 
 
 class Interrupts:
-    """While entered, keeps SIGINT back from ``hold`` to ``release``, and else passes it on at once.
+    """Keeps SIGINT back from ``hold`` to ``release``, and otherwise passes it on at once.
 
-    The handler stays from step to step: to change it twice in each takes a twentieth of what a
-    small model computes for one token (LOG.md). May be entered again, and in any thread; only in
-    the main one, where signals come, does it do anything. A handler that somebody sets meanwhile
-    stays.
+    The handler stays from step to step: changing it twice in each step takes a twentieth of the
+    time that a small model needs for one token (LOG.md). May be entered again, and in any thread;
+    it does something only in the main one, where signals arrive. A handler that other code sets
+    meanwhile stays.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Interrupts:
         self._is_held = True
 
     def release(self) -> None:
-        """Let a signal that came meanwhile reach whoever handles it now."""
+        """Pass on a signal that came meanwhile, to the handler that is set now."""
         self._is_held = False
         if self._is_pending:
             self._is_pending = False

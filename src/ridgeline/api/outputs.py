@@ -62,7 +62,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """News of one answer while it is being generated.
+    """The next piece of one answer while it is being generated.
 
     Attributes:
         prompt_index: which of the prompts, as they were given.

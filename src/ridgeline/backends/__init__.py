@@ -7,5 +7,5 @@ from collections.abc import Mapping
 from ridgeline.backends import cpu, reference
 from ridgeline.backends.face import Backend
 
-# The first is what "auto" means.
+# The first is the meaning of "auto".
 BACKENDS: Mapping[str, Backend] = {"cpu": cpu, "reference": reference}

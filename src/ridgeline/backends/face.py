@@ -1,4 +1,4 @@
-"""What the rest of the program knows of a backend: the functions of its face, and their values."""
+"""The face of a backend: the functions that the rest of the program calls, and their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.physics.arch import ModelArch
 
 
 class Setup(NamedTuple):
-    """What a backend is asked to run with.
+    """The settings that a backend runs with.
 
     Attributes:
         dtype: what weights are computed in; "auto" is the backend's choice.
@@ -49,10 +49,11 @@ class Footprint(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Where a runner may keep what it makes, and whom it tells what it does.
+    """Where a runner may keep files, and whom it tells about progress.
 
     Attributes:
-        home: returns a directory for compiled kernels and packed weights; asked by who needs one.
+        home: returns a directory for compiled kernels and packed weights; called only by backends
+            that need one.
         progress: told how many of how many bytes of the model's file are read.
         announce: called before something that takes seconds, such as a compilation.
     """
@@ -66,7 +67,7 @@ class Surroundings(NamedTuple):
 class Traffic:
     """Bytes that must be read, and operations; a multiply-add is two.
 
-    ``form`` is what is multiplied: int8, bf16 or f32.
+    ``form`` is the type of the factors: int8, bf16 or f32.
     """
 
     read_bytes: int
@@ -93,7 +94,7 @@ class Counters(Protocol):
 
 
 class BackendRunner(Protocol):
-    """A ``core.step.Runner``, and what measurements ask of it."""
+    """A ``core.step.Runner``, with methods for measurements."""
 
     arch: ModelArch
 
@@ -101,7 +102,7 @@ class BackendRunner(Protocol):
         """Copy, compute, sample."""
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
-        """Return the logits behind each token of one text, for measuring."""
+        """Return the logits after each token of one text, for measuring."""
 
     def traffic(self, step: StepRecord) -> Mapping[str, Traffic]:
         """Return what a step read and computed, by kind; empty if the backend does not know."""
@@ -125,4 +126,4 @@ class Backend(Protocol):
         """Load a model."""
 
     def describe(self) -> str:
-        """Return in a few words what it computes with on this machine."""
+        """Return in a few words which instructions or library it computes with."""

@@ -2,7 +2,7 @@
 
 A step is one flat batch: the tokens of all its items, one after another, whatever they are - a
 prompt, a piece of one, a single token of an answer. They go through the layers together, so the
-weights are read once for all. Only attention looks at who is who: items with equally many tokens
+weights are read once for all. Only attention tells sequences apart: items with equally many tokens
 are handled as one array, with their keys and values gathered from the paged cache.
 
 It knows no request and keeps nothing about one: only weights and the cache.
@@ -34,7 +34,7 @@ from ridgeline.physics.costs import kv_bytes_per_token, weight_bytes
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
 
-# Bounds on what attention holds at once, however long the contexts and large the batch are.
+# Bounds on what attention holds at once, for any length of contexts and size of batch.
 _QUERY_TILE = 256  # tokens of one prompt
 _SCORES = 1 << 21  # per head: tokens times positions that they look at
 _POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
@@ -59,12 +59,12 @@ class _Layer:
 class _Group:
     """Items (or tiles of them) with equally many tokens, attended as one array."""
 
-    rows_BN: Ints  # where their tokens stand in the flat batch
+    rows_BN: Ints  # where their tokens are in the flat batch
     positions_BN: Ints
     tables: Ints  # [B, blocks], padded with each sequence's own first block
 
     def mask_BNL(self, block_size: int, window: int | None) -> NDArray[np.bool_]:
-        """True where a token may not look: the future, padding, and what left the window."""
+        """True where a token may not look: the future, padding, and positions before the window."""
         keys = np.arange(self.tables.shape[1] * block_size)
         queries = self.positions_BN[:, :, None]
         hidden: NDArray[np.bool_] = keys > queries
@@ -128,7 +128,7 @@ class ReferenceRunner:
             return self._logits(self._forward((work,))[0])
 
     def traffic(self, step: StepRecord) -> dict[str, Traffic]:
-        """Return nothing: what numpy reads is not known."""
+        """Return nothing: it is not known what numpy reads."""
         return {}
 
     def profile(self, announce: Callable[[], None]) -> Counters:
@@ -168,8 +168,8 @@ class ReferenceRunner:
     def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
         """Store K and V; return which tokens were finite.
 
-        What is not finite is stored as zero: a block is read whole, later also by the next owner,
-        and zero times infinity would reach it.
+        Values that are not finite are stored as zero: blocks are read whole, later also by their
+        next owner, and zero times infinity is not a number.
         """
         finite = np.logical_and(np.isfinite(k_TKD).all((1, 2)), np.isfinite(v_TKD).all((1, 2)))
         if not finite.all():
@@ -200,7 +200,7 @@ class ReferenceRunner:
     # --- results -------------------------------------------------------------------------------
 
     def _answers(self, asks: list[Ask], hidden: Floats) -> list[Answer]:
-        """Draw, or rank what is known, from the logits behind some tokens."""
+        """Draw tokens, or rank known ones, by the logits after some tokens."""
         logits = self._logits(hidden[[ask.token for ask in asks]])
         answers: list[Answer] = []
         for row, ask in enumerate(asks):
@@ -280,7 +280,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
 
 
 def describe() -> str:
-    """Return what it computes with."""
+    """Return the library that it computes with."""
     return "numpy, float32"
 
 

@@ -1,7 +1,7 @@
-"""What follows the last layer, for every backend: the logits a step needs, and what comes of them.
+"""After the last layer, for every backend: the logits a step needs, and the results they give.
 
-A backend differs in ``Head`` alone: how it makes logits of its rows, draws from them and ranks. It
-knows no layers, no cache and no memory.
+Backends differ only in ``Head``: how they make logits of their rows, draw from them and rank. It
+knows nothing of layers, caches and memory.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PROMPT_ROWS = 64  # most rows of logits at once that rank a prompt
 
 
 class Ask(NamedTuple):
-    """What is wanted of the logits behind one token of a step.
+    """What is needed of the logits after one token of a step.
 
     Attributes:
         token: which one, in the order of the work.
         draws: one for each token to draw; they differ in their seeds. If there is none, ``known``
             is ranked.
         known: the token that follows in the prompt.
-        num_top: rank tokens, and so many likeliest with them; None ranks nothing.
+        num_top: how many likeliest tokens to report beside the ranked one; None ranks nothing.
     """
 
     token: int
@@ -36,7 +36,7 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was found: one pick for each draw, or one of the known token."""
+    """The result: one pick for each draw, or one for the known token."""
 
     picks: list[Pick]
     is_finite: bool  # whether all logits are numbers
@@ -46,12 +46,12 @@ Head = Callable[[list[Ask]], list[Answer]]
 
 
 def finish(items: tuple[Work, ...], head: Head, damaged: Callable[[], Iterable[int]]) -> StepOutput:
-    """Return what a step found.
+    """Return the output of a step.
 
     Args:
         items: the step's work.
-        head: answers asks, in their order. It is called first with all draws, even if there is
-            none, then with the tokens of prompts to rank, some at a time.
+        head: answers asks, in their order. It is called first with all draws, even if there are
+            none, then with the prompt tokens to rank, some at a time.
         damaged: returns the items whose keys or values are not finite; called after the draws.
     """
     ends = list(accumulate(len(work.tokens) for work in items))
@@ -92,7 +92,7 @@ def _draws(work: Work, end: int) -> Iterator[Ask]:
 
 
 def _prompt(work: Work, begin: int, head: Head) -> Iterator[Answer]:
-    """Rank the prompt's tokens behind each of an item's tokens, of which ``begin`` is the first."""
+    """Rank the prompt token that follows each of an item's tokens; ``begin`` is the first."""
     num_top = work.sampling.params.prompt_logprobs or 0
     asks = [Ask(begin + j, (), known, num_top) for j, known in enumerate(work.targets)]
     for low in range(0, len(asks), PROMPT_ROWS):

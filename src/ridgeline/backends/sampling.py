@@ -34,7 +34,7 @@ Weights = NDArray[np.int64]
 
 LOG2_E = 1.4426950408889634
 WEIGHT_BITS = 40  # the likeliest token's weight is 2 ** 40; sums of 2 ** 19 tokens fit 64 bits
-LEAST_EXPONENT = -41.0  # there and below weights are 0
+LEAST_EXPONENT = -41.0  # at this and below, weights are 0
 MAX_LOGIT = float(np.finfo(np.float32).max)
 # 2 ** f for f from 0 to 1, least power first: the greatest relative error is 1e-10. All
 # coefficients are positive, so it never falls, rounded or not; it is 1 at 0 and below 2 at 1.
@@ -74,16 +74,16 @@ class Row(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What parameters say of temperature and filters, in the numbers that a draw takes."""
+    """Temperature and filters, as the numbers that a draw needs."""
 
     factor: float  # log2(e) / temperature
     top_k: int  # 0 keeps all
     share: int  # top_p in units of 2 ** -64; 0 keeps all
-    least: int  # weight; what has less is dropped
+    least: int  # weight; tokens with less are dropped
 
 
 def rule(params: SamplingParams) -> Rule:
-    """Return the rule of some parameters; greedy is to keep one token."""
+    """Return the rule of some parameters; greedy means keeping one token."""
     if params.temperature == 0:
         return Rule(1.0, 1, 0, 1)
     factor = min(LOG2_E / params.temperature, _MOST_FACTOR)
@@ -199,7 +199,7 @@ def log_sum_exp(greatest: float, total: int) -> float:
 def ranked(
     token: int, logit: float, ahead: int, norm: float, likeliest: Iterable[tuple[int, float]]
 ) -> TokenLogprobs:
-    """Return log-probabilities of a token with so many ahead of it, and of (token, logit) pairs."""
+    """Return log-probabilities of a token, with ``ahead`` likelier ones, and of the likeliest."""
     top = tuple((other, value - norm) for other, value in likeliest)
     return TokenLogprobs(token, logit - norm, ahead + 1, top)
 

@@ -32,7 +32,7 @@ _SAMPLED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """So many streams, each with so many prompt and answer tokens; greedy without ``sampling``."""
+    """A number of streams, with prompt and answer tokens of each; greedy without ``sampling``."""
 
     name: str
     num_streams: int
@@ -108,7 +108,8 @@ def decode_steps(steps: Sequence[StepRecord], num_streams: int) -> tuple[int, in
     """Return the range of steps in which all streams decode and nothing else happens.
 
     Prefill ends with the last step that has more than single tokens. Streams whose prompts came
-    first finish first; what the others do then is of another shape, unless it is all there is.
+    first finish first; the work of the others is then of another shape, unless there is nothing
+    else.
     """
     prompts = [i for i, step in enumerate(steps) if any(n > 1 for _, _, n in step.work)]
     first = 1 + max(prompts, default=0)  # a prompt of one token is the first step

@@ -59,7 +59,7 @@ class _Watch:
     def __init__(self, counters: Counters) -> None:
         self.steps: list[StepRecord] = []
         self.cycles: list[dict[str, float]] = []  # mean over threads; ``call`` is thread 0's step
-        self.own_s: list[float] = []  # what listening took
+        self.own_s: list[float] = []  # time spent in listening
         self._counters = counters
 
     def __call__(self, record: Record) -> None:
@@ -105,7 +105,7 @@ def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> 
 def measure_phase(
     llm: LLM, counters: Counters, shape: Shape, rng: random.Random, *, is_prefill: bool
 ) -> Phase:
-    """Run a shape; return its prefill, or all steps behind it. ``llm`` must be profiled."""
+    """Run a shape; return its prefill, or all steps after it. ``llm`` must be profiled."""
     repeats = _PREFILL_REPEATS if is_prefill else 1
     parts = [_run(llm, counters, shape, rng, is_prefill) for _ in range(repeats)]
     first = parts[0]
@@ -124,7 +124,7 @@ def measure_phase(
 
 
 def attainable_ops_per_s(traffic: Traffic, roof: Roof) -> float:
-    """Return what the roof allows for such work at its intensity, operations per second."""
+    """Return the operations per second that the roof allows for work of this intensity."""
     rates = roof.all_threads
     peak = {
         "f32": rates.f32_ops_per_s,
@@ -153,7 +153,7 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
     per_cycle = counters.seconds_per_cycle()
     seconds = {kind: per_cycle * sum(step[kind] for step in cycles) for kind in _COMPILED}
     call_s = per_cycle * sum(step["call"] for step in cycles)
-    # A thread may wake after the step has ended for the caller: that is nobody's waiting.
+    # A thread may wake after the step has ended for the caller: no thread waited for that.
     waiting_s = seconds.pop("barrier")
     working_s = sum(seconds.values())
     seconds["barrier"] = max(0.0, min(waiting_s, call_s - working_s))

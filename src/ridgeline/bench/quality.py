@@ -202,7 +202,7 @@ def measure(
     return results
 
 
-@np.errstate(all="ignore")  # what is not finite is found in the result
+@np.errstate(all="ignore")  # values that are not finite are found in the result
 def compare(
     reference: Candidate, candidate: Candidate, parts: Sequence[Tokens], report: Report
 ) -> Quality:

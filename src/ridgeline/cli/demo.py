@@ -40,7 +40,7 @@ _PANEL_WIDTH = 38
 
 @dataclass
 class _Answer:
-    """A prompt and what has been said so far."""
+    """A prompt and its answer so far."""
 
     title: str
     prompt: str | list[Message]
@@ -145,7 +145,7 @@ def _table(answers: list[_Answer], log: _Log, num_blocks: int) -> Table:
 
 
 def _share_of_roof(llm: LLM, steps: list[StepRecord]) -> Text:
-    """Say how much of the memory bandwidth that is there decoding used."""
+    """Say how much of the available memory bandwidth decoding used."""
     decodes = [step for step in steps if all(count == 1 for _, _, count in step.work)]
     traffic = [kind for step in decodes for kind in llm.runner.traffic(step).values()]
     if not traffic:

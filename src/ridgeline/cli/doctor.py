@@ -45,7 +45,7 @@ def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
 
 
 def facts(home: Path) -> Iterator[tuple[str, str]]:
-    """Yield what there is and what will be used: name and text."""
+    """Yield what this machine has and what will be used: name and text."""
     flags = _cpu_fact("flags", "Features").split()
     sets = [name for name in _INSTRUCTION_SETS if name in flags]
     cores = usable_cpus()
@@ -83,7 +83,7 @@ def roof_facts() -> Iterator[tuple[str, str]]:
 
 
 def problems(home: Path) -> Iterator[str]:
-    """Yield what will hurt, and what to do about it."""
+    """Yield what is wrong, and what to do about it."""
     cores = usable_cpus()
     if available_bytes() < 2 << 30:
         yield f"only {_gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"

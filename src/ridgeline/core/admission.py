@@ -1,19 +1,20 @@
 """Admission: which of the prompts that wait before the engine enters it next.
 
 Between tenants it is the one that was served the fewest tokens (Sheng et al., "Fairness in Serving
-Large Language Models", OSDI 2024). A tenant of whom nothing waited is lifted to the lowest counter
-in the queue or, if the queue is empty, to that of the tenant served last. So nobody saves up by
-being away, and nobody is passed over for having been served while nobody else wanted anything. No
-counter is ever lowered.
+Large Language Models", OSDI 2024). A tenant without waiting prompts is lifted to the lowest counter
+in the queue or, if the queue is empty, to that of the tenant served last. So a tenant cannot save
+up by being away, and is not passed over for tokens served while no other tenant waited. No counter
+is ever lowered.
 
 Between the requests of one tenant it is fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989):
 each prompt has the virtual time at which it would be read if all requests were read side by side,
 and the earliest comes first. So a short request passes long ones, the prompts of one request share
-its turn, and nobody waits for ever.
+its turn, and every prompt is served in the end.
 
-One request of many answers leaves seats for others. It may hold seven times as many sequences as
-stay free, a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking 1998): one
-such request leaves an eighth of the seats, two leave a fifteenth. Its first prompt always enters.
+One request with many answers leaves slots for others. It may hold seven times as many sequences as
+there are free slots: a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking
+1998): one such request leaves an eighth of the slots, two leave a fifteenth. Its first prompt
+always enters.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
-_SEQS_PER_FREE_SEAT = 7  # that one request may hold
+_SEQS_PER_FREE_SLOT = 7  # that one request may hold
 
 
 class Room(NamedTuple):
@@ -32,10 +33,10 @@ class Room(NamedTuple):
 
     Attributes:
         num_seqs: sequences.
-        num_tokens: of prompts; below 1 its next step is full.
-        short_len: a prompt of at most so many tokens is short: it may enter though the step is
+        num_tokens: tokens of prompts; below 1 the next step is full.
+        short_len: a prompt of at most this many tokens is short: it may enter although the step is
             full, since the engine reads it beside the long ones.
-        num_short_tokens: of short prompts that may enter then.
+        num_short_tokens: tokens of short prompts that may enter then.
     """
 
     num_seqs: int
@@ -55,7 +56,7 @@ class _Prompt(Generic[Item]):
 
 @dataclass(slots=True)
 class _Tenant(Generic[Item]):
-    """What one tenant waits for, in order, and the virtual time of its requests."""
+    """The waiting prompts of one tenant, in order, and the virtual time of its requests."""
 
     prompts: list[_Prompt[Item]] = field(default_factory=list)
     left: dict[int, int] = field(default_factory=dict)  # prompts that wait, by request
@@ -101,7 +102,7 @@ class Admission(Generic[Item]):
         self._num_waiting += len(prompts)
 
     def take(self, room: Room, held: Callable[[Item], int]) -> list[Item]:
-        """Return those that enter now, in order; their prompts count as served.
+        """Return the items that enter now, in order; their prompts count as served.
 
         Args:
             room: what the engine could start.
@@ -117,7 +118,7 @@ class Admission(Generic[Item]):
             if prompt.request not in has:
                 has[prompt.request] = held(prompt.item)
             num_free, num_held = seqs - prompt.num_seqs, has[prompt.request]
-            return not num_held or num_held + prompt.num_seqs <= _SEQS_PER_FREE_SEAT * num_free
+            return not num_held or num_held + prompt.num_seqs <= _SEQS_PER_FREE_SLOT * num_free
 
         while self._num_waiting and seqs > 0:
             prompt = self._pop(may_enter)
@@ -131,7 +132,7 @@ class Admission(Generic[Item]):
         return taken
 
     def _pop(self, may_enter: Callable[[_Prompt[Item]], bool]) -> _Prompt[Item] | None:
-        """Take the next prompt of those that may enter; None if there is none."""
+        """Take the next prompt that may enter; None if there is none."""
         waiting = [name for name, tenant in self._tenants.items() if tenant.prompts]
         for name in sorted(waiting, key=self._turn):
             tenant = self._tenants[name]
@@ -146,7 +147,7 @@ class Admission(Generic[Item]):
         return None
 
     def _turn(self, name: str) -> tuple[int, int]:
-        """Return what orders tenants; of equal ones the first comes whose next prompt is older."""
+        """Return what tenants are sorted by; of equal ones, the older next prompt is first."""
         return self._served[name], self._tenants[name].prompts[0].finish[1]
 
     def charge(self, tenant: str, num_tokens: int) -> None:
@@ -155,9 +156,9 @@ class Admission(Generic[Item]):
 
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         """Take out all items that ``unwanted`` names, and return them."""
-        found = []
+        removed = []
         for tenant in self._tenants.values():
             named = [i for i, prompt in enumerate(tenant.prompts) if unwanted(prompt.item)]
-            found += [tenant.drop(index).item for index in reversed(named)]
-        self._num_waiting -= len(found)
-        return found
+            removed += [tenant.drop(index).item for index in reversed(named)]
+        self._num_waiting -= len(removed)
+        return removed

@@ -32,7 +32,7 @@ class BlockPool:
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     def take(self) -> int:
-        """Return a block to write in, evicting what was freed longest ago.
+        """Return a block to write in; it is the one that was freed longest ago.
 
         Raises KeyError if none is free: ask ``len(free)`` first.
         """
@@ -51,10 +51,12 @@ class BlockPool:
         self.refs[block] += 1
 
     def release(self, block: int) -> None:
-        """Drop a holder. What nobody can find again is reused first, known content last.
+        """Drop a holder; a block without one is free.
 
-        Holders release their tail first. Whoever holds a block also holds its parent, so a child
-        is always freed, and therefore evicted, before its parent.
+        Unindexed blocks go to the front of the free list, indexed ones to the back.
+
+        Holders release their tail first. The holder of a block also holds its parent, so a child is
+        always freed, and therefore evicted, before its parent.
         """
         self.refs[block] -= 1
         if self.refs[block] == 0:

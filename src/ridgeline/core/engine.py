@@ -1,7 +1,7 @@
 """The engine: schedule, execute, commit, and say what happened.
 
 The runner and the clock are parameters, so that serving, simulating and testing differ in nothing
-else. It knows no text format, no thread and no file.
+else. It knows nothing of text formats, threads and files.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Engine:
         return request_id
 
     def abort(self, request_id: int) -> list[Event]:
-        """End a request now; unknown and finished ids are nothing to do."""
+        """End a request now; unknown and finished ids are ignored."""
         request = self.requests.get(request_id)
         if request is None:
             return []
@@ -113,13 +113,13 @@ class Engine:
         return events
 
     def pause(self, request_id: int) -> None:
-        """Between steps: let a request rest, holding nothing but its tokens, until ``resume``."""
+        """Pause a request, between steps, until ``resume``; it keeps nothing but its tokens."""
         if request_id in self.requests:
             self._paused.append(request_id)
             self.scheduler.queues.pause(self.requests[request_id])
 
     def resume(self, request_id: int) -> None:
-        """Let a paused request go on: the rest of its answers is the same as without the pause."""
+        """Let a paused request go on; its answers are the same as without the pause."""
         if request_id in self.requests:
             self._resumed.append(request_id)
             self.scheduler.queues.resume(self.requests[request_id])
@@ -129,11 +129,11 @@ class Engine:
         return self.scheduler.queues.has_work()
 
     def step(self, load: Load = _ALONE) -> list[Event]:
-        """Run one step; return the news of every sequence in it.
+        """Run one step; return the events of its sequences.
 
-        ``load`` is what the policy is told of the world outside the engine. An exception
-        of the runner passes through: nothing is committed, every request starts again at the next
-        call, and the answers stay the same.
+        ``load`` tells the policy about the world outside the engine. An exception of the runner
+        passes through: nothing is committed, every request starts again at the next call, and the
+        answers stay the same.
         """
         start_s = self._clock()
         step = self.scheduler.schedule(load)
@@ -203,7 +203,7 @@ class Engine:
         )
 
     def _filled(self) -> dict[str, int]:
-        """Return how full queues and cache are, as a step's record has it."""
+        """Return how full the queues and the cache are, by the names of a step's record."""
         queues = self.scheduler.queues
         pool = queues.kv.pool
         return {
@@ -223,7 +223,7 @@ class Engine:
     ) -> None:
         start_s, scheduled_s, executed_s = times_s
         sampled, errors = output.tokens, output.errors
-        if errors:  # what stands for tokens of an item that failed means nothing
+        if errors:  # the tokens of a failed item mean nothing
             sampled = tuple(() if i in errors else tokens for i, tokens in enumerate(sampled))
         self._tell(
             lambda: StepRecord(

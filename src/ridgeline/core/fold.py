@@ -1,6 +1,6 @@
-"""Folding back: what a step found becomes tokens, forks and ends.
+"""Folding back: the results of a step become tokens, forks and ends.
 
-All that it needs is the step and its output; it keeps nothing between two calls.
+It needs only the step and its output, and keeps nothing between two calls.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from ridgeline.core.step import Event, FinishReason, Step, StepOutput, TokenLogp
 
 
 def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
-    """Fold a step's results into its sequences; return their news."""
+    """Fold a step's results into its sequences; return their events."""
     queues.kv.copies.clear()
     events: list[Event] = []
     alive = queues.alive
-    no_news = not (output.logprobs or output.prompt_logprobs or output.errors)
+    is_plain = not (output.logprobs or output.prompt_logprobs or output.errors)
     for i, (work, tokens) in enumerate(zip(step.work, output.tokens, strict=True)):
         seq = alive.get(work.seq_id)
         if seq is None:  # aborted while its step was computed
             continue
-        if not no_news:
+        if not is_plain:
             if i in output.errors:
                 events.append(_end(queues, seq, FinishReason.ERROR, output.errors[i]))
                 continue
-            found = output.prompt_logprobs.get(i, ())
-            seq.request.prompt_logprobs.update(enumerate(found, work.start + 1))
+            ranked_prompt = output.prompt_logprobs.get(i, ())
+            seq.request.prompt_logprobs.update(enumerate(ranked_prompt, work.start + 1))
         num_tokens = len(work.tokens)
         seq.num_computed += num_tokens
         seq.num_pending -= num_tokens
         if seq.num_computed >= seq.publish_at:
             queues.kv.publish(seq)
-        ranked = () if no_news else output.logprobs.get(i, ())
+        ranked = () if is_plain else output.logprobs.get(i, ())
         if len(work.seeds) > 1:
             for member, token, logprobs in zip_longest(_fork(queues, seq), tokens, ranked):
                 events.append(_append(queues, member, token, logprobs))

@@ -108,7 +108,7 @@ class KVCache:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let ``child`` continue from what ``parent`` has computed, sharing every block.
 
-        Needs no free block: whoever first writes into the shared last one takes a copy then.
+        Needs no free block: the first to write into the shared last block takes a copy.
         """
         child.table = parent.table[: self.blocks_for(parent.num_computed)]
         for block in child.table:

@@ -16,7 +16,7 @@ from ridgeline.core.request import Sequence
 
 _num_pending = attrgetter("num_pending")
 Queue = Listing[Sequence]  # in order of arrival
-Wish = tuple[Sequence, int]  # sequence, tokens wanted; what is pending is not exceeded
+Wish = tuple[Sequence, int]  # sequence, and tokens wanted; at most its pending tokens are granted
 
 
 class Load(NamedTuple):
@@ -24,7 +24,7 @@ class Load(NamedTuple):
 
     Attributes:
         num_outside: prompts that wait before the engine and cannot be wished for yet.
-        is_read: whether somebody reads an answer while it grows; else only its end counts.
+        is_read: whether a client reads an answer while it grows; else only its end counts.
     """
 
     num_outside: int = 0
@@ -67,7 +67,7 @@ class Orca:
     whole_prompts: bool = True
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
-        """Yield everything, the running first."""
+        """Yield all sequences, the running ones first."""
         for group in (running, waiting):
             for seq in group:
                 yield seq, seq.num_pending
@@ -75,10 +75,10 @@ class Orca:
 
 @dataclass(frozen=True)
 class SplitFuse:
-    """One token for all that decode, then prompts in pieces (Holmes et al., FastGen, 2024).
+    """One token for each that decodes, then prompts in pieces (Holmes et al., FastGen, 2024).
 
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
-    steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While somebody reads
+    steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads
     along, the oldest prompt leaves up to half of that to shorter ones.
     """
 
@@ -104,7 +104,7 @@ class SplitFuse:
             kept = min(sum(shorter), left // 2)
         for seq in prompts:
             ranks = seq.request.params.prompt_logprobs is not None
-            cost = 2 if ranks and is_held_up else 1  # to rank a token takes as long as to read it
+            cost = 2 if ranks and is_held_up else 1  # ranking a token takes as long as reading it
             wanted = min(seq.num_pending, max(1, (left - kept) // cost))
             kept = 0
             if left > 0:

@@ -1,4 +1,4 @@
-"""The queues: which sequences run, wait and rest, and who is alive.
+"""The queues: which sequences run, wait or are paused, and which are alive.
 
 A sequence's status says in which queue it is, and every queue is in order of arrival. Deciding
 (``scheduler``) and folding results back (``fold``) both work on them.
@@ -38,9 +38,9 @@ class Queues:
         insort(self.waiting, seq, key=by_age)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let a new sequence run with its parent's blocks; without a free seat it waits.
+        """Let a new sequence run with its parent's blocks; without a free slot it waits.
 
-        Then it comes back through the prefix cache.
+        Later it finds its prompt in the prefix cache.
         """
         if len(self.running) >= self.max_num_seqs:
             self.add(child)
@@ -57,7 +57,7 @@ class Queues:
         seq.num_preemptions += 1
 
     def pause(self, request: Request) -> None:
-        """Let a request rest, without seat and blocks, until ``resume``."""
+        """Take slots and blocks from a request until ``resume``."""
         for seq in request.sequences:
             if seq.status is not Status.FINISHED:
                 self.kv.release(seq)
@@ -76,8 +76,8 @@ class Queues:
         everyone = sorted((*self.running, *self.waiting, *self.paused), key=by_age)
         self.running = [seq for seq in everyone if seq.status is Status.RUNNING]
         self.paused = [seq for seq in everyone if seq.status is Status.PAUSED]
-        resting = (Status.RUNNING, Status.PAUSED)
-        self.waiting = [seq for seq in everyone if seq.status not in resting]
+        elsewhere = (Status.RUNNING, Status.PAUSED)
+        self.waiting = [seq for seq in everyone if seq.status not in elsewhere]
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """Take a sequence out of its queue, give its blocks back, release held-back text."""

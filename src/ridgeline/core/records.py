@@ -76,8 +76,8 @@ class StepRecord:
         schedule_s, execute_s, commit_s: durations of its three parts.
         arrived: requests added since the step before.
         aborted: requests aborted since the step before.
-        paused: requests that were to rest since the step before; then came those resumed.
-        resumed: requests that were to go on since the step before.
+        paused: requests paused since the step before; these come before those resumed.
+        resumed: requests resumed since the step before.
         work: (sequence, first position, number of tokens) of each item.
         sampled: tokens sampled for each item, () for one that failed; empty if the backend failed
             and all starts again.
@@ -89,7 +89,7 @@ class StepRecord:
         num_running: sequences that hold blocks, after scheduling.
         num_waiting: sequences that do not.
         num_outside: prompts that waited before the engine, as its policy was told.
-        is_read: whether somebody read an answer while it grew, as its policy was told.
+        is_read: whether a client read an answer while it grew, as its policy was told.
         blocks_used: blocks with a holder, after scheduling.
         blocks_indexed: blocks, held or free, whose content a new prompt can share.
     """

@@ -100,7 +100,7 @@ class Sequence:
     """One answer: its tokens, and where their K/V are.
 
     ``tokens[:num_computed]`` have their K/V in the blocks of ``table``; ``num_pending`` tokens are
-    to be computed. ``capacity`` tokens may be written without asking the cache. The first
+    to be computed. ``capacity`` tokens may be written before the cache must be asked. The first
     ``num_published`` blocks are in the prefix index; ``publish_at`` is when to offer the next.
     """
 

@@ -1,7 +1,7 @@
 """The scheduler: decides a step by granting wishes within the token budget and the memory.
 
-It admits and preempts, and takes blocks for what it grants. It knows no clock, no text and no
-backend. What a step found is folded back by ``core.fold``.
+It admits and preempts, and takes blocks for what it grants. It knows nothing of clocks, texts and
+backends. ``core.fold`` folds the results of a step back.
 
 Why it cannot livelock: wishes may come in any order, but blocks are taken from the youngest for
 the oldest, never the other way round, and the budget has a token for every running sequence. So
@@ -36,7 +36,7 @@ class Scheduler:
     def __init__(
         self, kv: KVCache, policy: Policy, *, max_num_batched_tokens: int, max_num_seqs: int
     ) -> None:
-        """Schedule at most so many tokens a step, and so many sequences at a time.
+        """Schedule at most these numbers of tokens in a step and of sequences at a time.
 
         Raises ValueError unless every running sequence can have a token in each step.
         """
@@ -68,9 +68,9 @@ class Scheduler:
         self.queues.add(request.sequences[0])
 
     def room(self) -> Room:
-        """Return what could be started in the next step beyond what is in the queues.
+        """Return what could be started in the next step in addition to the queues.
 
-        Half of a step is kept for short prompts, of at most an eighth of it.
+        Half of a step is kept for short prompts: those of at most an eighth of it.
         """
         queues, budget = self.queues, self.max_num_batched_tokens
         num_seqs = queues.max_num_seqs - len(queues.running) - len(queues.waiting)
@@ -90,17 +90,17 @@ class Scheduler:
         preempted: list[Sequence] = []
         verdicts: dict[SeqId, Wait] = {}
         whole = self.policy.whole_prompts
-        rest = Wait.POLICY  # why those that the policy never named do not run
+        unnamed = Wait.POLICY  # why sequences that the policy did not name do not run
         for seq, wanted in self.policy.wishes(queues.running, queues.waiting, load, left):
             if seq.status is not _RUNNING:
                 if preempted:
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
-                if rest is not Wait.POLICY:  # who is wished for later waits for the same
+                if unnamed is not Wait.POLICY:  # later wishes wait for the same reason
                     continue
                 refusal = self._admit(seq, len(queues.running) + len(admitted), left)
                 if refusal is not None:
-                    rest = refusal
+                    unnamed = refusal
                     continue
                 admitted.append((seq.id, seq.num_computed))
             pending = seq.num_pending
@@ -136,7 +136,7 @@ class Scheduler:
             tuple(kv.copies),
             tuple(admitted),
             tuple(seq.id for seq in preempted),
-            tuple(self._waits(granted, verdicts, rest)),
+            tuple(self._waits(granted, verdicts, unnamed)),
         )
 
     def _upto(self, seq: Sequence, end: int) -> int:
@@ -147,7 +147,7 @@ class Scheduler:
         if num_running >= self.queues.max_num_seqs:
             return Wait.MAX_NUM_SEQS
         least = 1
-        if self.policy.whole_prompts and left < seq.num_pending:  # what is cached need not run
+        if self.policy.whole_prompts and left < seq.num_pending:  # cached tokens need not run
             least = seq.num_pending - self.queues.kv.num_cached(seq)
         if left < least:
             return Wait.TOKEN_BUDGET
@@ -159,7 +159,7 @@ class Scheduler:
     def _make_room(self, seq: Sequence, end: int) -> list[Sequence]:
         """Preempt younger sequences, the youngest first, until ``seq`` fits or none is left."""
         queues = self.queues
-        everyone = (*queues.running, *queues.waiting)  # who was admitted in this step still waits
+        everyone = (*queues.running, *queues.waiting)  # those admitted now still wait
         younger = [other for other in everyone if other.status is _RUNNING and other.id > seq.id]
         victims: list[Sequence] = []
         for victim in sorted(younger, key=by_age, reverse=True):
@@ -170,7 +170,7 @@ class Scheduler:
         return victims
 
     def _withdraw(self, victims: list[Sequence], granted: list[Sequence], work: list[Work]) -> int:
-        """Take back what victims were granted in this step; return the tokens that this frees."""
+        """Take back the grants of victims in this step; return how many tokens this frees."""
         freed = 0
         for victim in victims:
             if victim in granted:
@@ -180,15 +180,15 @@ class Scheduler:
         return freed
 
     def _waits(
-        self, granted: list[Sequence], verdicts: dict[SeqId, Wait], rest: Wait
+        self, granted: list[Sequence], verdicts: dict[SeqId, Wait], unnamed: Wait
     ) -> Iterator[tuple[SeqId, Wait]]:
         if len(granted) < len(self.queues.running):
             chosen = {seq.id for seq in granted}
             for seq in self.queues.running:
                 if seq.id not in chosen:
-                    yield seq.id, verdicts.get(seq.id, rest)
+                    yield seq.id, verdicts.get(seq.id, unnamed)
         for seq in self.queues.waiting:
-            yield seq.id, verdicts.get(seq.id, rest)
+            yield seq.id, verdicts.get(seq.id, unnamed)
         for seq in self.queues.paused:
             yield seq.id, Wait.PAUSED
 

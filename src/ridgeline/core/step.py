@@ -57,12 +57,12 @@ class Work(NamedTuple):
 
 
 def sampled_from(work: Work) -> int:
-    """Return the index of the first of an item's tokens behind which something is drawn."""
+    """Return the index of an item's first token after which a token is drawn."""
     return len(work.tokens) - 1 if work.seeds else len(work.tokens)
 
 
 class Step(NamedTuple):
-    """One turn of the engine.
+    """One round of the engine.
 
     ``copies`` are (from, to) block pairs to be copied before anything is computed: all sources are
     read before any target is written. ``waits`` names every live sequence that is not in ``work``.
@@ -85,16 +85,16 @@ class TokenLogprobs(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """What a backend found. Mappings are keyed by index into ``Step.work`` and mostly empty."""
+    """The results of a step. Mappings are keyed by index into ``Step.work`` and mostly empty."""
 
     tokens: tuple[tuple[int, ...], ...]  # per work item, one for each seed
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # one for each sampled token
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # of tokens start+1 .. end
-    errors: Mapping[int, str] = {}  # this item failed, alone; its tokens mean nothing
+    errors: Mapping[int, str] = {}  # why this item failed; its tokens mean nothing
 
 
 class Event(NamedTuple):
-    """News of one sequence after a step."""
+    """What happened to one sequence in a step."""
 
     seq_id: SeqId
     token: int | None  # None when it ended without one (abort, error)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Decoder(Protocol):
-    """Turns tokens into characters, never half of one (``models.tokenizer``)."""
+    """Turns tokens into characters, never half of one (``text.tokenizer``)."""
 
     def __call__(self, token_id: int, /) -> str:
         """Return the characters that this token completes."""
@@ -47,7 +47,7 @@ class TextStream:
         return text
 
     def finish(self) -> None:
-        """No token will follow: what was held back is final."""
+        """No token will follow: held-back text is final."""
         if not self._ended:
             self._ended = True
             self._ready += self._held + self._decoder.flush()

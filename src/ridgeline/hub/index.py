@@ -1,7 +1,8 @@
 """Where a Python package's wheel is: the user's package index is asked itself, without pip.
 
-Which index that is, pip's and uv's environment variables say, then pip's configuration files; else
-it is pip's own default. What is found is only a place: whoever downloads from it knows the hash.
+The index is named by pip's and uv's environment variables, then by pip's configuration files;
+otherwise it is pip's own default. The result is only a place: the code that downloads from it knows
+the hash.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ACCEPT = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
     "text/html;q=0.1"
 )
-# Of each setting the variables that give it; the first that is set counts.
+# The variables that give each setting; the first that is set counts.
 _VARIABLES = {
     "index-url": ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
     "extra-index-url": ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
@@ -70,7 +71,7 @@ class Network(NamedTuple):
         request = urllib.request.Request(without_login(url), headers=agent | dict(headers))
         if login := _login(url):
             secret = base64.b64encode(unquote(login).encode()).decode()
-            # Unredirected: nobody else may see it.
+            # Not sent on when redirected: no other server may see it.
             request.add_unredirected_header("Authorization", f"Basic {secret}")
         return opener.open(request, timeout=_TIMEOUT_S)
 
@@ -97,10 +98,10 @@ class Settings(NamedTuple):
 
 
 def _default_index() -> str:
-    """Return the index that pip asks where nothing is set: pip's source says it.
+    """Return the index that pip asks by default, as pip's source names it.
 
-    Without pip that is the one that Python brings to install it from. Raises ValueError if there is
-    neither.
+    If pip is not installed, the wheel of pip that Python brings is read instead. Raises ValueError
+    if there is neither.
     """
     source = "pip/_internal/models/index.py"
     installed = importlib.util.find_spec("pip")
@@ -170,7 +171,7 @@ def _read_config(path: Path) -> dict[str, str]:
 
 
 def _urls(text: str) -> tuple[str, ...]:
-    """Split a list of URLs; uv separates some by commas, and lets ``name=`` stand before them."""
+    """Split a list of URLs; uv separates some by commas, and allows ``name=`` before them."""
     return tuple(
         re.sub(r"^[\w.-]+=(?=\w+:)", "", word) for word in re.split(r"[\s,]+", text) if word
     )
@@ -200,7 +201,7 @@ def find_wheel(package: str, version: str, settings: Settings) -> Source:
 
 
 def _links(page: str, network: Network) -> Iterator[str]:
-    """Yield the URLs of what a page or a directory lists. Raises what a wrong page leads to."""
+    """Yield the URLs that a page or a directory lists. Raises the errors of reading it."""
     if not re.match(r"[a-z]+://", page):
         page = Path(page).expanduser().absolute().as_uri()
     if page.startswith("file:"):

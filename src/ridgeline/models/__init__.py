@@ -1,1 +1,1 @@
-"""Files in, arrays and text out: checkpoints, tokenizers, chat templates, downloads."""
+"""Model files in, checked facts and tensors out. Knows nothing of engines."""

@@ -1,7 +1,7 @@
 """Model families: from names in files to canonical names and structural facts.
 
 Two literal tables say all that a family's name implies; everything else is read from the file.
-What a file asks for and the decoder does not do is refused by name here, so that no backend ever
+A feature that the file needs and the decoder lacks is refused by name here, so that no backend ever
 computes a model other than the one in the file. This module opens no file and decodes no weight.
 """
 
@@ -331,7 +331,7 @@ def _bind(
 
     left_over = sorted(raw.keys() - stacked.keys() - set(ignored))
     if left_over:
-        facts.fail(f"tensor {left_over[0]!r} is no part of this architecture as supported")
+        facts.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
     if family.interleaved:
         _rotate_halves(arch, tensors)
     return {name: tensors[name] for name in shapes}

@@ -50,8 +50,8 @@ _MAX_ARRAY_ELEMENTS = 2 << 20  # of all arrays together
 _MAX_RECORDS = 1 << 16  # keys, and tensors
 _MAX_ALIGNMENT = 1 << 20
 _MIN_KEY_BYTES, _MIN_TENSOR_BYTES = 13, 32
-# Strings are read together from so many bytes; where that fails, so many are read one by one
-# before the next try, so that a file that makes it fail gains nothing by it.
+# Strings are read together from this many bytes. If that fails, this many are read one by one
+# before the next try, so a file that makes it fail gains nothing.
 _WINDOW_BYTES, _MANY = 64 << 10, 256
 
 
@@ -144,8 +144,8 @@ class _Header:
     def _short_strings(self, most: int) -> list[str]:
         """Read the strings in the next bytes, if each has 1 to 255 bytes and none of them is zero.
 
-        All zeros are the upper seven bytes of lengths then, and a vocabulary, whose reading one by
-        one was a sixth of a start, is cut at them. Where it is not so, nothing is read.
+        Then all zeros are the upper seven bytes of lengths, and the bytes can be cut at them;
+        reading a vocabulary string by string took a sixth of a start. Otherwise nothing is read.
         """
         num_bytes = min(_WINDOW_BYTES, self._end - self.position)
         area = np.frombuffer(self.buffer, np.uint8, num_bytes, self.position).copy()
@@ -207,13 +207,13 @@ class _Header:
             return self.strings(length, key)
         dtype = _SCALARS[element]
         begin = self.take(length * dtype.itemsize, key)
-        if dtype == np.bool_:  # a byte other than 0 and 1 is no numpy bool
+        if dtype == np.bool_:  # a byte other than 0 and 1 is not a numpy bool
             return np.frombuffer(self.buffer, np.uint8, length, begin) != 0
         return np.frombuffer(self.buffer, dtype, length, begin)
 
 
 def _tensors(header: _Header, num_tensors: int, alignment: Any) -> dict[str, Tensor]:
-    """Read ``num_tensors`` descriptions and return views of the data behind them."""
+    """Read ``num_tensors`` descriptions and return views of the data after them."""
     if (
         type(alignment) is not int
         or not 8 <= alignment <= _MAX_ALIGNMENT
@@ -266,7 +266,7 @@ def _describe(header: _Header, name: str, alignment: int) -> tuple[int, int, str
     if lengths[0] % block_size or (num_dims == 1 and block_size > 1):
         header.fail(f"tensor {name!r} of shape {shape} cannot be {dtype}: rows are whole blocks")
     if offset % alignment:
-        header.fail(f"tensor {name!r} begins at {offset}, no multiple of the alignment {alignment}")
+        header.fail(f"tensor {name!r} begins at {offset}, but the alignment is {alignment}")
     num_bytes = num_elements // block_size * block_bytes
     if num_bytes > header.size or offset > header.size:
         header.fail(

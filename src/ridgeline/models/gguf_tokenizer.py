@@ -1,8 +1,8 @@
 """The tokenizer that GGUF metadata describes, restated in the terms of a tokenizer.json.
 
-What llama.cpp derives from a name ("qwen2", "llama") is spelled out here: split patterns, merges,
-normalizer. This module knows neither files nor the tokenizers library; ``tokenizer.py`` loads the
-result exactly as it loads a tokenizer.json.
+Split patterns, merges and normalizer, which llama.cpp derives from a name ("qwen2", "llama"), are
+spelled out here. This module knows neither files nor the tokenizers library; ``text.tokenizer``
+loads the result exactly as it loads a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OTHER_NAMES = {
 }
 _KNOWN_NAMES = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 
-# Phi-3's control tokens take the white space behind them away, but for these. GGUF cannot say so.
+# Phi-3's control tokens remove the white space after them, except for these. GGUF cannot say so.
 _PHI3_LEAVES_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -60,7 +60,7 @@ def pre_tokenizer(metadata: Mapping[str, Any]) -> str:
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of a tokenizer.json for the ``tokenizer.ggml.*`` keys of ``metadata``.
 
-    But for the vocabulary: it is the list of tokens as it was, by id. ``general.architecture``
+    The vocabulary alone differs: it stays the list of tokens, by id. ``general.architecture``
     says whether it is Phi-3's.
 
     Raises:
@@ -155,11 +155,13 @@ def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> lis
     """Return every pair of pieces whose concatenation is a piece, the best score of it first.
 
     SentencePiece joins the neighbours whose union scores highest; a BPE library joins those whose
-    pair stands first in a list. Only normal pieces take part: no text may merge into ``</s>``.
+    pair stands first in a list. Only normal pieces take part: text must never merge into ``</s>``.
     """
     normal = {tokens[i]: float(scores[i]) for i in np.flatnonzero(types == _NORMAL).tolist()}
     if any(len(piece) > _MAX_PIECE_CHARS for piece in normal):
-        raise ModelFileError(f"tokenizer.ggml.tokens has a piece above {_MAX_PIECE_CHARS} letters")
+        raise ModelFileError(
+            f"tokenizer.ggml.tokens has a piece above {_MAX_PIECE_CHARS} characters"
+        )
     found = [
         (-score, left, right)
         for piece, score in normal.items()

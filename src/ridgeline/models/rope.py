@@ -1,8 +1,8 @@
 """Cosine and sine for rotary embedding: the same bits on every processor.
 
 Those of numpy and of the C library differ in the last bit from one processor to the next, and an
-answer with them. Here are only operations that IEEE 754 rounds correctly, each an array operation
-of its own, so that no compiler joins two of them.
+answer with them. This module uses only operations that IEEE 754 rounds correctly, each an array
+operation of its own, so that no compiler joins two of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COS = (
     -1.38888888888741095749e-03,
     4.16666666666666019037e-02,
 )  # 1 - r ** 2 / 2 + r ** 4 * (...)
-_AT_ONCE = 1 << 14  # angles: what is done with them stays in the second-level cache
+_AT_ONCE = 1 << 14  # angles: the work on them stays in the second-level cache
 
 
 def rope_tables(rope: Rope, max_model_len: int) -> tuple[Floats, Floats]:

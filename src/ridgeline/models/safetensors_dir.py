@@ -38,7 +38,7 @@ def load_directory(path: Path) -> Checkpoint:
     folder = _Folder(path)
     config = folder.json("config.json")
     if config is None:
-        raise ModelFileError(f"{path}: no config.json, so this is no Hugging Face model directory")
+        raise ModelFileError(f"{path}: no config.json, so not a Hugging Face model directory")
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
@@ -83,7 +83,7 @@ class _Folder:
     def find(self, name: str) -> Path | None:
         """Return where the file called ``name`` really is, None when there is none."""
         if "\0" in name:
-            raise ModelFileError(f"{self.path}: {name!r} is no file name")
+            raise ModelFileError(f"{self.path}: {name!r} is not a file name")
         target = Path(os.path.realpath(self.path / name))
         if not target.is_relative_to(self._root):  # through a link, "..", or a leading "/"
             raise ModelFileError(
@@ -115,7 +115,7 @@ def _parse_object(content: bytes, where: Path) -> dict[str, Any]:
     except RecursionError:
         raise ModelFileError(f"{where}: the JSON is nested too deeply") from None
     if type(value) is not dict:
-        raise ModelFileError(f"{where}: the JSON is no object")
+        raise ModelFileError(f"{where}: the JSON is not an object")
     return value
 
 
@@ -243,7 +243,7 @@ def _chat_template(folder: _Folder, inline: Any) -> str | None:
         named = [t for t in inline if type(t) is dict and t.get("name") == "default"]
         inline = named[0].get("template") if named else None
     if inline is not None and type(inline) is not str:
-        raise ModelFileError(f"{folder.path}: chat_template in tokenizer_config.json is no text")
+        raise ModelFileError(f"{folder.path}: chat_template in tokenizer_config.json is not text")
     return inline
 
 
@@ -251,5 +251,7 @@ def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, floa
     given = {key: generation[key] for key in _DEFAULTS if generation.get(key) is not None}
     for key, value in given.items():
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise ModelFileError(f"{path}: {key} in generation_config.json is {value!r}, no number")
+            raise ModelFileError(
+                f"{path}: {key} in generation_config.json is {value!r}, not a number"
+            )
     return given

@@ -1,7 +1,7 @@
 """The vocabulary of ``models``: a tensor as its file stores it, and a checkpoint.
 
 Quantised blocks stay quantised here; a backend decides what to do with them. This module opens no
-file and knows no format but the names of the block types.
+file and of formats it knows only the names of the block types.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Checkpoint:
         add_bos: whether a plain prompt gets ``bos_id`` in front.
         chat_template: jinja2 source, None where the file has none.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
-        tokenizer: what ``models.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
+        tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
     """
 

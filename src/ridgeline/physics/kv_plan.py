@@ -18,7 +18,7 @@ class KVPlan:
         num_blocks: blocks in the pool.
         max_model_len: tokens that one sequence may have, prompt and answer together.
         notes: at most one line, for the user: what was chosen, what was given up, which flag
-            changes it. Empty when every wish was met.
+            changes it. Empty if nothing had to be changed.
     """
 
     num_blocks: int
@@ -36,9 +36,9 @@ def fit_kv_cache(
     wanted_model_len: int,
     max_num_seqs: int,
 ) -> KVPlan:
-    """Size the KV cache from the memory that is there; shrink the wishes rather than refuse.
+    """Size the KV cache from the memory that is there; make it smaller rather than refuse.
 
-    A twentieth of what is available stays untouched. Without a wish the cache holds
+    A twentieth of the available memory stays untouched. Unless a size is given, the cache holds
     ``max_num_seqs`` sequences of full length but takes at most half of what the weights leave,
     unless one single sequence needs more.
 
@@ -49,7 +49,7 @@ def fit_kv_cache(
         kv_bytes_per_block: keys and values of one block, all layers.
         block_size: tokens per block.
         wanted_kv_bytes: the user's ``--kv-cache-memory``; None leaves the choice to us.
-        wanted_model_len: longest sequence wished for, tokens.
+        wanted_model_len: longest sequence that the user wants, tokens.
         max_num_seqs: sequences that may run at once.
 
     Raises:

@@ -112,7 +112,7 @@ class Service:
         prompts: list[Ids],
         param: str,
     ) -> Reply:
-        """Return what will answer a request; raises ApiError if nothing can."""
+        """Return the reply to a request; raises ApiError if there cannot be one."""
         params = body.params(self.text.default_params, self.text.vocab_size)
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
@@ -265,7 +265,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/live", response_class=StreamingResponse, responses=_ERRORS)
     async def live() -> Response:
-        """Tell what the engine does, as server-sent events, for as long as they are read."""
+        """Send views of the engine as server-sent events, for as long as they are read."""
         headers = {"cache-control": "no-cache"}
         return StreamingResponse(service.live.events(), 200, headers, "text/event-stream")
 
@@ -315,7 +315,7 @@ _STATUSES = {
     401: "A key is needed",
     404: "No such model",
     413: "The body is too long",
-    415: "The body is no JSON",
+    415: "The body is not JSON",
     422: "Never sent: what is invalid has status 400",
     429: "Too much at once",
     500: "The model failed",

@@ -1,7 +1,7 @@
 """Bodies of requests: JSON to checked models at a bounded cost, long ones away from the event loop.
 
-What is in a body is counted before it is parsed: a few MB of JSON can become a GB of objects, and
-seconds of complaints about each. It knows no field; ``server.protocol`` says what is right.
+The values in a body are counted before it is parsed: a few MB of JSON can become a GB of objects,
+and seconds of complaints about each. It knows no field; ``server.protocol`` says what is valid.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from starlette.responses import Response
 
 from ridgeline.server.errors import ApiError, validation_error
 
-MAX_VALUES = 1 << 18  # in one body: so many token ids, or
-MAX_PARTS = 1 << 16  # so many strings, lists and objects
+MAX_VALUES = 1 << 18  # values in one body, such as token ids
+MAX_PARTS = 1 << 16  # strings, lists and objects among them
 _WINDOW_BYTES = 1 << 16
-_LONG_BYTES = 1 << 16  # from here on reading takes longer than handing it to a thread
+_LONG_BYTES = 1 << 16  # from here on, parsing takes longer than handing the body to a thread
 _READER = ThreadPoolExecutor(1, "bodies")  # one at a time: that bounds the memory too
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is read here; FastAPI finds a model that is valid already."""
+    """A route whose body is read here, so that FastAPI gets a validated model."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler, with the reading before it where there is a body."""
+        """Return the handler; if the route has a body, the handler reads that first."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -68,10 +68,10 @@ class _Read(Request):
 def read(adapter: TypeAdapter[Any], data: bytes) -> Any:
     """Return the model that a body describes; raises ApiError that names what is wrong.
 
-    Of a body with too much in it only the beginning is looked at, for an error in that says more.
+    If a body has too much in it, only its beginning is validated: an error found there says more.
     """
     end = _affordable(data)
-    gc.disable()  # it would go over all that there is, many times, and find nothing
+    gc.disable()  # it would search all of the body, many times, and find nothing
     try:
         value = from_json(data[:end], allow_partial=end is not None)
     except ValueError as error:
@@ -82,7 +82,7 @@ def read(adapter: TypeAdapter[Any], data: bytes) -> Any:
         model = adapter.validate_python(value)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
-        if end is not None:  # what is missing may come later
+        if end is not None:  # a missing field may come later
             problems = [problem for problem in problems if problem["type"] != "missing"]
         if problems:
             raise validation_error(problems) from None
@@ -99,10 +99,10 @@ def read(adapter: TypeAdapter[Any], data: bytes) -> Any:
 
 
 def _affordable(data: bytes) -> int | None:
-    """Return up to where there is not too much in a body, None if that is all of it.
+    """Return the length of the beginning that has not too much in it, None if that is all.
 
     Commas, brackets and so on count outside of strings, that is, in every second of the pieces
-    between quotation marks. No call is long: in each the whole process waits.
+    between quotation marks. No call is long, because the whole process waits during each.
     """
     start, in_string, num_values, num_parts = 0, 0, 0, 0
     while start < len(data):

@@ -1,4 +1,4 @@
-"""Answers in the making: what events say becomes the choices of OpenAI's objects.
+"""Answers in the making: events become the choices of OpenAI's objects.
 
 One path for both kinds of completion, streamed or whole; they differ in how a piece of text and
 the logprobs of a token are written. It knows no connection.
@@ -23,7 +23,7 @@ _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
 
 @dataclass
 class _Answer:
-    """One of the choices: what is known and has not been shown."""
+    """One of the choices: the part of it that is known and not yet shown."""
 
     index: int
     text: str = ""
@@ -32,8 +32,8 @@ class _Answer:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     has_begun: bool = False  # a token came
-    has_role: bool = False  # a chunk of a chat said who speaks
-    offset: int = 0  # letters of the tokens shown, for ``text_offset``
+    has_role: bool = False  # a chunk of a chat named the role
+    offset: int = 0  # characters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
 
 
@@ -70,9 +70,9 @@ class Answers:
         return self._chunks(answer) if self._body.stream else []
 
     def _chunks(self, answer: _Answer) -> list[Choice]:
-        """Return what is new of a streamed answer, its end apart from its text.
+        """Return the new part of a streamed answer, its end apart from its text.
 
-        Clients may stop reading at ``finish_reason``: nothing that they show may come with it.
+        Clients may stop reading at ``finish_reason``, so no text may come with it.
         """
         has_news = bool(answer.text or answer.logprobs)
         chunks = []
@@ -106,11 +106,11 @@ class Answers:
             answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
 
     def whole(self) -> list[Choice]:
-        """Return all choices with all that has not been shown."""
+        """Return all choices, with everything that has not been shown."""
         return [_ended(answer, self._shown(answer)) for answer in self._answers]
 
     def _shown(self, answer: _Answer) -> Choice:
-        """Return a choice with what is new, and forget that."""
+        """Return a choice with its new part, which then counts as shown."""
         text, logprobs = answer.text, self._logprobs(answer)
         answer.text, answer.logprobs = "", []
         form: Choice = {"text": text}
@@ -144,14 +144,14 @@ class Answers:
         return {"token": self._text.spell(token), "logprob": logprob, "bytes": data}
 
     def _completion_logprobs(self, answer: _Answer) -> Choice:
-        """Return four parallel lists; offsets count the letters of all tokens before."""
+        """Return four parallel lists; offsets count the characters of all tokens before."""
         answer.decode = answer.decode or self._text.tokenizer.new_decoder()
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         out: dict[str, list[Any]] = {name: [] for name in names}
         for entry in answer.logprobs:
             token = entry if isinstance(entry, int) else entry.token
             name, end = self._name(token), answer.offset + len(answer.decode(token))
-            out["tokens"].append(name)  # before it may come the remains of a broken letter
+            out["tokens"].append(name)  # before it may come the remains of a broken character
             out["text_offset"].append(max(answer.offset, end - len(name)))
             answer.offset = end
             if isinstance(entry, int):
@@ -168,7 +168,7 @@ class Answers:
         data = self._text.tokenizer.token_bytes(token)
         try:
             return data.decode()
-        except UnicodeDecodeError:  # a part of a letter, spelled as OpenAI does
+        except UnicodeDecodeError:  # a part of a character, spelled as OpenAI does
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     # --- numbers -------------------------------------------------------------------------------

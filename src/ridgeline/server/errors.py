@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them. It knows no route and no engine."""
+"""Errors as OpenAI's clients expect them. It knows nothing of routes and engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_CODES = {  # where whoever raises gives none
+_CODES = {  # where the raising code gives none
     400: "invalid_request",
     408: "request_timeout",
     413: "request_too_large",

@@ -1,7 +1,7 @@
-"""The gate before every route: who asks, from where, how much; and one log line for each request.
+"""The gate before every route: key, origin and size; and one log line for each request.
 
-Decides on the ASGI scope alone, and refuses whatever is not known to be open. It reads the whole
-body, bounded, before a route runs.
+It decides by the ASGI scope alone, and refuses a route unless it is known to be open. It reads the
+whole body, bounded, before a route runs.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Gate:
 
         Args:
             app: what runs behind.
-            keys: who may come in.
-            hosts: names that a Host header may have; None for any.
+            keys: the keys that open the server.
+            hosts: names that a Host header may have; None allows any.
             origins: web origins that may call besides our own pages; "*" is any.
             max_body_bytes: longest body.
             routes: those of ``app``; requests for other paths are counted as one.
@@ -97,7 +97,7 @@ class Gate:
         scope["state"] |= {"note": note, "request_id": request_id.decode()}
         try:
             await self._inner(scope, receive, answer)
-        except Exception:  # answered already, where that was possible
+        except Exception:  # already answered, if that was possible
             _log.exception("a request failed")
             scope["state"].get("cut", lambda: None)() if status < 500 else None
         finally:
@@ -110,7 +110,7 @@ class Gate:
             self._log(line | {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)})
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask who it is and from where, and take the whole request, before it goes on."""
+        """Check key and origin, and read the whole body, before the request goes on."""
         headers = _first(scope)
         try:
             self._check_origin(headers)
@@ -137,7 +137,7 @@ class Gate:
         return label or ANYONE
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Refuse names that are not ours: a web page may have made its own name mean us."""
+        """Refuse names that are not ours: a web page may have made its own name point to us."""
         if self._hosts is None:
             return
         host = headers.get(b"host", b"").decode("latin-1")
@@ -176,7 +176,7 @@ class Gate:
         return again
 
     def _check_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Refuse a body that is no JSON where a route would take it; elsewhere 404 or 405 comes."""
+        """Refuse a body that is not JSON if the route takes one; else 404 or 405 follows."""
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and kind != b"application/json":
             problem = "the body must be JSON: send Content-Type: application/json"
@@ -201,7 +201,7 @@ async def refuse(send: Send, error: ApiError) -> None:
 
 
 def _first(scope: Scope) -> dict[bytes, bytes]:
-    """Return the headers; of repeated ones the first counts."""
+    """Return the headers; if one is repeated, the first counts."""
     return dict(reversed(scope["headers"]))
 
 

@@ -1,5 +1,7 @@
-"""uvicorn's HTTP protocol with what it lacks: a deadline for a request to arrive, a bound on its
-head, OpenAI's error object for what is no HTTP, and a way to cut a client that does not read.
+"""uvicorn's HTTP protocol with the limits that it lacks.
+
+These are a deadline for a request to arrive, a bound on its head, OpenAI's error object for bytes
+that are not HTTP, and a way to cut a client that does not read.
 
 It sees bytes and connections, never what they mean.
 """
@@ -21,11 +23,11 @@ _FIRST_PAUSE_S = 0.001  # from the first probe to the second; each further one i
 
 
 class _Parser(httptools.HttpRequestParser):
-    """A parser for which an offer of another protocol is a request like others (RFC 9110, 7.8).
+    """A parser that takes an offer of another protocol as an ordinary request (RFC 9110, 7.8).
 
-    httptools stops behind its head, though a body may follow: Java's HttpClient offers HTTP/2 with
-    its first POST. What has stopped cannot go on, so another parser takes the head without the
-    offer, and the rest.
+    httptools stops after its head, although a body may follow: Java's HttpClient offers HTTP/2 with
+    its first POST. A stopped parser cannot go on, so another one takes the head without the offer,
+    and the rest.
     """
 
     def __init__(self, protocol: BoundedProtocol) -> None:
@@ -34,14 +36,14 @@ class _Parser(httptools.HttpRequestParser):
         self._protocol = protocol
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]
-        """Parse what has come. Raises HttpParserError."""
+        """Parse the next bytes. Raises HttpParserError."""
         rest, parser, protocol = memoryview(data), self, self._protocol
         while True:  # many offers may come at once
             try:
                 return super(_Parser, parser).feed_data(rest)
             except httptools.HttpParserUpgrade as stop:
                 if parser.get_method() == b"CONNECT":
-                    raise httptools.HttpParserError("there is no way through here") from None
+                    raise httptools.HttpParserError("tunnels are not supported") from None
                 version = parser.get_http_version().encode()
                 head = b"%b %b HTTP/%b\r\n" % (parser.get_method(), protocol.url, version)
                 kept = (pair for pair in protocol.headers if pair[0] != b"upgrade")
@@ -70,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Start the deadline with the first byte of what follows an answer."""
+        """Start the deadline with the first byte that follows an answer."""
         if not self._is_answering():
             self._await_request()
         super().data_received(data)
@@ -78,9 +80,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Go on for a client that has only shut its sending side, not for one that has left.
 
-        They look the same until something is sent: then the system of one that has left resets the
-        connection, and what is sent next fails. Before an answer begins that can be an interim
-        response. HTTP/1.0 has none; and who shuts amid an answer has left it, as streams are left.
+        They look the same until something is sent: then the system of a client that has left resets
+        the connection, and the next send fails. Before an answer begins, an interim response can be
+        sent to find out. HTTP/1.0 has none. A client that shuts during an answer has left it.
         """
         is_whole = self._is_answering() and not self.cycle.more_body
         if not is_whole or self.cycle.response_started or self.cycle.scope["http_version"] == "1.0":
@@ -134,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer bytes that are not HTTP."""
         self._refuse(400, "this is not a valid HTTP request")
 
     def timeout_keep_alive_handler(self) -> None:
@@ -143,9 +145,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(_MAX_LINGER_S, self.transport.abort)
 
     def _fault(self) -> tuple[int, str] | None:
-        """Return why a head is refused that the parser lets pass (RFC 9112, 3.2 and 6.1).
+        """Return why a head is refused that the parser accepts (RFC 9112, 3.2 and 6.1).
 
-        Another server on the way may read it otherwise: see another host, or another end.
+        Another server on the way may read it differently: see another host, or another end.
         """
         version = self.parser.get_http_version()
         num_hosts = sum(name == b"host" for name, _ in self.headers)
@@ -185,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(408, f"the request took more than {self.receive_timeout_s:g} s to arrive")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer outside of any request, and hang up; an answer under way is cut instead."""
+        """Answer without a request and close the connection; an answer under way is cut instead."""
         if self._is_answering():
             if self.cycle.response_started:
                 self.transport.abort()

@@ -1,4 +1,4 @@
-"""A runner around a runner: what fails in a step is found, and fails alone.
+"""A runner around a runner: the item that makes a step fail is found, and fails alone.
 
 It relies on two promises of runners: a step may be executed again, and the result for a sequence
 does not depend on the batch it is in. Copies of blocks are the exception: the failed attempt may
@@ -19,7 +19,7 @@ _MESSAGE = "the model failed on this request; the server's log says more"
 
 
 class StepLost(Exception):
-    """The step failed and cannot be repeated; nobody is to blame yet."""
+    """The step failed and cannot be repeated; the cause is not known yet."""
 
 
 class ContainedRunner:

@@ -1,6 +1,6 @@
-"""Who a caller is.
+"""Which key a caller has.
 
-Keys are kept as hashes and compared in constant time; all that is shown of one is its label.
+Keys are kept as hashes and compared in constant time; only the label of a key is ever shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
-ANYONE = "-"  # the label of callers where no key is asked for
+ANYONE = "-"  # the label of callers where no key is needed
 
 
 class Keys:
@@ -41,13 +41,13 @@ class Keys:
         return tuple(label for label, _ in self._digests)
 
     def label_of(self, authorization: bytes | None) -> str | None:
-        """Return the label of the key in an Authorization header, None if it opens nothing."""
+        """Return the label of the key in an Authorization header, None if it is unknown."""
         scheme, _, key = (authorization or b"").partition(b" ")
-        digest, found = _digest(key.strip()), None
-        for label, known in self._digests:  # all of them, whichever fits
+        digest, match = _digest(key.strip()), None
+        for label, known in self._digests:  # compare with all of them, for constant time
             if hmac.compare_digest(digest, known):
-                found = label
-        return found if scheme.lower() == b"bearer" else None
+                match = label
+        return match if scheme.lower() == b"bearer" else None
 
 
 def _digest(key: bytes) -> bytes:
@@ -63,7 +63,7 @@ def _read(file: Path) -> list[tuple[str, str]]:
         if words:
             keys.append((words[0] if len(words) == 2 else f"line{number}", words[-1]))
     if not keys:
-        raise ValueError(f"{file.name} holds no key")
+        raise ValueError(f"{file.name} does not contain a key")
     if len({label for label, _ in keys}) < len(keys):
         raise ValueError(f"{file.name} has two keys with one label")
     return keys

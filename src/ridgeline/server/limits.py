@@ -1,4 +1,4 @@
-"""How much of everything a caller may have. It knows nothing of routes."""
+"""How much a caller may use. It knows nothing of routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.server.errors import ApiError
 
 
 class _Bucket:
-    """So many per minute, on average; unused ones are kept for a minute. It may go into debt."""
+    """A rate per minute, on average; what is unused is kept for a minute. It may go into debt."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
@@ -29,7 +29,7 @@ class _Bucket:
         self._left = self.left() - amount
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds until so much is there."""
+        """Return the seconds until this amount is available."""
         return max(0.0, (amount - self.left()) * 60 / self.per_minute)
 
 
@@ -50,7 +50,7 @@ class Limits:
         max_concurrent_requests: int | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Bound each key; None bounds nothing."""
+        """Limit each key; None means no limit."""
         self._per_minute = (max_requests_per_minute, max_tokens_per_minute)
         self._max_running = max_concurrent_requests
         self._clock = clock
@@ -63,22 +63,22 @@ class Limits:
         return self._accounts[label]
 
     def enter(self, label: str, num_prompt_tokens: int) -> dict[str, str]:
-        """Count a request in; return the headers that say what is left.
+        """Count a request in; return the headers that tell what is left.
 
         Raises ApiError 429, and then nothing was counted. ``leave`` must follow.
         """
         account = self._account(label)
         if self._max_running is not None and account.num_running >= self._max_running:
-            what = f"{account.num_running} requests of this key run already"
-            raise self._refusal(account, what, 1.0)
+            reason = f"{account.num_running} requests of this key run already"
+            raise self._refusal(account, reason, 1.0)
         if account.requests and account.requests.left() < 1:
-            what = f"this key may send {account.requests.per_minute} requests per minute"
-            raise self._refusal(account, what, account.requests.wait_s(1))
+            reason = f"this key may send {account.requests.per_minute} requests per minute"
+            raise self._refusal(account, reason, account.requests.wait_s(1))
         if account.tokens:
             need = min(num_prompt_tokens, account.tokens.per_minute)
             if account.tokens.left() < need:
-                what = f"this key may use {account.tokens.per_minute} tokens per minute"
-                raise self._refusal(account, what, account.tokens.wait_s(need))
+                reason = f"this key may use {account.tokens.per_minute} tokens per minute"
+                raise self._refusal(account, reason, account.tokens.wait_s(need))
             account.tokens.take(num_prompt_tokens)
         if account.requests:
             account.requests.take(1)
@@ -92,10 +92,10 @@ class Limits:
         if account.tokens:
             account.tokens.take(num_generated_tokens)
 
-    def _refusal(self, account: _Account, what: str, wait_s: float) -> ApiError:
+    def _refusal(self, account: _Account, reason: str, wait_s: float) -> ApiError:
         seconds = max(1, math.ceil(wait_s))
         headers = {**self._headers(account), "retry-after": str(seconds)}
-        message = f"{what}: try again in {seconds} s"
+        message = f"{reason}: try again in {seconds} s"
         return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
     @staticmethod

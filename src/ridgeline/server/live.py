@@ -1,7 +1,7 @@
-"""What the engine does now, for whoever watches: ids and numbers, never what a prompt says.
+"""Live views of the engine: ids and numbers, never the text of a prompt.
 
-Nothing here runs while nobody watches. A view is taken in the engine's thread between two steps,
-some time after something has changed; all watchers get the same.
+Nothing here runs while no page is open. A view is taken in the engine's thread between two steps,
+some time after a change; all watchers get the same.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Live:
         self._bridge = bridge
         self._num_watchers = 0
         self._view, self._news = b"", asyncio.Event()
-        self._is_closed = self._is_asked = False
+        self._is_closed = self._is_due = False
         # Since the last view: milliseconds, prompt tokens computed, tokens generated.
         self._steps: list[tuple[float, int, int]] = []
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield a view now, and the latest whenever there is another."""
+        """Yield a view now, and the latest whenever there is a new one."""
         if not self._num_watchers:
             self._bridge.listeners.append(self._on_record)
         self._num_watchers += 1
-        self._bridge.between_steps(self._look)
+        self._bridge.between_steps(self._take_view)
         sent = self._view  # an old one
         try:
             while not self._is_closed:
@@ -57,26 +57,25 @@ class Live:
         self._news.set()
         self._news.clear()
 
-    def _look_soon(self) -> None:
+    def _take_view_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(_PERIOD_S, self._bridge.between_steps, self._look)
+        loop.call_later(_PERIOD_S, self._bridge.between_steps, self._take_view)
 
     # --- in the engine's thread ----------------------------------------------------------------
 
     def _on_record(self, record: Record) -> None:
         if isinstance(record, StepRecord):
-            # A prompt's last token, if it comes alone, is not told from an answer's.
+            # A prompt's last token, if it comes alone, looks like one of an answer.
             prompt = sum(count for _, _, count in record.work if count > 1)
-            self._steps.append(
-                (round(1e3 * record.duration_s, 2), prompt, sum(map(len, record.sampled)))
-            )
-        if not self._is_asked:
-            self._is_asked = True
-            self._bridge.call(self._look_soon)
+            num_sampled = sum(map(len, record.sampled))
+            self._steps.append((round(1e3 * record.duration_s, 2), prompt, num_sampled))
+        if not self._is_due:
+            self._is_due = True
+            self._bridge.call(self._take_view_soon)
 
-    def _look(self) -> None:
-        found = view(self._bridge.engine)
-        found["num_waiting"] += self._bridge.num_queued
-        found["steps"], self._steps = self._steps, []
-        self._is_asked = False
-        self._bridge.call(self._publish, json.dumps(found, separators=(",", ":")).encode())
+    def _take_view(self) -> None:
+        snapshot = view(self._bridge.engine)
+        snapshot["num_waiting"] += self._bridge.num_queued
+        snapshot["steps"], self._steps = self._steps, []
+        self._is_due = False
+        self._bridge.call(self._publish, json.dumps(snapshot, separators=(",", ":")).encode())

@@ -1,6 +1,6 @@
-"""The log: one line for each request, written where it can hold up nobody.
+"""The log: one line for each request, written by a thread, so that no request waits for it.
 
-It knows nothing of requests or HTTP; what stands in a line is the gate's business.
+It knows nothing of requests or HTTP; the gate decides what is in a line.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import threading
 import time
 from typing import Any
 
-_MOST_LINES = 10_000  # that wait to be written
-_LAST_WORDS_S = 1.0  # for what still waits at the end
+_MOST_LINES = 10_000  # lines that wait to be written
+_LAST_WORDS_S = 1.0  # for lines that still wait at the end
 
 
 def log_line(fields: dict[str, Any], form: str) -> str:
@@ -44,7 +44,7 @@ class LogWriter:
         self._descriptor = descriptor
         self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
         self._num_dropped = 0
-        # Not sys.stderr: who waits inside its lock when the interpreter ends brings that down.
+        # Not sys.stderr: a thread that waits inside its lock at exit crashes the interpreter.
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
@@ -63,7 +63,7 @@ class LogWriter:
         """Do nothing: for ``logging``, which takes this for a file."""
 
     def close(self) -> None:
-        """Wait a moment until all is written; who reads too slowly misses the rest."""
+        """Wait a moment until all is written; a reader that is too slow misses the rest."""
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=_LAST_WORDS_S)
             self._thread.join(_LAST_WORDS_S)

@@ -34,17 +34,17 @@ from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
-_SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine so soon, not after 5 ms
+_SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 _KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
 _MAX_WAITING = 2048  # connections that the system keeps until they are accepted
-_ACCEPTS_PER_TURN = 16  # asyncio tries so often, also when the first try has failed
+_ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
 _QUIET_S = 60.0  # between two warnings that connections wait
 _FLUSH_S = 2.0  # for last words to reach their clients
 _STEP_S = 10.0  # for the step under way at the end
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signals and without its ten looks a second whether to end."""
+    """uvicorn without its signal handlers, and without its ten checks a second for the end."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -66,7 +66,7 @@ class _Server(uvicorn.Server):
 
 
 class Running:
-    """A server that runs: its parts, and how it ends."""
+    """A running server: its parts, and how it ends."""
 
     def __init__(
         self, llm: LLM, name: str, options: ServeOptions, keys: Keys, write: Callable[[str], object]
@@ -138,10 +138,10 @@ class Running:
         await self.server.serve([listener])
         self.service.prompts.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
-            os._exit(1)  # a step that does not end: nobody waits for it, all clients have been told
+            os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
 
     def stop(self) -> None:
-        """Take nothing new and end when all that runs has ended; called again, end at once."""
+        """Take no more requests, and end when the running ones have; called again, end at once."""
         if self._drain is None:
             self.service.is_draining = True
             self._drain = asyncio.ensure_future(self._end())
@@ -156,8 +156,8 @@ class Running:
         elif loop.time() > self._warned_s + _QUIET_S:
             self._warned_s = loop.time()
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            what = f"new connections wait: all {most} files that may be open are"
-            self._write(f"warning: {what}; raise that limit (ulimit -n)")
+            reason = f"all {most} files that may be open are"
+            self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
 
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
@@ -211,7 +211,7 @@ async def _main(
         loop.add_signal_handler(signum, running.stop)
     loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
     if options.host not in _LOOPBACK and not keys.are_needed:
-        say(f"warning: anybody who reaches {options.host} can use this: --api-key")
+        say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     await running.run(listener, lambda: _announce(name, listener))
 
 
@@ -224,7 +224,7 @@ def _announce(name: str, listener: socket.socket) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address before anything long begins. Raises OSError that says what to do."""
+    """Take the address before anything slow begins. Raises OSError that says what to do."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)

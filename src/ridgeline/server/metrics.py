@@ -1,7 +1,7 @@
 """Records of what happened, added up for Prometheus; names and buckets are vLLM's where it has one.
 
-Counters and histograms come from records alone, so they agree with ``--trace``. Gauges are asked
-for when somebody looks. Any thread may call; nothing a client sends becomes a label.
+Counters and histograms come from records alone, so they agree with ``--trace``. Gauges are read
+when metrics are scraped. Any thread may call; nothing that a client sends becomes a label.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Histogram:
 
 
 class Metrics:
-    """What is added up; a collector for a Prometheus registry."""
+    """Counters, histograms and gauges; a collector for a Prometheus registry."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -103,7 +103,7 @@ class Metrics:
                 self._add_request(record)
 
     def count_http(self, handler: str, method: str, status: int) -> None:
-        """Add an HTTP request; the caller sees to it that there are few handlers and methods."""
+        """Add an HTTP request; the caller ensures that there are few handlers and methods."""
         with self._lock:
             self._http[handler, method, str(status)] += 1
 

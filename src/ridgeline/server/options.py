@@ -11,7 +11,7 @@ from ridgeline.engine_setup.options import flag_field, parse_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Who may come in, how much, and what is logged."""
+    """Address, keys, limits and logs."""
 
     host: str = flag_field("127.0.0.1", "Address to listen on; 0.0.0.0 is all of them.")
     port: int = flag_field(8000, "Port to listen on; 0 takes a free one.")

@@ -1,7 +1,7 @@
 """Prompts of requests, made into token ids in threads of their own: rendering and tokenising long
 texts takes milliseconds to seconds, in which the event loop must go on.
 
-What can never run is refused here, with the numbers.
+A prompt that can never run is refused here, with the numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Prompts:
         self._threads.submit(text.chat_template.start)
         vocab = range(text.tokenizer.vocab_size)
         longest = max(len(text.tokenizer.token_bytes(token)) for token in vocab)
-        self.max_bytes = max_model_len * longest  # more cannot fit, whatever it says
+        self.max_bytes = max_model_len * longest  # more cannot fit, whatever the text is
 
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
@@ -62,11 +62,11 @@ class Prompts:
 
     def _check_bytes(self, value: Any, param: str) -> None:
         """Raise ApiError if there is more text than a prompt can have."""
-        num_letters, most = _num_letters(value), self.max_bytes
-        if num_letters > most:
+        num_chars, most = _num_chars(value), self.max_bytes
+        if num_chars > most:
             raise _bad(
                 param,
-                f"{param} has {num_letters} letters; what this model can take "
+                f"{param} has {num_chars} characters; a prompt for this model "
                 f"({self._max_model_len} tokens) has at most {most} bytes",
                 "context_length_exceeded",
             )
@@ -101,10 +101,10 @@ def _bad(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
-def _num_letters(value: Any) -> int:
-    """Return the letters of all strings in a JSON value: never more than its bytes."""
+def _num_chars(value: Any) -> int:
+    """Return the characters of all strings in a JSON value: never more than its bytes."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(_num_letters, value)) + sum(map(_num_letters, value.values()))
-    return sum(map(_num_letters, value)) if isinstance(value, list) else 0
+        return sum(map(_num_chars, value)) + sum(map(_num_chars, value.values()))
+    return sum(map(_num_chars, value)) if isinstance(value, list) else 0

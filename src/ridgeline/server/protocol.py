@@ -29,9 +29,9 @@ _MAX_MESSAGES = 1 << 13
 _MAX_METADATA = 16
 _MAX_BIASES = 1 << 15
 _MAX_STOP_IDS = 1 << 12
-_MAX_STOP_LETTERS = 1 << 10
+_MAX_STOP_CHARS = 1 << 10
 
-# What other servers know and this one does not, yet: the values that change nothing are let pass.
+# Fields that other servers know and this one does not, yet: values that change nothing pass.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none",),
@@ -63,7 +63,7 @@ _PLAIN = (
 
 
 def _document(schema: dict[str, Any], model: type[_Strict]) -> None:
-    """Add to a model's JSON schema what it takes besides its fields."""
+    """Add to a model's JSON schema what the model accepts besides its fields."""
     schema["additionalProperties"] = {"type": "null"}
     dropped = {name: {"description": "Taken, and dropped."} for name in model.droppable}
     schema["properties"] = schema["properties"] | dropped
@@ -96,9 +96,9 @@ class _Strict(BaseModel):
 
     @classmethod
     def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
-        """Return whether something is lost without a field, not the wish for nothing.
+        """Return whether dropping a field loses something.
 
-        Raises what refuses the request if that could change the answer.
+        Raises the error that refuses the request if that could change the answer.
         """
         if name in cls.droppable:
             return True
@@ -144,14 +144,14 @@ def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
 
 
 class StreamOptions(_Strict):
-    """What a stream tells besides the answer."""
+    """What a stream sends besides the answer."""
 
     continuous_usage_stats: bool | None = None
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-_StopString = Annotated[str, Field(max_length=_MAX_STOP_LETTERS)]
+_StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
 class _Sampled(_Strict):
@@ -231,7 +231,7 @@ class _Sampled(_Strict):
         given = {name: value for name, value in given.items() if value is not None}
         given["max_tokens"] = more["max_tokens"]  # None means: to the model's length
         if self.top_k is not None:
-            given["top_k"] = min(self.top_k, 1 << 31)  # more than any model has is all
+            given["top_k"] = min(self.top_k, 1 << 31)  # more than any model has means all
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         try:
@@ -254,9 +254,9 @@ class TextPart(_Strict):
 
 
 class Message(_Strict):
-    """One message of a conversation; the model's template says what it makes of each field.
+    """One message of a conversation; the model's template decides how each field is used.
 
-    Clients send an answer back as they got it, with all that a server or a library put beside it.
+    Clients send an answer back as they got it, with all that a server or a library added to it.
     """
 
     droppable = (
@@ -336,7 +336,7 @@ _Ids = Annotated[list[int], Field(fail_fast=True)]
 
 
 def _kind_of_prompt(prompt: Any) -> str:
-    """Return which kind a prompt is by its first element, so that only that is looked at."""
+    """Return which kind a prompt is, by its first element, so that only that kind is validated."""
     if not isinstance(prompt, list):
         return "[text]"
     first = prompt[0] if prompt else ""
@@ -370,7 +370,7 @@ class CompletionRequest(_Sampled):
     def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
         """Return the parameters for the engine; raises ApiError.
 
-        No token at all cannot be asked of the engine: it generates one, which the answer drops.
+        The engine cannot generate zero tokens: it generates one, which the answer drops.
         """
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
         return self.sampling(

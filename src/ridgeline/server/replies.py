@@ -1,4 +1,4 @@
-"""Responses over ASGI: a stream's news as server-sent events or as one JSON document.
+"""Responses over ASGI: a stream's events as server-sent events or as one JSON document.
 
 A reply runs its stream, and ends it when the client is gone, reads nothing, or gets an error.
 """
@@ -57,7 +57,7 @@ class Reply(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises ApiError for what fails before the answer has begun."""
+        """Answer. Raises ApiError for a failure before the answer has begun."""
         tenant, self._note = self._stream.tenant, scope["state"]["note"]
         self._extra = self._limits.enter(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))

@@ -1,6 +1,6 @@
 """The shapes of answers, for the OpenAPI document. Tests hold real answers against them.
 
-Answers themselves are plain dictionaries (``server.answers``): a step of 64 streams makes 64.
+Answers themselves are plain dictionaries (``server.choices``): a step of 64 streams makes 64.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Shape(BaseModel):
-    """Nothing else is in it, and nothing is coerced."""
+    """No other fields, and no coercion."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""How an engine stands between two steps: ids and numbers, never what a prompt says.
+"""The state of an engine between two steps: ids and numbers, never the text of a prompt.
 
 To be called in the thread that runs the engine. Standard library only.
 """
@@ -12,7 +12,7 @@ from ridgeline.core.engine import Engine
 from ridgeline.core.queues import Queues
 from ridgeline.core.request import Sequence
 
-_MAX_SHOWN = 128  # sequences; the counts tell the rest
+_MAX_SHOWN = 128  # sequences; the counts include the others
 
 
 def view(engine: Engine) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Runs of the core without a model. Whatever it decides here, it decides in the server too."""
+"""Runs of the core without a model. Its decisions are those that the server would make."""

@@ -1,7 +1,7 @@
 """Replay: a recorded run is decided again, step for step, and compared.
 
 A fresh scheduler is given the arrivals of each step and the tokens that were sampled; it must
-decide what the record says. It knows no file and no clock.
+decide what the record says. It knows nothing of files and clocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfus
 
 
 class Replay(NamedTuple):
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
         num_steps: steps that were decided again.
@@ -126,7 +126,7 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
 
 
 def _decide(scheduler: Scheduler, requests: Mapping[int, Request], record: Json) -> Step:
-    """Let come and go who did, then decide."""
+    """Add, abort, pause and resume requests as recorded, then decide."""
     queues = scheduler.queues
     for request_id in record["arrived"]:
         scheduler.add(requests[request_id])
@@ -140,7 +140,7 @@ def _decide(scheduler: Scheduler, requests: Mapping[int, Request], record: Json)
 
 
 def _decisions(scheduler: Scheduler, step: Step) -> Json:
-    """Return what was decided, and how full queues and cache are then, as a record has it."""
+    """Return the decisions, and how full the queues and the cache are, by a record's names."""
     queues = scheduler.queues
     decided = {
         "work": [(work.seq_id, work.start, len(work.tokens)) for work in step.work],
@@ -158,7 +158,7 @@ def _decisions(scheduler: Scheduler, step: Step) -> Json:
 
 
 def _fold(scheduler: Scheduler, step: Step, record: Json) -> None:
-    """Give the step what was sampled then."""
+    """Commit the step with the recorded tokens."""
     if not record["sampled"]:  # the backend failed
         scheduler.retract()
         return

@@ -1,4 +1,4 @@
-"""``ridgeline replay``: read a trace, decide it again, print what came of it."""
+"""``ridgeline replay``: read a trace, decide it again, print the result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tokenizers library's BPE for a tokenizer.json, with control tokens under private names.
 
-It takes a third of a start, so it waits for the first text. It knows neither files nor answers.
+Building one takes a third of a start, so it waits for the first text. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tokenizers
 from ridgeline.models.tensors import ModelFileError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_HABITS = ("fuse_unk", "byte_fallback", "ignore_merges")  # of BPE, besides what is ours to decide
+_HABITS = ("fuse_unk", "byte_fallback", "ignore_merges")  # of BPE, besides what we set
 _MARKS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 
@@ -64,7 +64,7 @@ def new_library(
 
     Raises:
         ModelFileError: tokens contradict each other, the merges are no pairs, or the library
-            refuses what it is given.
+            refuses them.
     """
     renamed = _renamed(pieces, added, private)
     model = spec["model"]
@@ -73,7 +73,7 @@ def new_library(
         wholes = [left + right for left, right in pairs]
     except (TypeError, ValueError):
         raise ModelFileError("the tokenizer model's merges must be pairs of pieces") from None
-    # Nearly always none, and to ask for all at once takes a quarter of the time.
+    # Nearly always there is none, and asking for all at once takes a quarter of the time.
     if not private.keys().isdisjoint(chain(chain.from_iterable(pairs), wholes)):
         both = zip(pairs, wholes, strict=True)
         pairs = [pair for pair, whole in both if private.keys().isdisjoint((*pair, whole))]
@@ -86,7 +86,7 @@ def new_library(
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
     try:
-        # As objects: to write and read a vocabulary as JSON takes three times as long.
+        # As objects: writing and reading a vocabulary as JSON takes three times as long.
         unknown = private.get(unknown, unknown) if isinstance(unknown, str) else None
         bpe = tokenizers.models.BPE(renamed, pairs, unk_token=unknown, **habits)
         library = tokenizers.Tokenizer(bpe)
@@ -99,7 +99,7 @@ def new_library(
         library.encode("a b", add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's panics are no Exceptions
+    except BaseException as error:  # the library's panics are not Exceptions
         line = str(error).partition("\n")[0][:200]
         raise ModelFileError(f"the tokenizers library refuses this tokenizer: {line}") from error
     for token in added:

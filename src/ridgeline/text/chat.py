@@ -1,6 +1,6 @@
 """Messages to one prompt, as the model's own chat template (jinja2) writes it.
 
-A template is code from a model file and runs elsewhere (``models.renderer``). What users wrote is
+A template is code from a model file and runs elsewhere (``text.renderer``). Text from users is
 shielded before the template sees it, so only the template can produce control tokens. This module
 knows no model by name and guesses no template for a model that has none.
 """
@@ -14,7 +14,7 @@ from ridgeline.text.renderer import Renderer
 from ridgeline.text.tokenizer import Tokenizer
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_CUT = "\ufdd1"  # a noncharacter, so no content has it: where an unfinished message ends
+_CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
 
 
 class ChatTemplate:
@@ -44,7 +44,7 @@ class ChatTemplate:
             self._renderer.start()
 
     def close(self) -> None:
-        """Give up what ``start`` or a rendering began."""
+        """End the process that ``start`` or a rendering began."""
         if self._renderer:
             self._renderer.close()
 
@@ -59,8 +59,8 @@ class ChatTemplate:
         """Return the token ids of a conversation.
 
         Control tokens come from the template only; text in ``messages`` that spells one stays
-        text. The one exception are tokens that ``decode`` shows, such as ``</think>``, in what an
-        assistant said: there they are what the model wrote, and templates look for them.
+        text. The one exception is tokens that ``decode`` shows, such as ``</think>``, in an
+        assistant's message: the model wrote them, and templates look for them.
 
         Args:
             messages: each with ``role`` and ``content``: a string, or parts of type text, which
@@ -164,7 +164,7 @@ class ChatTemplate:
             return [self._shield(item, where) for item in value]
         if value is None or isinstance(value, bool | int | float):
             return value
-        raise ValueError(f"{where} holds {type(value).__name__}, which is no JSON value")
+        raise ValueError(f"{where} holds {type(value).__name__}, which is not a JSON value")
 
 
 def _part(part: Any, where: str) -> str:

@@ -1,8 +1,8 @@
-"""The program that renders a chat template, in a process of its own: ``models.renderer`` runs it.
+"""The program that renders a chat template, in a process of its own: ``text.renderer`` runs it.
 
-A template is code from a model file. jinja2's immutable sandbox bounds what it reaches; how long it
-computes and how much memory it takes only a process can bound, since one expression may ask for
-hours or terabytes. Reads lines of JSON, writes one for each. It imports nothing of Ridgeline.
+A template is code from a model file. jinja2's immutable sandbox limits what it can reach. Only a
+process can limit its time and memory, since one expression may ask for hours or terabytes. Reads
+lines of JSON, writes one for each. It imports nothing of Ridgeline.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_PROCESS_BYTES = 1 << 30
 _MAX_RENDERED_CHARS = 1 << 24
-_MAX_CPU_S = 5  # for who would outlive a parent that was killed; the parent's own limit is shorter
+_MAX_CPU_S = 5  # in case the parent was killed and cannot stop us; its own limit is shorter
 
 
 def main() -> None:
     """Take the template's source, say that all is ready, and render once for each further line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, who got it too, decides when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got it too and decides
     with suppress(ValueError, OSError):  # not every system has it
         resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -40,7 +40,7 @@ def main() -> None:
         try:
             compiled = compiled or _environment().from_string(source)
             answer = {"text": _render(compiled, json.loads(line))}
-        except Exception as error:  # whatever foreign code may raise
+        except Exception as error:  # foreign code may raise anything
             lines = (str(error) or type(error).__name__).splitlines()
             answer = {"error": lines[0]}
         _answer(answer)
@@ -67,7 +67,7 @@ def _render(template: jinja2.Template, context: dict[str, Any]) -> str:
         parts.append(part)
         length += len(part)
         if length > _MAX_RENDERED_CHARS:
-            raise OverflowError(f"its output exceeds {_MAX_RENDERED_CHARS} letters")
+            raise OverflowError(f"its output exceeds {_MAX_RENDERED_CHARS} characters")
     return "".join(parts)
 
 

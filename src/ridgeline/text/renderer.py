@@ -1,8 +1,8 @@
 """One chat template in a process of its own, with limits on its time and memory.
 
 The process starts with the first rendering, or when told to, and sleeps between two. It is killed
-when a rendering takes too long; the next one gets a new process. This module knows no jinja2 and
-no messages: JSON values go in, text comes out.
+when a rendering takes too long; the next one gets a new process. This module knows nothing of
+jinja2 and messages: JSON values go in, text comes out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GOODBYE_S = 1.0
 
 
 class Renderer:
-    """Renders one template; any thread may call, one is served at a time."""
+    """Renders one template; any thread may call, and one call is served at a time."""
 
     def __init__(self, source: str) -> None:
         """Prepare to render ``source``, in jinja2 as Hugging Face's templates are written."""
@@ -61,11 +61,11 @@ class Renderer:
             self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._process and self._process.poll() is not None:  # somebody has killed it
+        if self._process and self._process.poll() is not None:  # it was killed
             self._end()
         if self._process is None:
             self._process = subprocess.Popen(
-                # -P: the modules beside the program must not pass for the standard library's.
+                # -P: no module beside the program may replace one of the standard library.
                 [sys.executable, "-P", str(_PROGRAM)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -81,7 +81,7 @@ class Renderer:
         limit.start()
         try:
             return _exchange(process, line)
-        except BaseException:  # Ctrl-C: an answer that nobody read must not be taken for the next
+        except BaseException:  # Ctrl-C: an unread answer must not be taken for the next one
             process.kill()
             self._end()
             raise

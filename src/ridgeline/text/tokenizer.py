@@ -6,7 +6,7 @@ exact bytes that each token stands for, so that streamed text equals whole text 
 It knows nothing of models, requests or templates.
 
 How the two are kept apart: inside the library each control token is renamed to a spelling made of
-Unicode noncharacters that no text can guess. ``encode(parse_special=True)`` turns public spellings
+Unicode noncharacters that text cannot guess. ``encode(parse_special=True)`` turns public spellings
 into private ones first; without that step a control token cannot come out of any text.
 """
 
@@ -35,7 +35,7 @@ _MAX_IDS = 1 << 21
 # Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
 _BREAK = "\ufdd0"  # stands inside a spelling that is text
-# Begins the private name of a control token. Drawn anew in each process, so that no text has it.
+# Begins the private name of a control token. Drawn anew in each process, so no text has it.
 _PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16))
 
 
@@ -56,7 +56,7 @@ def load_tokenizer(
         return Tokenizer(tokenizer_json(source), bos_id, add_bos)
     try:
         tokenizer = Tokenizer(_read(source), bos_id, add_bos)
-        tokenizer.prepare()  # such a file may hold anything: now is the time to say so
+        tokenizer.prepare()  # a damaged file must fail here, not at the first text
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
     return tokenizer
@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"cannot be read as JSON: {error}") from error
     if not isinstance(spec, dict):
-        raise ModelFileError("holds no JSON object")
+        raise ModelFileError("does not hold a JSON object")
     return spec
 
 
@@ -105,7 +105,7 @@ class Tokenizer:
         control = [token for token in added if token.get("special") or token["content"].strip()]
         self._private = {t["content"]: f"{_PRIVATE}{t['id']};" for t in control}
         self._control = re.compile(_any_of(self._private))
-        # A one-letter token has no inside for _BREAK to stand in; then it stands behind.
+        # A token of one character has no inside for _BREAK; then _BREAK follows it.
         self._unbroken = re.compile(f"(?:{_any_of(self._private)})(?!{_BREAK})")
         self._all_controls = _Spellings(self._private)
         self._specials = _Spellings(token["content"] for token in special)
@@ -114,7 +114,7 @@ class Tokenizer:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Build what cuts text, which the first text waits for otherwise; ids need none of it.
+        """Build the library's tokenizer now; else the first text waits for it. Ids need none.
 
         Raises:
             ModelFileError: the tokenizers library refuses this tokenizer; so may ``encode``.
@@ -151,7 +151,7 @@ class Tokenizer:
     def shield(self, text: str, *, special_only: bool = False) -> str:
         """Return ``text`` marked so that ``encode_shielded`` takes none of it for a control token.
 
-        Also what could become one together with the text that follows is marked. Noncharacters
+        Text that could become one together with the text that follows is marked too. Noncharacters
         are replaced by U+FFFD, as Unicode recommends for those that come from outside.
 
         Args:
@@ -181,7 +181,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"text has a lone surrogate at letter {error.start}") from None
+            raise ValueError(f"text has a lone surrogate at character {error.start}") from None
         ids: list[int] = self._library().encode(text, add_special_tokens=False).ids
         wanted = self.add_bos if add_bos is None else add_bos
         if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
@@ -189,7 +189,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Return the text of ``ids``; bytes that are no UTF-8 come out as U+FFFD."""
+        """Return the text of ``ids``; bytes that are not UTF-8 come out as U+FFFD."""
         decoder = self.new_decoder(skip_special=skip_special)
         return "".join(map(decoder, ids)) + decoder.flush()
 
@@ -210,7 +210,7 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token stands for; ``b""`` for an id that is no token.
+        """Return the bytes that a token stands for; ``b""`` for an id that is not a token.
 
         A control token stands for its spelling.
         """
@@ -226,9 +226,9 @@ class Tokenizer:
 
 
 class Decoder:
-    """Token ids in, text that is final out, never half a character.
+    """Token ids in, final text out, never half a character.
 
-    What it returned, plus ``flush()``, is the text of all tokens given.
+    All that it returned, plus ``flush()``, is the text of all tokens given.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, before: bytes):
@@ -262,7 +262,7 @@ class _Spellings:
     def starts(self, text: str) -> list[int]:
         """Return, in order, every place where a spelling begins, overlapping ones too."""
         found = {match.start() for match in self._pattern.finditer(text)}
-        body = text.rstrip()  # a template may trim, so that its own text follows the last letter
+        body = text.rstrip()  # a template may trim, so that its own text follows the last character
         for k in range(max(0, len(body) - self._longest), len(body)):
             if any(s.startswith(body[k:]) for s in self._spellings):
                 found.add(k)
@@ -272,7 +272,7 @@ class _Spellings:
 def _checked(spec: dict[str, Any]) -> tuple[list[str | None], list[dict[str, Any]]]:
     """Return the pieces by id and the added tokens, or raise ModelFileError.
 
-    What only text asks of a vocabulary is checked where that is built: by ``new_library``.
+    What only encoding needs of a vocabulary is checked by ``new_library``.
     """
     model, added = spec.get("model"), spec.get("added_tokens") or []
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
@@ -309,7 +309,7 @@ def _by_id(vocab: Mapping[str, Any]) -> list[str | None]:
 
 
 def _check_ids(ids: Mapping[str, Any]) -> None:
-    """Raise ModelFileError for a token whose id is no id."""
+    """Raise ModelFileError for a token whose id is not an id."""
     for piece, number in ids.items():
         if type(number) is not int or not 0 <= number < _MAX_IDS:
             raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
@@ -345,10 +345,10 @@ def _reader(spec: dict[str, Any]) -> tuple[bool, Callable[[str], bytes]]:
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Return GPT-2's letters for the 256 bytes: code point to byte, for ``str.translate``.
+    """Return GPT-2's alphabet for the 256 bytes: code point to byte, for ``str.translate``.
 
-    Printable Latin-1 stands for itself, the others in order for U+0100 and on. What is no letter of
-    the alphabet becomes, or is, beyond Latin-1.
+    Printable Latin-1 stands for itself, the others in order for U+0100 and on. A character outside
+    of the alphabet becomes, or is, one beyond Latin-1.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -366,5 +366,5 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 
 def _any_of(spellings: Iterable[str]) -> str:
-    """Return a pattern for any of the spellings, the longest that fits; for none, no text."""
+    """Return a pattern for any of the spellings, the longest that fits; none match nothing."""
     return "|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "(?!)"

@@ -133,7 +133,7 @@ def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[list[int], 
     lengths = [len(item.table) * records_per_block for item in work]
     begins = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
     tables = [block for item in work for block in item.table]
-    # Kernels look ahead of a row's blocks in the next row's table, which may be shorter.
+    # Kernels look ahead past a row's blocks into the next row's table, which may be shorter.
     tables += [0] * max(len(item.table) for item in work)
     if records_per_block > 1:
         parts = range(records_per_block)

@@ -1,6 +1,6 @@
 """Every array that a runner owns beside its weights, and the kernels' arguments that point to them.
 
-What changes with each step stays in place: looking up an address is slow in Python.
+Arrays that change with each step stay where they are: looking up an address is slow in Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING_YET = np.array((-np.inf, 0, 0), _ARGMAX)
 
 
 class Buffers:
-    """Arrays for steps of at most so many rows on so many threads.
+    """Arrays for steps up to a number of rows, on a number of threads.
 
     Attributes:
         cache: the paged cache, ``[blocks, parts, layers, bytes]``. All layers of a block lie
@@ -128,7 +128,7 @@ class Buffers:
         self._tables[: len(tables)] = tables
 
     def hold_logits(self, num_rows: int) -> None:
-        """Make room for so many rows of logits; what was there is lost if it has to grow."""
+        """Make room for ``num_rows`` rows of logits; the old ones are lost if it has to grow."""
         if len(self.logits) < num_rows:
             self.logits = aligned((num_rows, self._logits_stride // 4), np.float32)
             self.put(logits=address(self.logits))

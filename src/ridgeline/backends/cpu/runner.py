@@ -38,7 +38,7 @@ _BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "output
 
 
 class CpuRunner:
-    """A ``core.step.Runner`` on compiled kernels. ``close()`` ends its threads; so does disuse."""
+    """A ``core.step.Runner`` on compiled kernels. ``close()``, or dropping it, ends its threads."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class CpuRunner:
         )
 
     def profile(self, announce: Callable[[], None] = lambda: None) -> Counters:
-        """Change to kernels that count where time goes; return what they count from now on.
+        """Change to kernels that count where time goes; return the counters from now on.
 
-        They give the same answers, a little slower. Nothing may run. The counters end with the
-        runner.
+        They give the same answers, a little slower. No step may be running. The counters end with
+        the runner.
         """
         self.close()
         self._buffers.scratch["sync"][:] = 0
@@ -124,7 +124,7 @@ class CpuRunner:
         return self._counters
 
     def traffic(self, step: StepRecord) -> dict[str, Traffic]:
-        """Return what a step had to read and compute, by kind."""
+        """Return the bytes read and operations done in a step, by kind."""
         return step_traffic(self.arch, self.sizes, self.weights, step)
 
     def execute(self, step: Step) -> StepOutput:
@@ -153,14 +153,14 @@ class CpuRunner:
         return batch
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
-        """Return the logits behind each of ``tokens`` ``[tokens, vocabulary]``.
+        """Return the logits after each of ``tokens``, ``[tokens, vocabulary]``.
 
         For measuring, not for serving: the cache holds one text in its first blocks, which
         ``tokens`` continue at position ``start``.
         """
         blocks = tuple(range(-(-(start + len(tokens)) // self.block_size)))
         nothing = Sampling(SamplingParams(), start + len(tokens), ())
-        targets = tuple(tokens)  # whichever: it asks for every row
+        targets = tuple(tokens)  # any id will do: it asks for every row
         work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets),)
         batch = self._prepare(work)
         self._draws.begin()
@@ -184,7 +184,7 @@ class CpuRunner:
         return answers
 
     def _enter(self, ask: Ask) -> int:
-        """Enter what the likeliest token does not answer; return its row of logits, or -1."""
+        """Enter a draw, unless the likeliest token is enough; return its row of logits, or -1."""
         if not ask.draws:
             return self._draws.rank(ask.known, ask.num_top or 0)
         if ask.num_top is None and ask.draws[0].is_plain_greedy:
@@ -203,7 +203,7 @@ class CpuRunner:
     def _head(self, rows: list[int], logits_rows: list[int]) -> list[tuple[int, bool]]:
         """Run the step, then the head on these rows of it, then ``_draws``.
 
-        ``logits_rows`` say where the logits of each go, -1 for nowhere. Returns each row's
+        ``logits_rows`` says where the logits of each go; -1 means nowhere. Returns each row's
         likeliest token and whether its logits are finite.
         """
         count, buffers = len(rows), self._buffers

@@ -44,7 +44,7 @@ class Target:
 
 
 class _Failed(Exception):
-    """The server's own word that a request failed, or an answer that is none."""
+    """The server says that a request failed, or its answer is not one."""
 
 
 async def drive(
@@ -59,7 +59,7 @@ async def drive(
     Returns the outcomes in the order of the plan, and how well the client kept up. Raises
     ValueError if no warm-up request succeeds.
     """
-    # A limit of connections would be a queue that nobody measures. Idle ones are dropped before
+    # A limit of connections would be a queue that is not measured. Idle ones are dropped before
     # servers do so (uvicorn after 5 s), as a request into a closing connection fails.
     limits = httpx2.Limits(
         max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0
@@ -103,7 +103,7 @@ async def _watch(lag_s: list[float]) -> None:
 async def _ask(
     http: httpx2.AsyncClient, target: Target, planned: Planned, start_s: float
 ) -> Outcome:
-    """Send one request and read its answer; whatever goes wrong is the outcome's error."""
+    """Send one request and read its answer; any failure becomes the outcome's error."""
     body, sent_s = target.body(planned), time.perf_counter() - start_s
     outcome = Outcome(planned.index, planned.arrival_s, sent_s, sent_s)
     request = http.stream("POST", target.url, content=body, headers=target.headers)

@@ -1,4 +1,4 @@
-"""The serving benchmark: the load of many users on any OpenAI-compatible server, and what they see.
+"""The serving benchmark: the load of many users on any OpenAI-compatible server.
 
 It knows a server only by its URL. Results go to standard output, vLLM's block first and one JSON
 document last; warnings and failures also to standard error.
@@ -54,7 +54,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What to send to whom; each field is a flag of the command line."""
+    """Which requests to send where; each field is a flag of the command line."""
 
     base_url: Annotated[str, Option(help="Like http://127.0.0.1:8000, with or without /v1.")]
     model: Annotated[str, Option(help="The model's name in requests.")]
@@ -70,23 +70,23 @@ class Load:
             "bound its lengths."
         ),
     ] = None
-    max_concurrency: Annotated[int | None, Option(min=1, help="Closed loop: so many.")] = None
+    max_concurrency: Annotated[int | None, Option(min=1, help="Closed loop: clients.")] = None
     num_prompts: Annotated[int, Option(min=1, help="Requests to measure.")] = 100
     prompts: Annotated[
         Path | None,
         Option(help='Lines of text, or of JSON with "prompt" or "turns". Default: random words.'),
     ] = None
     prompt_words: Annotated[int | None, Option(min=1, help="Random words. Default: 128.")] = None
-    prefix_share: Annotated[float, Option(min=0, max=1, help="Share equal in all.")] = 0.0
+    prefix_share: Annotated[float, Option(min=0, max=1, help="Shared part of prompts.")] = 0.0
     max_tokens: Annotated[int | None, Option(min=1, help="Longest answer. Default: 128.")] = None
-    temperature: Annotated[float, Option(min=0, help="Of sampling; 0 is greedy.")] = 0.0
-    top_k: Annotated[int | None, Option(help="Sample from so many.")] = None
-    top_p: Annotated[float | None, Option(help="Sample from this share.")] = None
-    min_p: Annotated[float | None, Option(help="Sample what has this share of the best.")] = None
-    ignore_eos: Annotated[bool, Option("--ignore-eos", help="No shorter answers.")] = False
-    extra_body: Annotated[str, Option(help="JSON fields to add; null takes one away.")] = "{}"
-    num_warmups: Annotated[int, Option(min=0, help="Sent at once, first.")] = 4
-    timeout_s: Annotated[float, Option(help="A longer request has failed.")] = 600.0
+    temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
+    top_k: Annotated[int | None, Option(help="Keep the k likeliest tokens.")] = None
+    top_p: Annotated[float | None, Option(help="Keep this much probability.")] = None
+    min_p: Annotated[float | None, Option(help="Drop tokens rarer than this.")] = None
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on past an end of text.")] = False
+    extra_body: Annotated[str, Option(help="JSON fields to add; null removes one.")] = "{}"
+    num_warmups: Annotated[int, Option(min=0, help="Requests sent first, all at once.")] = 4
+    timeout_s: Annotated[float, Option(help="Longer requests count as failed.")] = 600.0
     goodput: Annotated[list[str] | None, Option(help="ttft:MS, tpot:MS, e2el:MS; repeat.")] = None
     seed: Annotated[
         int | None,
@@ -94,7 +94,7 @@ class Load:
     ] = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no server is needed to refuse."""
+        """Raise ValueError for flags that are wrong with any server."""
         is_open = self.request_rate is not None or self.trace_file is not None
         if is_open == (self.max_concurrency is not None):
             raise ValueError(

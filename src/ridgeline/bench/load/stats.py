@@ -38,7 +38,7 @@ _MAX_CPU_SHARE = 0.8  # of one core, which is all that an event loop has
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request; seconds from the start of the run.
+    """The outcome of a request; seconds from the start of the run.
 
     ``chunk_s`` has the chunks with text, ``end_s`` the end of the answer or of the attempt; token
     counts are the server's, None where it gives none; ``error`` is None for a complete answer.
@@ -60,7 +60,7 @@ class Outcome:
         return len(self.chunk_s) if self.usage_tokens is None else self.usage_tokens
 
     def latencies_s(self) -> dict[str, float]:
-        """Return what there is of ``LATENCIES``, but for the pooled one."""
+        """Return the known ones of ``LATENCIES``, without the pooled one."""
         found = {"e2e": self.end_s - self.sent_s}
         if self.num_tokens:
             found["tpot_incl_first"] = found["e2e"] / self.num_tokens
@@ -152,7 +152,7 @@ def parse_limits(texts: Sequence[str]) -> dict[str, float]:
 def warnings(
     found: Mapping[str, Any], client: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> list[str]:
-    """Say what makes the numbers mean less than they seem to.
+    """Return warnings about what makes the numbers mean less than they seem to.
 
     ``found`` is a summary, ``client`` has the client's own delays, ``asked`` what was sent.
     """

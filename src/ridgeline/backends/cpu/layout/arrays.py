@@ -1,4 +1,4 @@
-"""Memory that kernels like: aligned, on huge pages where there are some, zero until written."""
+"""Memory for kernels: aligned, on huge pages where the system has them, zero until written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _HUGE_PAGE = 1 << 21
 
 
 def aligned(shape: int | tuple[int, ...], dtype: type[_T]) -> NDArray[_T]:
-    """Return zeros that begin at a multiple of 64 bytes, or of a huge page if they are many."""
+    """Return zeros that begin at a multiple of 64 bytes, or of a huge page if there are many."""
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     boundary = _HUGE_PAGE if num_bytes >= _HUGE_PAGE else 64
     area = mmap.mmap(-1, num_bytes + boundary, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if boundary == _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # an operating system without them
             area.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(area, np.uint8)
     begin = -raw.ctypes.data % boundary

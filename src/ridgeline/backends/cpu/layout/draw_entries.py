@@ -1,7 +1,8 @@
-"""What a step's draws are told, and what they say: a table with one entry for each.
+"""The table of a step's draws: parameters in, results out, one entry for each.
 
-It knows memory, no kernels: those are in ``draw``. Between two steps the caches hold weights, so
-entries are packed with ``struct``: every numpy function that has to be fetched again costs more.
+It knows nothing of kernels: those are in ``emit.draw``. Between two steps the processor's caches
+hold weights, so entries are packed with ``struct``: every numpy function that must be loaded again
+costs more.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ridgeline.core.step import TokenLogprobs
 
 # An entry's words, of 64 bits each, with how ``struct`` spells them. Addresses: ``history`` and
 # ``suppressed`` of i32, ``biases`` of (i64, f64), ``top`` of ``num_top`` pairs (i32 id, f32 logit).
-# ``num_top`` is -1 where nobody wants log-probabilities. Without ``draws`` the token is given. The
-# last five are what it says; ``token`` is -1 where no token may be chosen.
+# ``num_top`` is -1 if log-probabilities are not needed. Without ``draws`` the token is given. The
+# last five are results; ``token`` is -1 where no token may be chosen.
 _WORDS = {
     "row": "q", "draws": "q", "seed": "Q", "position": "q",
     "factor": "d", "top_k": "q", "share": "Q", "least": "q",
@@ -38,7 +39,7 @@ _ENTRY, _RESULT = Struct("<" + "".join(_WORDS.values())), Struct("<qddqq")
 _RESULT_AT = ENTRY_BYTES - _RESULT.size
 _BIAS, _PAIR = Struct("<qd"), Struct("<if")
 _NO_RESULT = (0.0, 0.0, 0, 0)
-BLOCK_LOGITS = 512  # of a row, that ``draw`` walks through together
+BLOCK_LOGITS = 512  # logits of a row that ``emit.draw`` reads together
 
 
 def scratch_bytes(vocab_size: int) -> dict[str, int]:
@@ -72,16 +73,16 @@ class _Memory:
         self.view, self.address = array.data, address(array)  # the view keeps the array
 
     def hold(self, num_bytes: int) -> None:
-        """Make room; what was there is lost if it has to grow."""
+        """Make room; the old content is lost if it has to grow."""
         if num_bytes > len(self.view):
             self._take(2 * num_bytes)
 
 
 class Draws:
-    """The table of one step, while it is filled, and what it says afterwards; used again.
+    """The table of one step, while it is filled and when it holds results; used again.
 
-    Entries of one row of logits follow each other and belong to one thread, for penalties change
-    the row while they are drawn.
+    Entries of one row of logits follow each other and belong to one thread, because penalties
+    change the row during the draw.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -150,9 +151,9 @@ class Draws:
         self._num_pairs += max(int(entry[-1]), 0)
 
     def write(self) -> tuple[int, int]:
-        """Write it all down; return where the table is, and where the first entry of each row.
+        """Write the table; return its address, and that of the list of each row's first entry.
 
-        Behind the first entries (i32) comes the end of them all.
+        That list (i32) ends with the number of entries.
         """
         count = len(self._entries)
         self._table.hold(count * ENTRY_BYTES)

@@ -19,16 +19,16 @@ read front to back exactly once:
                     and g of the last 16 inputs: weight = d f (q - 32) or d g (q - 32)
     w8  1088 bytes  [2 halves][8][64] bytes + [2 halves][16] f16
                     byte (v, 4 o + i): input 4 v + i as q + 128. Then scale d: weight = d q.
-    r8  1024 bytes  [2 halves][8][64] bytes as in w8; behind a tile's records its scales, 32 f32
+    r8  1024 bytes  [2 halves][8][64] bytes as in w8; after a tile's records its scales, 32 f32
     bf16 2048 bytes [2 halves][16 pairs of inputs][16 outputs][2] bf16
     f32  4096 bytes [32 inputs][32 outputs] f32
 
-What a row of activations is depends on the format of the weights (``activations``):
+The form of a row of activations depends on the format of the weights (``activations``):
 
     groups  signed bytes, and for each 32 of them an entry of six floats: the scales of the first
             and of the last 16, their sum (of bytes times scale), -128 times that, and -32 times the
             sum of the first and of the last 16. Scales for 16 instead of 32 halve the error of
-            quantising (LOG.md), which is nearly all there is.
+            quantising (LOG.md), which is nearly the whole error.
     rows    signed bytes with one scale, after a Hadamard rotation, which spreads outliers. One
             entry: the scale as f32, and -128 times the sum of the bytes as i32.
     bf16, floats  the numbers themselves
@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 TILE = 32  # outputs of a tile, and inputs of a record
 BLOCK_RECORDS = 8  # of the formats that have blocks
-ENTRY_BYTES = 24  # of what a row of activations says for each record
+ENTRY_BYTES = 24  # of a row's entry for each record
 VALUE_BYTES = {"groups": 1, "rows": 1, "bf16": 2, "floats": 4}  # of an activation
 MAX_ROTATED = 512  # channels that a Hadamard rotation mixes at most
 
@@ -58,9 +58,9 @@ class WeightFormat:
     Attributes:
         bits: of a value, before its scale.
         record_bytes: of 32 inputs of a tile, with their share of what blocks have in front.
-        activations: what products with these weights take.
+        activations: the form of activations in products with these weights.
         head_bytes: in front of each block of 8 records; 0 if there are no blocks.
-        tail_bytes: behind the records of a tile.
+        tail_bytes: after the records of a tile.
         shift_to_middle: by how many bits values move to the left to become bytes around 128, as
             those of w8 are; None where they have offsets instead of a middle.
         tile_shapes: rows x halves that a kernel computes at once, the largest first. They fill the
@@ -82,7 +82,7 @@ class WeightFormat:
         return self.bits < 8
 
     def tile_bytes(self, num_records: int) -> int:
-        """Return the bytes of a tile with so many records."""
+        """Return the bytes of a tile with ``num_records`` records."""
         return num_records * self.record_bytes + self.tail_bytes
 
 

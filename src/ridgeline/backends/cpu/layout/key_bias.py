@@ -1,6 +1,6 @@
 """Which part of the keys' bias stays out of an int8 cache.
 
-``attention`` says what becomes of it. This module knows arrays, no kernels.
+``emit.attention`` says how it is used. This module knows arrays, not kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def spreads(weight: Floats, norm: Floats) -> Floats:
 
     Args:
         weight: of the projection, ``[channels, hidden]``.
-        norm: weights of the norm before it, ``[hidden]``; behind it channels are taken to be
+        norm: weights of the norm before it, ``[hidden]``; after it, channels are taken to be
             independent and to have a mean square of 1.
     """
     scaled = weight * norm
@@ -30,16 +30,16 @@ def spreads(weight: Floats, norm: Floats) -> Floats:
 
 
 def split(heads: Heads, bias: Floats, spread: Floats) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """Return the bias that stays with queries, keys and values, and what goes: values, and pairs.
+    """Return the bias that stays with queries, keys and values, and what is taken out.
 
     Args:
         heads: shape.
         bias: of queries, keys and values, heads padded, ``[channels]``.
         spread: of keys without their bias, ``[key channels]``.
 
-    What goes is ``[kv heads, first and second channels of pairs]``. The pairs are, for each
-    K/V head, their number, then which. A pair is among them if its bias is larger than the middle
-    one of the head's keys without theirs.
+    The part taken out is ``[kv heads, first and second channels of pairs]``. The pairs are, for
+    each K/V head, their number, then their indices. A pair is among them if its bias is larger than
+    the middle one of the head's keys without theirs.
     """
     stays, half = bias.copy(), heads.half
     keys = stays[heads.num_heads * heads.size :][: heads.num_kv_heads * heads.size]

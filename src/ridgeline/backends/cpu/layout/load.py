@@ -125,7 +125,7 @@ def footprint(
     return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
 
 
-@np.errstate(all="ignore")  # what is not finite is an error of the answers that it reaches
+@np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
 def load_weights(
     checkpoint: Checkpoint,
     sizes: Sizes,
@@ -136,7 +136,7 @@ def load_weights(
 ) -> Weights:
     """Return the weights, from the directory ``cache``, if given, if they were packed before.
 
-    Small models are packed each time, and leave no file for each place they ever were in.
+    Small models are packed each time: otherwise each place they are moved to would leave a file.
     ``progress`` is told how many of how many bytes of the file are packed.
     """
     arrays = path = None
@@ -217,7 +217,7 @@ def _pack_all(
 def _assemble(
     arrays: dict[str, Packed], arch: ModelArch, sizes: Sizes, max_model_len: int
 ) -> Weights:
-    """Say in words where everything is."""
+    """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
     layers[:, words["window"]] = [window or 0 for window in arch.windows]
@@ -269,7 +269,7 @@ def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.f
 
 
 def _embedding_type(dtype: str) -> type[np.floating]:
-    """Half precision where weights are quantised anyway."""
+    """Half precision, if weights are quantised anyway."""
     return np.float32 if dtype in ("f32", "bf16") else np.float16
 
 

@@ -1,11 +1,11 @@
 """From a file's tensors to the layouts that kernels read (``formats``).
 
 Blocks are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K run exactly as they
-are in the file. All else is quantised again (``quantise``), to 8 bits per weight with a scale for
-each 32, or with ``int4`` to 4 bits. ``int8-row`` has one scale for all weights of an output, which
-only a rotation makes good enough.
+are in the file. Other types are quantised again (``quantise``), to 8 bits per weight with a scale
+for each 32, or with ``int4`` to 4 bits. ``int8-row`` has one scale for all weights of an output,
+which only a rotation makes good enough.
 
-It knows no kernels and no steps; it makes one buffer of bytes.
+It knows nothing of kernels and steps; it makes one buffer of bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ridgeline.models.tensors import Tensor
 
 Index = NDArray[np.intp]
 _HALF = np.float16
-# What a file's blocks are here, and which stay as they are, by dtype.
+# Kinds of a file's blocks, and which stay as they are, by dtype.
 _KINDS = {
     "Q4_0": "s4", "Q4_1": "w4", "Q4_K": "k4", "Q5_0": "s5", "Q5_1": "w5", "Q5_K": "k5",
     "Q6_K": "k6", "Q8_0": "w8",
@@ -40,7 +40,7 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class Matrix(NamedTuple):
-    """A packed matrix: its kind, and bytes ``[tiles, ...]``, by records where nothing follows."""
+    """A packed matrix: its kind, and bytes ``[tiles, ...]``, by records unless more follows."""
 
     kind: str
     data: Bytes
@@ -128,7 +128,7 @@ def pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
 
 
 def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) -> Matrix:
-    """Pack blocks of 256: scales before the records, a pair of factors behind each."""
+    """Pack blocks of 256: scales before the records, a pair of factors after each."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     packed = FORMATS[kind]
     blocks, head = records // BLOCK_RECORDS, packed.head_bytes
@@ -144,7 +144,7 @@ def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) ->
 
 
 def _put_values(kind: str, q: Bytes, out: Bytes) -> None:
-    """Write the values of records: nibbles, then what they have above 4 bits."""
+    """Write the values of records: nibbles, then the bits above them."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     # outputs: tile, half, o; inputs: record, nibble, v, i
     parts = q.reshape(tiles, 2, 16, records, 2, 4, 4).transpose(0, 3, 1, 4, 5, 2, 6)

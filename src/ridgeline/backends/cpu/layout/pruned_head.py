@@ -1,7 +1,7 @@
 """The output head once more in 5 bits, with bounds on what that loses: a low-precision proxy.
 
-Greedy decoding of few rows reads the proxy, and of the head itself only what could still hold the
-likeliest token (``emit.argmax``).
+Greedy decoding of a few rows reads the proxy, and of the head itself only tiles that could still
+hold the likeliest token (``emit.argmax``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def proxy(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
     total = sum(_weights_of(head, low)[0].sum(axis=0) for low in parts)
     mean = np.zeros((TILE, len(total)), np.float32)
     mean[0] = total / (len(head.data) * TILE)
-    with np.errstate(over="ignore", invalid="ignore"):  # the end says so
+    with np.errstate(over="ignore", invalid="ignore"):  # checked at the end
         centre = to_five_bits(mean)
         common = of_five_bits(*centre)[0]
         tiles, distances = [], []
@@ -36,7 +36,7 @@ def proxy(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
             weights, scale = _weights_of(head, low)
             own = to_five_bits(weights - common)
             lost = weights - common - of_five_bits(*own)
-            # What a record's terms are at most, but for the sum of 32 activations.
+            # Bounds on a record's terms, without the sum of 32 activations.
             terms = 384 * scale + 47 * np.abs(own[1]) + 47 * np.abs(centre[1][0])
             rounding = (terms.shape[1] + 16) * 2.0**-24 * TILE**0.5
             lengths = [np.linalg.norm(part, axis=1) for part in (lost, terms)]

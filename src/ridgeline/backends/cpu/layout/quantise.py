@@ -1,7 +1,7 @@
-"""Blocks of quantised weights: what a file's hold, and what floats become.
+"""Blocks of quantised weights: unpacked from a file, or made of floats.
 
-A block is some weights of one output that share a scale. How kernels want them laid out is not
-known here: that is ``pack``.
+A block is some weights of one output that share a scale. It knows nothing of the layout for
+kernels: that is ``pack``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _fives(packed: Bytes) -> Bytes:
 
 
 def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Quantise to bytes with a scale for each 32: what Q8_0 does."""
+    """Quantise to bytes with a scale for each 32: as Q8_0 does."""
     groups = weights.reshape(len(weights), -1, TILE)
     scale = (np.abs(groups).max(axis=2) / 127).astype(_HALF)
     q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-127, 127)
@@ -90,7 +90,7 @@ def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArr
 def to_four_bits(
     weights: NDArray[np.float32],
 ) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
-    """Quantise to 4 bits with a scale and an offset for each 32: what Q4_1 does."""
+    """Quantise to 4 bits with a scale and an offset for each 32: as Q4_1 does."""
     groups = weights.reshape(len(weights), -1, TILE)
     low, high = groups.min(axis=2), groups.max(axis=2)
     scale, offset = ((high - low) / 15).astype(_HALF), low.astype(_HALF)
@@ -99,7 +99,7 @@ def to_four_bits(
 
 
 def to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
-    """Quantise to 5 bits with a scale for each 32: what Q5_0 does, w = d (q - 16)."""
+    """Quantise to 5 bits with a scale for each 32: as Q5_0 does, w = d (q - 16)."""
     groups = weights.reshape(len(weights), -1, TILE)
     place = np.abs(groups).argmax(axis=2)
     largest = np.take_along_axis(groups, place[:, :, None], axis=2)[:, :, 0]
@@ -109,7 +109,7 @@ def to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float1
 
 
 def of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
-    """Return the weights of what ``to_five_bits`` made."""
+    """Return the weights that ``to_five_bits`` packed."""
     return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
 
 
@@ -117,7 +117,8 @@ def hadamard(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn the inputs of a matrix as ``quantise_rows`` turns activations: products stay the same.
 
     A Hadamard matrix is its own inverse times its size; the division is here. Butterflies, not a
-    product: a BLAS rounds by processor and by a row's place, and weights are the same everywhere.
+    product: a BLAS rounds by processor and by a row's place, but weights must be the same
+    everywhere.
     """
     size = weights.shape[1]
     block = min(size & -size, MAX_ROTATED)

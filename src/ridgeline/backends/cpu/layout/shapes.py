@@ -12,7 +12,7 @@ OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
 MIXED_ROWS = 16  # most rows whose work is split both ways; above, by tokens
 PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic
 BLOCK = 64  # most rows that a thread takes through a layer together
-HEAD_TILES = 8  # tiles of logits that are looked at while they are in the nearest cache
+HEAD_TILES = 8  # tiles of logits that are searched while they are in the nearest cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Heads:
     def splits_key_bias(self) -> bool:
         """Whether the large part of the keys' bias stays out of the cache: see ``emit.attention``.
 
-        A norm of keys comes after their bias, which cannot be told from them then.
+        With a norm after the bias, the two cannot be told apart.
         """
         return self.qkv_bias and not self.qk_norm and self.cache == "int8"
 
@@ -88,7 +88,7 @@ class Heads:
 
     @property
     def tile(self) -> int:
-        """Queries of one sequence that are handled together, if there are so many."""
+        """The largest number of queries of one sequence that are handled together."""
         return max(1, min(4, 24 // self.group))
 
 
@@ -101,7 +101,7 @@ class Sizes:
     hidden: int
     intermediate: int
     heads: Heads
-    activations: str  # what products take (see ``formats``)
+    activations: str  # the form that products take (see ``formats``)
     o_bias: bool
     vocab_size: int
     profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
@@ -138,7 +138,7 @@ class Sizes:
 
     @property
     def head_x_stride(self) -> int:
-        """Bytes from row to row of what the head takes."""
+        """Bytes from row to row of the head's activations."""
         return self.hidden * VALUE_BYTES[self.activations]
 
     @property
@@ -159,8 +159,8 @@ class Sizes:
     def local_offsets(self) -> dict[str, int]:
         """Return the offset of each buffer in a thread's local memory.
 
-        Last come ``scores``, whose length is the context's and not compiled in, and behind them
-        the planes of probabilities, half as long.
+        Last come ``scores``, whose length depends on the context and is not compiled in, and after
+        them the planes of probabilities, half as long.
         """
         lengths = {
             "in_floats": self.widest * 4 + BLOCK * self.float_stride,

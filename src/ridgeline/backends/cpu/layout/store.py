@@ -1,8 +1,8 @@
 """Packed weights on disk: packing takes seconds to minutes, reading it back takes none.
 
 A file is the arrays one after another, then an index as JSON, then the index's length in eight
-bytes. It appears by renaming, so it is whole or not there. What cannot be read or written is only
-slower. It knows nothing of what the arrays mean.
+bytes. It appears by renaming, so it is complete or not there. If a file cannot be read or written,
+a start is only slower. It knows nothing of what the arrays mean.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Packed(NamedTuple):
 
 
 def file_name(path: Path, dtype: str) -> str:
-    """Return a name for what is packed from a model: whose it is, then its files and our source.
+    """Return a name for a model's packed weights: the model, then its files and our source.
 
-    What stands before the last two parts is the same for all that was ever packed from ``path``.
+    The part before the last two is the same for everything that was ever packed from ``path``.
     """
     digest = hashlib.sha256(np.__version__.encode())
     for source in sources():
@@ -50,7 +50,7 @@ def file_name(path: Path, dtype: str) -> str:
 def sources() -> list[Path]:
     """Return the files of code that a tensor passes from a model's file to a packed one.
 
-    Those of gguf stand for its version: to import either takes a tenth of a start.
+    Those of gguf stand for its version: importing either takes a tenth of a start.
     """
     package = Path(__file__).parents[3]
     folders = (package / "models", Path(__file__).parent)
@@ -66,7 +66,7 @@ def read(path: Path) -> dict[str, Packed] | None:
     """Return the arrays of a file, mapped; None if it cannot be used.
 
     Copying them into memory of their own costs a start more than huge pages give back (LOG.md),
-    and processes with the same model share what stays in the file.
+    and processes with the same model share the mapped file.
     """
     try:
         with path.open("rb") as file:
@@ -111,7 +111,7 @@ def write(path: Path, arrays: Mapping[str, Packed]) -> None:
 
 
 def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
-    """Let a file appear at ``path``, whole; raise OSError where none can be written."""
+    """Let a complete file appear at ``path``; raise OSError if none can be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent)
     try:

@@ -1,4 +1,4 @@
-"""Where compiled time went: the counters that kernels keep when compiled to be profiled."""
+"""Where compiled code spent its time: the counters of kernels compiled to be profiled."""
 
 from __future__ import annotations
 

@@ -2,10 +2,8 @@
 
 Small kernels that do nothing else: reading walks a buffer far larger than the caches, in several
 streams; arithmetic multiplies a small tile that stays in registers, as matrix products do, with
-enough independent sums to hide latency. Rates are the best of several short rounds, because others
-only ever slow a machine down.
-
-It knows no models: what runs below this roof is for others to say.
+enough independent sums to hide latency. Rates are the best of several short rounds, because other
+programs only ever slow a machine down. It knows nothing of models.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from ridgeline.machine import available_bytes
 
 _READ_BYTES = 512 << 20  # several times the caches of most machines
 _QUICK_READ_BYTES = 128 << 20
-_ROUND_S, _ROUNDS = 0.016, 60  # short: some fall between what others do
+_ROUND_S, _ROUNDS = 0.016, 60  # short: some fall between the work of other programs
 _QUICK_ROUND_S, _QUICK_ROUNDS = 0.008, 15
 
 
@@ -56,13 +54,13 @@ class Roof:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A kernel ``(memory, size, count)``, and how to call it; ``per_count`` is bytes or ops."""
+    """A kernel ``(memory, size, count)`` and its calls; ``per_count`` is bytes or ops."""
 
     kernel: Callable[[int, int, int], None]
     memories: Sequence[int]  # one for each thread
     size: int
     per_count: int
-    kept: object  # code and memory that must live as long
+    kept: object  # code and memory that must live as long as it
 
     def seconds(self, count: int) -> float:
         """Run all threads at once; return how long they took from first start to last end."""
@@ -85,8 +83,8 @@ class _Probe:
     def rate(self, round_s: float, best: float) -> float:
         """Return what all threads reach together in a round of about ``round_s``, per second.
 
-        How often to repeat follows from the ``best`` rate so far, 0 at first: what a slow moment
-        says too little of, the next round mends.
+        The number of repeats follows from the ``best`` rate so far, 0 at first. After a round in a
+        slow moment the next one corrects it.
         """
         per_turn = len(self.memories) * self.per_count
         count = max(1, round(best * round_s / per_turn))
@@ -125,7 +123,7 @@ def measure_roof(
 
 
 def measure_read(num_threads: int) -> float:
-    """Return the bytes per second that ``num_threads`` read together: a look of under 0.5 s."""
+    """Return the bytes per second that ``num_threads`` read together, measured in under 0.5 s."""
     kernels = compile_probes(["read"], host_target())
     probe = _read_probe(kernels, _buffer(_QUICK_READ_BYTES), num_threads)
     best = 0.0
@@ -135,7 +133,7 @@ def measure_read(num_threads: int) -> float:
 
 
 def _buffer(wanted_bytes: int) -> NDArray[np.uint8]:
-    """Return memory that is really there: what was never written is one page of zeros."""
+    """Return memory that is really allocated: memory never written is one page of zeros."""
     buffer = aligned(min(wanted_bytes, available_bytes() // 4), np.uint8)
     buffer.fill(1)
     return buffer

@@ -1,4 +1,4 @@
-"""What each kind of compiled work has to read and compute in a step.
+"""The bytes and operations of each kind of compiled work in a step.
 
 Operations come from ``costs``, bytes from the packed weights and cache records as they really are,
 each counted once a step, however many threads and rows share them. Tokens count as greedy: of a
