@@ -10,14 +10,16 @@ export PROMPT
 BIN := .venv/bin
 PARITY := .venv-parity/bin
 STEP := sh tools/step.sh
+REST := --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help serve demo test test-parity lint pure engine mutants examples bench bench-peers setup clean
+.PHONY: help serve demo test test-full test-parity lint pure engine engine-full mutants examples bench bench-peers setup clean
 
 help:
 	@echo "make serve        serve a model over HTTP, as OpenAI's clients expect   (MODEL=, PORT=)"
 	@echo "make demo         answer a handful of prompts at once, with speeds      (MODEL=, PROMPT=)"
-	@echo "make test         lint, type-check, and run every test this machine can run"
+	@echo "make test         lint, type-check, and run every kind of test this machine can run"
+	@echo "make test-full    the same with the full matrices of models and formats (long)"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
 	@echo "make bench-peers  compare with llama.cpp, OpenVINO and vLLM (long; PEERS=\"--without vllm\")"
@@ -59,6 +61,8 @@ bench-peers: setup
 
 test: lint pure engine mutants examples
 
+test-full: lint pure engine-full mutants examples
+
 lint: .venv/ready-test
 	@$(STEP) "Linting" $(BIN)/ruff check .
 	@$(STEP) "Checking the format" $(BIN)/ruff format --check --quiet .
@@ -67,12 +71,14 @@ lint: .venv/ready-test
 	@$(STEP) "Checking sizes" $(BIN)/python tools/size.py
 
 pure: .venv/ready-test
-	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q tests/core tests/decoding \
+	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q tests/core tests/decoding tests/physics \
 		--cov=src/ridgeline/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 engine: .venv/ready-test
-	@$(STEP) "Tests of files, backends and real models" $(BIN)/pytest -q \
-		--ignore=tests/core --ignore=tests/decoding --ignore=tests/parity
+	@$(STEP) "Tests of files, backends and real models" $(BIN)/pytest -q -m "not full" $(REST)
+
+engine-full: .venv/ready-test
+	@$(STEP) "Tests of files, backends and real models, full matrices" $(BIN)/pytest -q $(REST)
 
 mutants: .venv/ready-test
 	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants

@@ -28,9 +28,22 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 
 
+OFTEN = ("cpu", "cpu-int8-row")  # that ``make test`` runs; the others are of the full matrix
+
+
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
+def every_backend(request: pytest.FixtureRequest) -> str:
     """Key of ``BACKENDS``; a test that asks for it runs on each."""
+    return str(request.param)
+
+
+@pytest.fixture(
+    params=[
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.full) for name in BACKENDS
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Key of ``BACKENDS``; most of them only where all is tested."""
     return str(request.param)
 
 

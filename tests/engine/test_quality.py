@@ -35,8 +35,18 @@ MISSED = {
 }
 
 
-@pytest.mark.parametrize("model", ["smollm2", QWEN])
-def test_accuracy_of_a_real_model(model: str, shared_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("smollm2", ["prose"]),
+        pytest.param("smollm2", ["code", "scripts", "repeats"], marks=pytest.mark.full),
+        pytest.param(QWEN, ["prose", "code", "scripts", "repeats"], marks=pytest.mark.full),
+    ],
+    ids=["smollm2", "smollm2, other texts", "qwen"],
+)
+def test_accuracy_of_a_real_model(
+    model: str, kinds: list[str], shared_model: Callable[[str], Path]
+) -> None:
     if model == "smollm2":
         path = pull(model, default_home(), lambda done, total: None)
     else:
@@ -45,6 +55,7 @@ def test_accuracy_of_a_real_model(model: str, shared_model: Callable[[str], Path
     parts = {
         kind: windows(checkpoint, text, NUM_TOKENS, WINDOW, whole=False)
         for kind, text in texts().items()
+        if kind in kinds
     }
     results = measure(checkpoint, [DEFAULT, ROWS], parts, Options())
     rows = {

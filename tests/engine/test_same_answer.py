@@ -151,14 +151,14 @@ def assert_same(backend: str, outs: list[RequestOutput], wanted: list[RequestOut
                 assert mine.keys() == theirs.keys(), where
 
 
-def test_in_batches(backend: str, load: Load, alone: Callable[[str], Expected]) -> None:
-    wanted = alone(backend)
-    llm, log = load(backend)
+def test_in_batches(every_backend: str, load: Load, alone: Callable[[str], Expected]) -> None:
+    wanted = alone(every_backend)
+    llm, log = load(every_backend)
     everyone = list(range(len(REQUESTS)))
     crowd = [*everyone[::-1] * 7, 0]
     for indexes, num_tokens in [([3, 0], NUM_TOKENS), (everyone, NUM_TOKENS), (crowd, 10)]:
         outs = ask(llm, indexes, num_tokens)
-        assert_same(backend, outs, [wanted[i] for i in indexes])
+        assert_same(every_backend, outs, [wanted[i] for i in indexes])
     assert {len(step.work) for step in log.steps} >= {2, 9, 64}
 
 
