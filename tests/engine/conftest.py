@@ -28,7 +28,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 
 
-OFTEN = ("cpu", "cpu-int8-row")  # that ``make test`` runs; the others are of the full matrix
+OFTEN = ("cpu",)  # that ``make test`` runs; the others are of the full matrix
 
 
 @pytest.fixture(params=BACKENDS)

@@ -42,8 +42,8 @@ def test_smollm2(backend: str) -> None:
     ("name", "backend"),
     [
         ("stories15M", "cpu-f32"),
-        ("stories15M", "reference"),
-        (QWEN, "cpu-f32"),
+        pytest.param("stories15M", "reference", marks=pytest.mark.full),
+        pytest.param(QWEN, "cpu-f32", marks=pytest.mark.full),
         pytest.param(QWEN, "reference", marks=pytest.mark.full),
         pytest.param(TINYLLAMA, "cpu-f32", marks=pytest.mark.full),
         pytest.param(TINYLLAMA, "reference", marks=pytest.mark.full),

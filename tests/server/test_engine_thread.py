@@ -259,9 +259,9 @@ def test_a_stream_is_behind_at_its_bound(served: Served) -> None:
         assert kept == stream._max_behind
         stream.end(StreamError("broken"))
         assert stream.deliver([(0, event)])  # and takes no more
-        assert len(await stream.news()) == kept + 1
+        assert len(await stream.events()) == kept + 1
         with pytest.raises(StreamError, match="broken"):
-            await stream.news()
+            await stream.events()
 
     asyncio.run(check())
 

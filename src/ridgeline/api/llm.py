@@ -67,7 +67,7 @@ class LLM:
         listeners = [self.trace] if self.trace else []
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners)
         self._interrupts = Interrupts()
-        self._mail: dict[int, deque[Event]] = {}  # events of each request that somebody waits for
+        self._inboxes: dict[int, deque[Event]] = {}  # events by request, until they are taken
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Return the sampling that the model's files or its card recommend, with ``changes``."""
@@ -168,11 +168,11 @@ class LLM:
             for request in requests:
                 self.engine.abort(request.id)
             raise
-        self._mail |= {request.id: deque() for request in requests}
+        self._inboxes |= {request.id: deque() for request in requests}
         return requests
 
     def _chunks(self, requests: list[Request], load: Load) -> Chunks:
-        """Run the engine until these requests have ended; events of others wait in their mail."""
+        """Run the engine until these requests have ended; others keep their events."""
         chunks = self._run(requests, load)
         next(chunks)  # begun, it ends its requests when closed or forgotten; else it would not
         return chunks
@@ -181,23 +181,23 @@ class LLM:
         try:
             with self._interrupts:
                 yield _BEGUN
-                while any(not r.is_finished or self._mail[r.id] for r in requests):
+                while any(not r.is_finished or self._inboxes[r.id] for r in requests):
                     for prompt_index, request in enumerate(requests):
-                        mail = self._mail[request.id]
-                        while mail:
-                            yield self._chunk(prompt_index, mail.popleft())
+                        inbox = self._inboxes[request.id]
+                        while inbox:
+                            yield self._chunk(prompt_index, inbox.popleft())
                     self._step(load)
         finally:
             for request in requests:
                 self.engine.abort(request.id)
-                del self._mail[request.id]
+                del self._inboxes[request.id]
 
     def _step(self, load: Load) -> None:
-        """Run a whole step, and leave its events in the mail."""
+        """Run a whole step, and leave its events in the inboxes."""
         self._interrupts.hold()
         try:
             for event in self.engine.step(load):
-                self._mail[event.seq_id[0]].append(event)
+                self._inboxes[event.seq_id[0]].append(event)
         finally:
             self._interrupts.release()
 
@@ -221,14 +221,14 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         requests = self._submit(prompts, sampling_params)
-        news: list[list[list[Chunk]]] = [[[] for _ in range(r.params.n)] for r in requests]
+        chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(r.params.n)] for r in requests]
         ended, total = 0, sum(request.params.n for request in requests)
         show = len(prompts) > 1 if progress is None else progress
         bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
         with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
             report(0, total)
             for chunk in chunks:
-                news[chunk.prompt_index][chunk.index].append(chunk)
+                chunks_of[chunk.prompt_index][chunk.index].append(chunk)
                 if chunk.finish_reason:
                     ended += 1
                     report(ended, total)
@@ -241,7 +241,7 @@ class LLM:
                 [_completion(i, chunks) for i, chunks in enumerate(answers) if chunks],
                 request.num_cached_tokens,
             )
-            for request, text, answers in zip(requests, texts, news, strict=True)
+            for request, text, answers in zip(requests, texts, chunks_of, strict=True)
         ]
 
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:

@@ -122,7 +122,7 @@ def root(
 
 @app.command("pull")
 def pull_command(model: Model) -> None:
-    """Fetch a model and verify it; goes on where an earlier try stopped."""
+    """Fetch a model and verify it; an interrupted download resumes."""
     with bytes_bar(f"Pulling {model}") as show:
         path = pull(model, default_home(), show)
     print(f"{model} is at {path}")
@@ -271,8 +271,8 @@ def bench_quality(
 def bench_serve(**flags: Any) -> None:
     """The load of many users on any OpenAI-compatible server, and what they see.
 
-    Requests arrive at random times, at those of a trace, or so many at a time. The last line is one
-    JSON document. Status 1 if no request succeeded.
+    Requests arrive at random times, at the times of a trace, or a fixed number run at once. The
+    last line is one JSON document. Status 1 if no request succeeded.
     """
     try:
         load = Load(**flags)
@@ -299,7 +299,7 @@ def _load(
     with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
         for note in llm.config.notes:
             say(f"note: {note}")
-        llm.tokenizer.prepare()  # before anybody is asked for text, or presses Ctrl-C at an answer
+        llm.tokenizer.prepare()  # before a prompt is asked for, and before Ctrl-C means an answer
         yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.text.generation_defaults | sampling))
 
 

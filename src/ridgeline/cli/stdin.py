@@ -13,8 +13,8 @@ _MAX_STDIN_CHARS = 8 << 20
 
 
 def as_text(argument: str) -> str:
-    """Return an argument as the text it was, if the locale had no letters for it."""
-    if not any("\ud800" <= letter <= "\udfff" for letter in argument):
+    """Return an argument as the text it was, if the locale could not spell it."""
+    if not any("\ud800" <= char <= "\udfff" for char in argument):
         return argument
     try:
         return os.fsencode(argument).decode("utf-8")
@@ -46,5 +46,5 @@ def _piped(wait_s: float | None) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"standard input is not text: {error}") from error
     if len(text) > _MAX_STDIN_CHARS:
-        raise UsageError(f"standard input has more than {_MAX_STDIN_CHARS:,} letters")
+        raise UsageError(f"standard input has more than {_MAX_STDIN_CHARS:,} characters")
     return text

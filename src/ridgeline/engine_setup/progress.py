@@ -1,6 +1,6 @@
 """Progress of work that takes a while, on standard error: a bar on a terminal, else some lines.
 
-It measures nothing itself: whoever works calls back.
+It measures nothing itself: the code that does the work calls back.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def count_bar(what: str, *, note: str = "") -> Iterator[Report]:
 
 @contextmanager
 def _bar(what: str, *, is_bytes: bool, note: str = "") -> Iterator[Report]:
-    # Imported here: where nobody looks, drawing would be a tenth of a start.
+    # Imported here: without a terminal, drawing would cost a tenth of a start for nothing.
     from rich.console import Console
     from rich.progress import (
         BarColumn,

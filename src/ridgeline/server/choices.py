@@ -15,7 +15,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.stream import News, Stream, StreamError
+from ridgeline.server.stream import Stream, StreamError, StreamEvent
 
 Choice = dict[str, Any]
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
@@ -51,9 +51,9 @@ class Answers:
         self._requests: dict[int, Request] = {}  # by prompt
         self._records: list[RequestRecord] = []
 
-    def take(self, news: News) -> list[Choice]:
+    def take(self, event: StreamEvent) -> list[Choice]:
         """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
-        index, what = news
+        index, what = event
         if isinstance(what, Request):
             self._requests[index] = what
             return []

@@ -1,8 +1,9 @@
-"""Between asyncio and the engine: one thread runs the engine, streams carry its news to the loop.
+"""Between asyncio and the engine: one thread runs the engine, streams carry its events to the loop.
 
-All streams' news of one step wake the loop once; an idle engine sleeps on a condition. Requests
+All streams' events of one step wake the loop once; an idle engine sleeps on a condition. Requests
 wait here, in fair order, until the engine could start them, so that its own queue stays short.
-A stream whose reader lags rests, without a seat or memory in the engine, until it has caught up.
+The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
+engine until the reader has caught up.
 This module knows no HTTP and no text: token ids go in, events come out.
 """
 
@@ -23,7 +24,7 @@ from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
 from ridgeline.server.isolate import ContainedRunner, StepLost
-from ridgeline.server.stream import News, Stream, StreamError
+from ridgeline.server.stream import Stream, StreamError, StreamEvent
 
 _log = logging.getLogger("ridgeline.server")
 
@@ -32,7 +33,7 @@ class Bridge:
     """Runs an engine in a thread of its own."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take over ``engine``: from ``start`` on nobody else may touch it."""
+        """Take over ``engine``: after ``start`` only this thread may touch it."""
         self.engine = engine
         self.listeners = engine.listeners  # called in the engine's thread
         self.error: str | None = None  # why the engine stopped for good
@@ -42,12 +43,12 @@ class Bridge:
         self._wake = threading.Condition()
         self._queue: Admission[tuple[Stream, int]] = Admission()
         self._gone: list[Stream] = []
-        self._rests: dict[Stream, bool] = {}  # whether it is to rest from now on
+        self._pauses: dict[Stream, bool] = {}  # whether it is to be paused from now on
         self._looks: list[Callable[[], None]] = []
         self._stopping = False
         self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
         self._held: Counter[Stream] = Counter()  # sequences in the engine
-        self._unseen: dict[int, Request] = {}  # of which no news were sent yet
+        self._unseen: dict[int, Request] = {}  # of which no event was sent yet
         self._closed: list[RequestRecord] = []
         self._streams: set[Stream] = set()  # on the loop's side
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -107,16 +108,16 @@ class Bridge:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _deliver(self, batch: list[tuple[Stream, list[News]]]) -> None:
-        for stream, news in batch:
-            if not stream.deliver(news):
-                stream.resume = functools.partial(self._let_rest, stream, False)
-                self._let_rest(stream, True)
+    def _deliver(self, batch: list[tuple[Stream, list[StreamEvent]]]) -> None:
+        for stream, events in batch:
+            if not stream.deliver(events):
+                stream.resume = functools.partial(self._pause, stream, False)
+                self._pause(stream, True)
 
-    def _let_rest(self, stream: Stream, rests: bool) -> None:
+    def _pause(self, stream: Stream, is_paused: bool) -> None:
         """Pause a stream's requests before the next step, or let them go on."""
         with self._wake:
-            self._rests[stream] = rests
+            self._pauses[stream] = is_paused
             self._wake.notify()
 
     # --- the engine's side ---------------------------------------------------------------------
@@ -128,7 +129,7 @@ class Bridge:
                 if self._stopping:
                     return
                 gone, self._gone = self._gone, []
-                rests, self._rests = self._rests, {}
+                pauses, self._pauses = self._pauses, {}
                 looks, self._looks = self._looks, []
                 arrivals = self._queue.take(
                     self.engine.scheduler.room(), held=lambda item: self._held[item[0]]
@@ -136,18 +137,18 @@ class Bridge:
             try:
                 for look in looks:
                     look()
-                self._turn(gone, arrivals, rests)
+                self._turn(gone, arrivals, pauses)
             except Exception:
                 _log.exception("the engine failed; all its requests end")
                 if not self._clear():
                     return
 
     def _is_wanted(self) -> bool:
-        asked = self._stopping or self._gone or self._looks or self._queue or self._rests
+        asked = self._stopping or self._gone or self._looks or self._queue or self._pauses
         return bool(asked) or self.engine.has_work()
 
     def _turn(
-        self, gone: list[Stream], arrivals: list[tuple[Stream, int]], rests: dict[Stream, bool]
+        self, gone: list[Stream], arrivals: list[tuple[Stream, int]], pauses: dict[Stream, bool]
     ) -> None:
         if gone:
             with self._wake:
@@ -158,10 +159,10 @@ class Bridge:
             for request_id, (stream, _) in list(self._owners.items()):
                 if stream.is_over:
                     self.engine.abort(request_id)
-        if rests:
+        if pauses:
             for request_id, (stream, _) in self._owners.items():
-                if stream in rests:
-                    (self.engine.pause if rests[stream] else self.engine.resume)(request_id)
+                if stream in pauses:
+                    (self.engine.pause if pauses[stream] else self.engine.resume)(request_id)
         events: list[Event] = []
         if self.engine.has_work():
             is_read = any(stream.is_read for stream, _ in self._owners.values())
@@ -178,7 +179,7 @@ class Bridge:
     def _check(self) -> None:
         try:
             self.engine.check()
-        except AssertionError:  # a leak is to be known, and is no reason to refuse anybody
+        except AssertionError:  # a leak must be known, but is no reason to refuse requests
             _log.exception("the engine's own check fails")
 
     def _add(self, stream: Stream, index: int) -> None:
@@ -200,15 +201,15 @@ class Bridge:
         self._unseen[request_id] = self.engine.requests[request_id]
 
     def _send(self, events: list[Event]) -> None:
-        """Hand a step's news to the loop, all at once."""
-        batch: dict[Stream, list[News]] = {}
+        """Hand a step's events to the loop, all at once."""
+        batch: dict[Stream, list[StreamEvent]] = {}
         for event in events:
             request_id = event.seq_id[0]
             stream, index = self._owners[request_id]
-            news = batch.setdefault(stream, [])
+            of_stream = batch.setdefault(stream, [])
             if request_id in self._unseen:
-                news.append((index, self._unseen.pop(request_id)))
-            news.append((index, event))
+                of_stream.append((index, self._unseen.pop(request_id)))
+            of_stream.append((index, event))
             if event.token is not None:
                 self._queue.charge(stream.tenant, 1)
         closed, self._closed = self._closed, []
@@ -226,8 +227,8 @@ class Bridge:
         """Have ``function`` called on the loop."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: nobody listens any more
-            _log.debug("news after the end")
+        except RuntimeError:  # the loop is closed: there are no listeners left
+            _log.debug("an event after the end")
 
     def _clear(self) -> bool:
         """After a fault in the engine itself: end everything; return whether it may go on."""

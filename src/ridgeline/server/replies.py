@@ -84,20 +84,20 @@ class Reply(Response):
         self._bridge.abandon(self._stream, ClientGone())
 
     async def _send_whole(self, send: Send) -> None:
-        while batch := await self._stream.news():
-            for news in batch:
-                self._answers.take(news)
+        while batch := await self._stream.events():
+            for event in batch:
+                self._answers.take(event)
         body = {**self._start, "choices": self._answers.whole(), "usage": self._answers.usage()}
         if self._body.include_timings:
             body["metrics"] = self._answers.timings()
         await self._send(send, _encode(body), _JSON, more=False)
 
     async def _send_chunks(self, send: Send) -> None:
-        while batch := await self._stream.news():  # the first before any header: it may be an error
+        while batch := await self._stream.events():  # the first may be an error, before any header
             frames: list[bytes] = []
             try:
-                for news in batch:
-                    frames += map(self._frame, self._answers.take(news))
+                for event in batch:
+                    frames += map(self._frame, self._answers.take(event))
             finally:
                 if frames:
                     await self._send(send, b"".join(frames), _SSE)

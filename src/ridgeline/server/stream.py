@@ -16,8 +16,8 @@ from ridgeline.core.request import Request, Text
 from ridgeline.core.step import Event
 
 # Which prompt, what about it: the engine's request comes first, and its record last.
-News = tuple[int, Request | Event | RequestRecord]
-_MAX_BEHIND = 256  # events that a stream may hold before its requests rest
+StreamEvent = tuple[int, Request | Event | RequestRecord]
+_MAX_BEHIND = 256  # events that a stream may hold before its requests are paused
 
 
 class StreamError(Exception):
@@ -56,46 +56,46 @@ class Stream:
         self.arrival_s = time.monotonic()
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
-        self.resume: Callable[[], None] | None = None  # while its requests rest
-        self._news: list[News] = []
+        self.resume: Callable[[], None] | None = None  # while its requests are paused
+        self._events: list[StreamEvent] = []
         self._end: Exception | None = None
         self._wake = asyncio.Event()
         self._max_behind = max(_MAX_BEHIND, 8 * params.n * len(prompts))
 
-    async def news(self) -> list[News]:
-        """Wait for news; return all there is, nothing when the stream has ended well.
+    async def events(self) -> list[StreamEvent]:
+        """Wait for events; return all there are, none when the stream has ended well.
 
-        Who asks has shown all that came before, so requests that rest go on.
+        Calling this means that all earlier events were sent, so paused requests resume.
 
         Raises:
             StreamError: it failed; what came before was returned before.
             ClientGone: it was given up.
         """
-        if self.resume and not self._news:
+        if self.resume and not self._events:
             self.resume()
             self.resume = None
-        while not self._news and not self.is_over:
+        while not self._events and not self.is_over:
             self._wake.clear()
             await self._wake.wait()
-        found, self._news = self._news, []
-        if not found and self._end:
+        events, self._events = self._events, []
+        if not events and self._end:
             raise self._end
-        return found
+        return events
 
-    def deliver(self, news: list[News]) -> bool:
-        """Take the news of a step; return False if the reader is too far behind."""
+    def deliver(self, events: list[StreamEvent]) -> bool:
+        """Take the events of a step; return False if the reader is too far behind."""
         if self.is_over:
             return True
-        self._news += news
-        self.num_open -= sum(isinstance(what, RequestRecord) for _, what in news)
+        self._events += events
+        self.num_open -= sum(isinstance(what, RequestRecord) for _, what in events)
         self.is_over = not self.num_open
         self._wake.set()
-        return len(self._news) <= self._max_behind
+        return len(self._events) <= self._max_behind
 
     def end(self, why: Exception) -> None:
         """Let no more come: the reader gets what there is, then ``why``."""
         if not self.is_over:
             self.is_over, self._end = True, why
             if isinstance(why, ClientGone):
-                self._news.clear()
+                self._events.clear()
             self._wake.set()

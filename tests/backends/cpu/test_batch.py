@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.layout.shapes import BLOCK, MIXED_ROWS
+from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
 
@@ -79,7 +79,7 @@ def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
     assert bounds == sorted(bounds)
     assert (blocks[0], blocks[-1]) == ((0, 0), (len(batch.tokens), len(batch.items)))
     for (low, item), (high, next_item) in pairwise(blocks):
-        assert 0 < high - low <= BLOCK
+        assert 0 < high - low <= ROW_BLOCK
         row = low
         for first, count in batch.items[item:next_item]:
             assert first == row

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ridgeline.backends.cpu.layout.shapes import BLOCK, MIXED_ROWS
+from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK
 from ridgeline.core.step import Work, sampled_from
 
 Chunk = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
@@ -87,7 +87,7 @@ class _Rows:
             begin = len(self.tokens)
             if begin + high - low > end:
                 left = last - begin
-                end = begin + (left if left < BLOCK else min(left // 2, BLOCK))
+                end = begin + (left if left < ROW_BLOCK else min(left // 2, ROW_BLOCK))
                 self.blocks.append((begin, len(self.items)))
             self.append(index, low, high)
 

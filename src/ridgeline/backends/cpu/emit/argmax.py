@@ -36,7 +36,7 @@ from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.draw_entries import ENTRY_BYTES, scratch_bytes
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.shapes import BLOCK, HEAD_TILES
+from ridgeline.backends.cpu.layout.shapes import HEAD_TILES, ROW_BLOCK
 
 # A row's argmax so far: value f32, non-finite flag f32, place i64: ~index, or 0 while there is
 # none. Of two the greater one wins, as tuples are compared: of equal logits the lowest index. The
@@ -183,8 +183,11 @@ def _all_logits(thread: Thread) -> None:
     """Compute all logits, a few tiles at a time, while they are in the nearest cache."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     num_rows, stride, logits = args["num_head_rows"], HEAD_TILES * TILE * 4, thread.local("logits")
-    with _pieces(thread, "head_num_tiles") as (t, until), fn.loop(num_rows, step=BLOCK * 4) as low:
-        count = fn.lower(num_rows - low, fn.i64(BLOCK * 4))
+    with (
+        _pieces(thread, "head_num_tiles") as (t, until),
+        fn.loop(num_rows, step=ROW_BLOCK * 4) as low,
+    ):
+        count = fn.lower(num_rows - low, fn.i64(ROW_BLOCK * 4))
         _matmul(thread, "head", (t, until, until), (low, count), logits - t * (TILE * 4), stride)
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(count) as j:

@@ -272,7 +272,7 @@ def _by_tokens(thread: Thread) -> None:
             rows = _ends(thread, block, 0)
             _attend_block(thread, layer, cache, rows[0], _ends(thread, block, 1))
             _finish_layer(thread, layer, *rows)
-            # The next layer's keys and values go where nobody reads before its own barrier.
+            # The next layer's keys and values go where no thread reads before the next barrier.
             with fn.when(is_last.equals(0)):
                 _project(thread, *thread.layer(i + 1), *rows)
 

@@ -6,7 +6,7 @@ by someone else would be spun for in vain, and an engine without work must cost 
 wait spins for about 50 microseconds and then sleeps in the kernel (Linux futex; elsewhere short
 naps).
 
-Where somebody else keeps a core busy, a thread that shares it is away for milliseconds at a time,
+While another process keeps a core busy, a thread that shares it is away for milliseconds at a time,
 and the 150 barriers per token of batch 1 wait for it. One thread fewer is faster then:
 ``AdaptiveThreads``.
 
@@ -114,9 +114,9 @@ class Workers:
 class AdaptiveThreads:
     """How many threads steps of few rows should use: all, or all but one for a while.
 
-    It knows only how long steps took. If some take much longer than others, somebody else may have
-    a core: then one thread fewer is tried, and kept while that is faster. Each trial of the other
-    size that fails makes the next one come later.
+    It knows only how long steps took. If some take much longer than others, another process may
+    have a core: then one thread fewer is tried, and kept while that is faster. Each trial of the
+    other size that fails makes the next one come later.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -185,7 +185,7 @@ class _Wait:
             fetch_add(fn, sleepers, -1)
 
     def wake(self, fn: Function, word: Value, sleepers: Value) -> None:
-        """Wake whoever sleeps on ``word``, which was changed before."""
+        """Wake the threads that sleep on ``word``, which was changed before."""
         if self._futex_number is not None:
             with fn.when(_read(fn, sleepers) > 0):
                 self._futex(fn, word, _FUTEX_WAKE, fn.i64(_EVERYONE))

@@ -11,7 +11,7 @@ TOKENS = 16  # per record
 OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
 MIXED_ROWS = 16  # most rows whose work is split both ways; above, by tokens
 PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic
-BLOCK = 64  # most rows that a thread takes through a layer together
+ROW_BLOCK = 64  # most rows that a thread takes through a layer together
 HEAD_TILES = 8  # tiles of logits that are searched while they are in the nearest cache
 
 
@@ -163,21 +163,21 @@ class Sizes:
         them the planes of probabilities, half as long.
         """
         lengths = {
-            "in_floats": self.widest * 4 + BLOCK * self.float_stride,
+            "in_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
             "rotated": self.widest * 4,
-            "in_values": BLOCK * self.value_stride,
-            "in_entries": BLOCK * self.entry_stride,
-            "gated_floats": self.widest * 4 + BLOCK * self.float_stride,
-            "gated_values": BLOCK * self.value_stride,
-            "gated_entries": BLOCK * self.entry_stride,
-            "qkv": BLOCK * self.qkv * 4,
-            "y": BLOCK * self.hidden * 4,
-            "gate_up": BLOCK * self.gate_up_stride,
-            "attended": BLOCK * self.attention * 4,
+            "in_values": ROW_BLOCK * self.value_stride,
+            "in_entries": ROW_BLOCK * self.entry_stride,
+            "gated_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
+            "gated_values": ROW_BLOCK * self.value_stride,
+            "gated_entries": ROW_BLOCK * self.entry_stride,
+            "qkv": ROW_BLOCK * self.qkv * 4,
+            "y": ROW_BLOCK * self.hidden * 4,
+            "gate_up": ROW_BLOCK * self.gate_up_stride,
+            "attended": ROW_BLOCK * self.attention * 4,
             "x": (OUTPUT_SPLIT_ROWS + 1) * self.hidden * 4,
             "scales": self.score_rows * 4,
             "floors": PRUNED_ROWS * 4,
-            "logits": BLOCK * 4 * HEAD_TILES * TILE * 4,
+            "logits": ROW_BLOCK * 4 * HEAD_TILES * TILE * 4,
             **scratch_bytes(self.vocab_size),
         }
         offsets, at = {}, 0
