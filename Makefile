@@ -10,7 +10,7 @@ export PROMPT
 BIN := .venv/bin
 PARITY := .venv-parity/bin
 STEP := sh tools/step.sh
-REST := --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
+REST := --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
 PIP := -m pip --disable-pip-version-check --quiet
 
 .PHONY: help serve demo test test-full test-parity lint pure engine engine-full mutants examples bench bench-peers setup clean
