@@ -243,10 +243,10 @@ def test_the_query(attention: Attention) -> None:
             continue
         wanted, scale = twin.spans_to_bytes(heads, q)
         assert row[: q.size].view(np.int8).tolist() == wanted.ravel().tolist()
-        entries = row[q.size : q.size + 8 * scale.size].copy()
-        assert same_bits(entries.view(np.float32)[::2].copy(), (scale * softmax_scale).ravel())
+        act_scales = row[q.size : q.size + 8 * scale.size].copy()
+        assert same_bits(act_scales.view(np.float32)[::2].copy(), (scale * softmax_scale).ravel())
         sums = wanted.reshape(-1, heads.span).sum(axis=1, dtype=np.int32) * -128
-        assert entries.view(np.int32)[1::2].tolist() == sums.tolist()
+        assert act_scales.view(np.int32)[1::2].tolist() == sums.tolist()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

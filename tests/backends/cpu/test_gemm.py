@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ridgeline.backends.cpu.emit.gemm import emit_linear, shapes
 from ridgeline.backends.cpu.emit.isa import Dot
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, FORMATS, KINDS
+from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, FORMATS, KINDS
 from ridgeline.backends.cpu.layout.pack import pack
 from ridgeline.backends.cpu.layout.quantise import hadamard
 from ridgeline.models.tensors import Tensor
@@ -95,25 +95,27 @@ def activations(kind: str, num_records: int) -> tuple[Array, Array]:
     if kind == "f32":
         x = at(np.full((MOST_ROWS, size + MARGIN // 4), GARBAGE, np.float32))
         x[:, :size] = floats
-        return x, at(np.zeros((MOST_ROWS, 1), twins.ENTRY))
+        return x, at(np.zeros((MOST_ROWS, 1), twins.ACT_SCALES))
     if kind == "bf16":
         x = at(np.full((MOST_ROWS, size + MARGIN // 2), 0x429B, np.uint16))
         x[:, :size] = twins.bf16(floats)
-        return x, at(np.zeros((MOST_ROWS, 1), twins.ENTRY))
+        return x, at(np.zeros((MOST_ROWS, 1), twins.ACT_SCALES))
     x = at(rng.integers(-127, 128, (MOST_ROWS, size + MARGIN), np.int8))
     x[0], x[1], x[2] = 127, -127, 0
     if kind == "r8":
-        return x, at(twins.row_entries_of(x[:, :size], np.abs(floats[:, 0])))
-    entries = at(np.zeros((MOST_ROWS, num_records + 1), twins.ENTRY))
-    entries[:, :num_records] = twins.entries_of(x[:, :size], np.abs(floats[:, :: twins.GROUP]))
-    return x, entries
+        return x, at(twins.row_act_scales_of(x[:, :size], np.abs(floats[:, 0])))
+    act_scales = at(np.zeros((MOST_ROWS, num_records + 1), twins.ACT_SCALES))
+    act_scales[:, :num_records] = twins.act_scales_of(
+        x[:, :size], np.abs(floats[:, :: twins.GROUP])
+    )
+    return x, act_scales
 
 
 @cache
 def wanted(kind: str) -> NDArray[np.float32]:
     records = RECORDS.get(kind, 3)
-    x, entries = activations(kind, records)
-    return twins.linear(kind, packed(kind), x[:, : records * 32], entries)
+    x, act_scales = activations(kind, records)
+    return twins.linear(kind, packed(kind), x[:, : records * 32], act_scales)
 
 
 def product(
@@ -122,12 +124,12 @@ def product(
     """Results of some rows, as many outputs as there are tiles; the rest stays garbage."""
     machine, kind = case
     records = RECORDS.get(kind, 3)
-    x, entries = activations(kind, records)
+    x, act_scales = activations(kind, records)
     rows = slice(first_row, first_row + num_rows)
     y = at(np.full((num_rows, TILES * 32 + 16), GARBAGE, np.float32))
-    name, (x_stride, entry_stride) = f"linear_{kind}", (x.strides[0], entries.strides[0])
+    name, (x_stride, act_scales_stride) = f"linear_{kind}", (x.strides[0], act_scales.strides[0])
     shape = (*tiles, records, num_rows)
-    operand = x[rows], x_stride, entries[rows], entry_stride, y, y.strides[0]
+    operand = x[rows], x_stride, act_scales[rows], act_scales_stride, y, y.strides[0]
     machine.run(name, packed(kind), *shape, *operand, NOWHERE)
     return y
 
@@ -176,15 +178,15 @@ def test_odd_sizes(here: Machine, dtype: str, num_outputs: int, num_inputs: int)
     packed = pack(Tensor("w", "F32", matrix.shape, matrix.view(np.uint8)), dtype)
     kind, data = packed.kind, at(packed.data)
     _, num_tiles, num_records, _ = packed.words
-    x, entries = activations(kind, num_records)
+    x, act_scales = activations(kind, num_records)
     for num_rows in (1, 2, 13):
         y = at(np.zeros((num_rows, num_tiles * 32), np.float32))
         shape = (0, num_tiles, num_records, num_rows)
-        operand = x, x.strides[0], entries, entries.strides[0], y, y.strides[0]
+        operand = x, x.strides[0], act_scales, act_scales.strides[0], y, y.strides[0]
         here.run(f"linear_{kind}", data, *shape, *operand, NOWHERE)
         rows = x[:num_rows, : num_records * 32]
-        assert same_bits(y, twins.linear(kind, data, rows, entries[:num_rows]))
-        exact = values(kind, rows, entries[:num_rows])[:, :num_inputs] @ matrix.T
+        assert same_bits(y, twins.linear(kind, data, rows, act_scales[:num_rows]))
+        exact = values(kind, rows, act_scales[:num_rows])[:, :num_inputs] @ matrix.T
         error = np.abs(y[:, :num_outputs] - exact) / np.abs(exact).max()
         bounds = {"f32": 1e-6, "bf16": 0.004, "int8": 0.02, "int8-row": 0.03, "int4": 0.2}
         assert error.max() < bounds[dtype]
@@ -201,9 +203,11 @@ def test_what_is_read_next_is_prefetched(num_rows: int, streams: int) -> None:
     processor = TARGETS["host"].processor._replace(streams=streams)
     stride = FORMATS["w8"].tile_bytes(records)
     tiles, behind = aligned((2, 8 * stride), np.uint8)
-    x, entries = (aligned((num_rows, records * size), np.uint8) for size in (32, ENTRY_BYTES))
+    x, act_scales = (
+        aligned((num_rows, records * size), np.uint8) for size in (32, ACT_SCALES_BYTES)
+    )
     y = aligned((num_rows, 8 * 32), np.float32)
-    operand = [word for array in (x, entries, y) for word in (address(array), array.strides[0])]
+    operand = [word for array in (x, act_scales, y) for word in (address(array), array.strides[0])]
     words = address(tiles), first, last, records, num_rows, *operand, address(behind)
     asked = prefetched(lambda module: emit_linear(module, processor, ["w8"]), "linear_w8", *words)
 
@@ -220,7 +224,7 @@ def test_what_is_read_next_is_prefetched(num_rows: int, streams: int) -> None:
     assert num_rows > 1 or len(asked) == len(wanted)  # no line twice
 
 
-def values(kind: str, rows: Array, entries: Array) -> NDArray[np.float64]:
+def values(kind: str, rows: Array, act_scales: Array) -> NDArray[np.float64]:
     """What rows of activations stand for."""
     match kind:
         case "f32":
@@ -229,9 +233,9 @@ def values(kind: str, rows: Array, entries: Array) -> NDArray[np.float64]:
             return twins.widened(rows).astype(np.float64)
         case "r8":  # turning twice is multiplying by the size of a block
             size = rows.shape[1]
-            scaled = rows * entries["scale"][:, None].astype(np.float64)
+            scaled = rows * act_scales["scale"][:, None].astype(np.float64)
             return twins.hadamard(scaled) / min(size & -size, 512)
-    scales = entries["scale"][:, :-1].reshape(len(rows), -1)
+    scales = act_scales["scale"][:, :-1].reshape(len(rows), -1)
     return rows * scales.repeat(twins.GROUP, axis=1).astype(np.float64)
 
 

@@ -311,8 +311,8 @@ def test_a_proxy_is_as_far_off_as_it_says() -> None:
     values, scale = twins.to_bytes(x.reshape(len(x), -1, twins.GROUP))
     length = np.linalg.norm(values * scale[..., None].astype(np.float64), axis=(1, 2))
     values = values.reshape(x.shape)
-    entries = twins.entries_of(values, scale)
-    exact, about = (twins.linear(m.kind, m.data, values, entries) for m in (head, estimate))
+    act_scales = twins.act_scales_of(values, scale)
+    exact, about = (twins.linear(m.kind, m.data, values, act_scales) for m in (head, estimate))
     apart = np.abs(exact - about[:, : len(distance)] - about[:, [len(distance)]])
     most = length[:, None] * distance
     assert (apart <= most).all()

@@ -79,41 +79,41 @@ def test_quantise(machine: Machine, size: int) -> None:
     spread = (10.0 ** RNG.integers(-20, 20, num_groups)).repeat(twins.GROUP)
     x = at((numbers(size) * spread).astype(np.float32))
     x[: twins.GROUP] = 0
-    got, entries = quantise(machine, x)
+    got, act_scales = quantise(machine, x)
     wanted, scale = twins.to_bytes(x.reshape(num_groups, -1))
     assert same_bits(got, wanted.ravel())
-    assert same_bits(entries, twins.entries_of(got[None], scale)[0])
-    again = wanted * entries["scale"].reshape(-1, 1)
+    assert same_bits(act_scales, twins.act_scales_of(got[None], scale)[0])
+    again = wanted * act_scales["scale"].reshape(-1, 1)
     error = np.abs(again - x.reshape(num_groups, -1)).max(axis=1)
     assert (error <= np.abs(x).reshape(num_groups, -1).max(axis=1) / 253).all()
 
 
 def quantise(machine: Machine, x: Array) -> tuple[Array, Array]:
     out = at(np.full(len(x), 99, np.int8))
-    entries = at(np.ones(len(x) // 32, twins.ENTRY))
-    machine.run("quantise_groups", x, out, entries, len(x), 0)
-    return out, entries
+    act_scales = at(np.ones(len(x) // 32, twins.ACT_SCALES))
+    machine.run("quantise_groups", x, out, act_scales, len(x), 0)
+    return out, act_scales
 
 
 @pytest.mark.parametrize("size", [*SIZES, 1024, 1536])
 def test_quantise_a_row(machine: Machine, size: int) -> None:
     x = numbers(size)
     x[5] = 40  # what a rotation is for
-    got, entry, scratch = quantise_row(machine, x)
+    got, act_scales, scratch = quantise_row(machine, x)
     wanted, scale = twins.to_bytes(twins.hadamard(x)[None])
     assert same_bits(got, wanted[0])
-    assert same_bits(entry, twins.row_entries_of(wanted, scale))
+    assert same_bits(act_scales, twins.row_act_scales_of(wanted, scale))
     assert same_bits(scratch, twins.hadamard(x))
     block = min(size & -size, 512)
-    again = twins.hadamard(got * entry["scale"].astype(np.float64)) / block
-    assert np.abs(again - x).max() < 0.5 * float(entry["scale"][0])
+    again = twins.hadamard(got * act_scales["scale"].astype(np.float64)) / block
+    assert np.abs(again - x).max() < 0.5 * float(act_scales["scale"][0])
 
 
 def quantise_row(machine: Machine, x: Array) -> tuple[Array, Array, Array]:
-    out, entry = at(np.full(len(x), 99, np.int8)), at(np.zeros(1, twins.ROW_ENTRY))
+    out, act_scales = at(np.full(len(x), 99, np.int8)), at(np.zeros(1, twins.ROW_ACT_SCALES))
     scratch = at(np.zeros(len(x), np.float32))
-    machine.run("quantise_rows", x, out, entry, len(x), scratch)
-    return out, entry, scratch
+    machine.run("quantise_rows", x, out, act_scales, len(x), scratch)
+    return out, act_scales, scratch
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
@@ -138,20 +138,20 @@ def test_round_to_bf16(machine: Machine, size: int) -> None:
 def test_bytes_round_to_even_and_reach_both_ends(machine: Machine) -> None:
     x = np.zeros(32, np.float32)
     x[:8] = [127, -127, 0.5, 1.5, -0.5, -2.5, 126.5, 3]
-    got, entries = quantise(machine, at(x))
+    got, act_scales = quantise(machine, at(x))
     assert got[:8].tolist() == [127, -127, 0, 2, 0, -2, 126, 3]
     assert not got[8:].any()
-    assert entries["scale"][0].tolist() == [1, 0]
-    assert entries["total"][0] == got.sum()
+    assert act_scales["scale"][0].tolist() == [1, 0]
+    assert act_scales["total"][0] == got.sum()
 
 
 def test_next_to_nothing_becomes_nothing(machine: Machine) -> None:
     """127 over it would be infinite."""
     x = at(np.float32([1e-38, -3e-39, 1e-45, 0] * 8))
-    got, entries = quantise(machine, x)
+    got, act_scales = quantise(machine, x)
     assert not got.any()
-    assert not entries["total"].any()
-    assert (np.abs(entries["scale"]) < 1e-30).all()
+    assert not act_scales["total"].any()
+    assert (np.abs(act_scales["scale"]) < 1e-30).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
@@ -160,10 +160,10 @@ def test_what_is_not_finite_shows_wherever_it_is(machine: Machine, bad: float) -
     for place in range(0, 32, 1 if machine.is_local else 11):
         x = numbers(64)
         x[place] = bad
-        _, entries = quantise(machine, x)
-        assert not np.isfinite(entries["scale"][0, place // twins.GROUP])
-        assert not np.isfinite(entries["total"][0])
-        assert np.isfinite(entries["scale"][1]).all()
+        _, act_scales = quantise(machine, x)
+        assert not np.isfinite(act_scales["scale"][0, place // twins.GROUP])
+        assert not np.isfinite(act_scales["total"][0])
+        assert np.isfinite(act_scales["scale"][1]).all()
         row, out = numbers(576), at(np.zeros(576, np.float32))
         row[place * 18] = bad
         machine.run("norm", row, at(np.ones(576, np.float32)), out, 576)

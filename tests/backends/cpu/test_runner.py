@@ -188,8 +188,10 @@ def test_a_proxy_as_wrong_as_it_can_be(make: Make) -> None:
     """The likeliest output is lost by rounding along x, in favour of one whose proxy is exact."""
     runner = make(checkpoint(MANY, random_arrays(MANY)))
     runner.execute(streams(1, PLAIN_GREEDY))
-    entries = runner._buffers.scratch["head_entries"][0].view(np.float32).reshape(-1, 6)
-    x = runner._buffers.scratch["head_x"][0].view(np.int8) * np.repeat(entries[:, :2].ravel(), 16)
+    act_scales = runner._buffers.scratch["head_act_scales"][0].view(np.float32).reshape(-1, 6)
+    x = runner._buffers.scratch["head_x"][0].view(np.int8) * np.repeat(
+        act_scales[:, :2].ravel(), 16
+    )
     levels = np.random.default_rng(1).integers(-14, 15, x.shape).astype(float)
     levels += 0.4 * np.sign(x)  # of the 32 that the proxy has, nearly the next one
     others = 15 * np.sign(x)

@@ -62,8 +62,10 @@ def exp(x: Array) -> Array:
 # --- activations and packed weights ------------------------------------------------------------
 
 GROUP = 16  # activations that share a scale
-ENTRY = np.dtype([("scale", "<f4", 2), ("total", "<f4"), ("shift", "<f4"), ("shifts", "<f4", 2)])
-ROW_ENTRY = np.dtype([("scale", "<f4"), ("shift", "<i4"), ("unused", "<i8", 2)])
+ACT_SCALES = np.dtype(
+    [("scale", "<f4", 2), ("total", "<f4"), ("shift", "<f4"), ("shifts", "<f4", 2)]
+)
+ROW_ACT_SCALES = np.dtype([("scale", "<f4"), ("shift", "<i4"), ("unused", "<i8", 2)])
 
 
 def to_bytes(groups: Array) -> tuple[Array, Array]:
@@ -74,9 +76,9 @@ def to_bytes(groups: Array) -> tuple[Array, Array]:
     return to_whole(groups, inverse[..., None]).astype(np.int8), largest * F32(1 / 127)
 
 
-def entries_of(x: Array, scale: Array) -> Array:
-    """The entries of rows of bytes ``[rows, inputs]`` with scales ``[rows, inputs / 16]``."""
-    out = np.zeros((len(x), x.shape[1] // 32), ENTRY)
+def act_scales_of(x: Array, scale: Array) -> Array:
+    """The act_scales of rows of bytes ``[rows, inputs]`` with scales ``[rows, inputs / 16]``."""
+    out = np.zeros((len(x), x.shape[1] // 32), ACT_SCALES)
     sums = x.reshape(len(x), -1, 2, GROUP).sum(axis=-1, dtype=np.int32)
     out["scale"] = scale.reshape(len(x), -1, 2)
     parts = out["scale"] * sums.astype(np.float32)
@@ -86,9 +88,9 @@ def entries_of(x: Array, scale: Array) -> Array:
     return out
 
 
-def row_entries_of(x: Array, scale: Array) -> Array:
-    """The one entry of each row of bytes with these scales."""
-    out = np.zeros(len(x), ROW_ENTRY)
+def row_act_scales_of(x: Array, scale: Array) -> Array:
+    """The scale and sum of each row of bytes with these scales."""
+    out = np.zeros(len(x), ROW_ACT_SCALES)
     out["scale"] = scale
     out["shift"] = -128 * x.sum(axis=1, dtype=np.int32)
     return out
@@ -216,8 +218,8 @@ def weights(kind: str, data: Array) -> Array:
     return result
 
 
-def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Array:
-    """``x`` (bytes and their entries, or floats) times packed weights: ``[rows, outputs]``."""
+def linear(kind: str, data: Array, x: Array, act_scales: Array | None = None) -> Array:
+    """``x`` (bytes and their act_scales, or floats) times packed weights: ``[rows, outputs]``."""
     q, scale, offset = unpack(kind, data)
     sums = np.zeros((len(x), len(q)), np.float32)
     if kind == "f32":
@@ -230,31 +232,31 @@ def linear(kind: str, data: Array, x: Array, entries: Array | None = None) -> Ar
             for j in (i + 1, i):
                 sums = fma(x[:, j, None], q[:, j], sums)
         return sums
-    assert entries is not None
+    assert act_scales is not None
     if kind == "r8":
-        integers = x.astype(np.int32) @ (q + 128).T + entries["shift"][:, None]
-        result: Array = integers.astype(np.float32) * entries["scale"][:, None] * scale[:, 0]
+        integers = x.astype(np.int32) @ (q + 128).T + act_scales["shift"][:, None]
+        result: Array = integers.astype(np.float32) * act_scales["scale"][:, None] * scale[:, 0]
         return result
     has_offset = kind in ("w4", "w5", "k4", "k5")
     finer = {"s4": 16, "s5": 8}.get(kind, 1)
     middle = 0 if has_offset else 32 if kind == "k6" else 128
     bytes_q = q * finer + middle  # as the products see them
     for k in range(q.shape[1] // 32):
-        entry = entries[:, k, None]
+        of_record = act_scales[:, k, None]
         low, high = (
             (x[:, part].astype(np.int32) @ bytes_q[:, part].T).astype(np.float32)
             for part in (slice(32 * k, 32 * k + 16), slice(32 * k + 16, 32 * k + 32))
         )
-        s_low, s_high = entry["scale"][..., 0], entry["scale"][..., 1]
+        s_low, s_high = of_record["scale"][..., 0], of_record["scale"][..., 1]
         if kind == "k6":
-            below, above = entry["shifts"][..., 0], entry["shifts"][..., 1]
+            below, above = of_record["shifts"][..., 0], of_record["shifts"][..., 1]
             sums = fma(fma(low, s_low, below), scale[:, 2 * k], sums)
             sums = fma(fma(high, s_high, above), scale[:, 2 * k + 1], sums)
         elif has_offset:
             product = fma(low, s_low, high * s_high)
-            sums = fma(offset[:, k], entry["total"], fma(product, scale[:, k], sums))
+            sums = fma(offset[:, k], of_record["total"], fma(product, scale[:, k], sums))
         else:
-            product = fma(low, s_low, fma(high, s_high, entry["shift"]))
+            product = fma(low, s_low, fma(high, s_high, of_record["shift"]))
             sums = fma(product, scale[:, k] / F32(finer), sums)
     return sums
 

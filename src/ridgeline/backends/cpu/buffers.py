@@ -79,7 +79,7 @@ class Buffers:
             "queries": aligned((rows, heads.query_bytes), np.uint8),
             "local_memory": aligned((num_threads, sizes.local_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
-            "head_entries": aligned((rows, sizes.head_entry_stride), np.uint8),
+            "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
             "proxy_logits": aligned((PRUNED_ROWS, sizes.proxy_stride), np.uint8),
         }
         counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)

@@ -135,7 +135,7 @@ def head(thread: Thread) -> None:
     ``prunes`` is set only if no logits are wanted, there is a proxy, and rows are few.
     """
     fn, args, sizes = thread.fn, thread.args, thread.sizes
-    form, entry_stride = sizes.activations, sizes.head_entry_stride
+    form, act_scales_stride = sizes.activations, sizes.head_act_scales_stride
     with fn.loop(args["num_head_rows"], start=thread.number, step=args["num_threads"]) as j:
         row = fn.load(args["head_rows"] + j * 4, I32, 4).signed(I64)
         target = args["head_x"] + j * sizes.head_x_stride
@@ -143,9 +143,10 @@ def head(thread: Thread) -> None:
         x = args["x"] + row * (sizes.hidden * 4)
         NORM.call(fn, x=x, weight=args["final_norm"], out=out, size=sizes.hidden)
         if form != "floats":
-            entries, rotated = args["head_entries"] + j * entry_stride, thread.local("rotated")
+            act_scales = args["head_act_scales"] + j * act_scales_stride
+            rotated = thread.local("rotated")
             quantise(form).call(
-                fn, x=out, out=target, entries=entries, size=sizes.hidden, scratch=rotated
+                fn, x=out, out=target, act_scales=act_scales, size=sizes.hidden, scratch=rotated
             )
         with fn.when(args["prunes"] > 0):
             _LENGTH.call(fn, x=out, size=sizes.hidden, out=args["lengths"] + j * 4)
@@ -279,13 +280,13 @@ def _matmul(
 ) -> None:
     """Multiply rows, first and number, by tiles of the head or its proxy."""
     args, sizes = thread.args, thread.sizes
-    x_stride, entry_stride = sizes.head_x_stride, sizes.head_entry_stride
+    x_stride, act_scales_stride = sizes.head_x_stride, sizes.head_act_scales_stride
     next_address = thread.tile(args, matrix, tiles[2])
     MATMUL.call(
         thread.fn, matrix=args.address(f"{matrix}_tiles"), first=tiles[0], last=tiles[1],
         num_rows=rows[1], x=args["head_x"] + rows[0] * x_stride, x_stride=x_stride,
-        entries=args["head_entries"] + rows[0] * entry_stride, entry_stride=entry_stride,
-        y=y, y_stride=y_stride, next_address=next_address,
+        act_scales=args["head_act_scales"] + rows[0] * act_scales_stride,
+        act_scales_stride=act_scales_stride, y=y, y_stride=y_stride, next_address=next_address,
     )  # fmt: skip
 
 

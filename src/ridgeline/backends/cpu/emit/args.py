@@ -17,7 +17,7 @@ from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import NORM, quantise
 from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, SHARE_BYTES, STOLEN
-from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 
 _PIECES = 8  # that a thread's share of a product is taken in
@@ -150,10 +150,10 @@ class Thread:
         if form != "floats":
             memory = getattr(self, scope)
             target = memory(f"{group}_values") + row * self.sizes.value_stride
-            entries = memory(f"{group}_entries") + row * self.sizes.entry_stride
+            act_scales = memory(f"{group}_act_scales") + row * self.sizes.act_scales_stride
             quantise(form).call(
                 self.fn, x=source, out=target + at * VALUE_BYTES[form],
-                entries=entries + at // TILE * ENTRY_BYTES, size=size,
+                act_scales=act_scales + at // TILE * ACT_SCALES_BYTES, size=size,
                 scratch=self.local("rotated"),
             )  # fmt: skip
 
@@ -178,8 +178,9 @@ class Thread:
         first, last = tiles
         MATMUL.call(
             self.fn, matrix=layer.address(f"{matrix}_tiles"), first=first, last=last,
-            num_rows=num_rows, x=x, x_stride=x_stride, entries=memory(f"{group}_entries"),
-            entry_stride=sizes.entry_stride, y=y, y_stride=y_stride, next_address=next_address,
+            num_rows=num_rows, x=x, x_stride=x_stride, act_scales=memory(f"{group}_act_scales"),
+            act_scales_stride=sizes.act_scales_stride, y=y, y_stride=y_stride,
+            next_address=next_address,
         )  # fmt: skip
 
     def qkv(self) -> Iterator[tuple[str, int]]:

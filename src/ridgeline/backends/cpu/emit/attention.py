@@ -97,7 +97,7 @@ _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
-_Rows = list[tuple[Value, Value]]  # where their queries are, and the entries of these
+_Rows = list[tuple[Value, Value]]  # where their queries are, and the act_scales of these
 
 
 def emit_attention(module: object, form: Dot, heads: Heads) -> None:
@@ -188,7 +188,7 @@ def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head:
             fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)
         return
     target = query + head * heads.size
-    entries = query + heads.num_heads * heads.size + head * (8 * heads.spans)
+    act_scales = query + heads.num_heads * heads.size + head * (8 * heads.spans)
     for span, (first, vectors) in enumerate(_spans(heads, x)):
         scale, inverse = scale_to_bytes(largest_of(vectors))
         total = fn.value(0, I32)
@@ -196,8 +196,8 @@ def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head:
             integers = to_integers(value, inverse)
             fn.store(integers.signed(I8), target + 16 * i, 1)
             total = total + integers.reduce(lambda a, b: a + b)
-        fn.store(scale * softmax_scale, entries + 8 * span, 4)
-        fn.store(total * -128, entries + 8 * span + 4, 4)
+        fn.store(scale * softmax_scale, act_scales + 8 * span, 4)
+        fn.store(total * -128, act_scales + 8 * span + 4, 4)
 
 
 def _store_bias_factors(
@@ -267,10 +267,10 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     first = kv_head * heads.group
     base = query + first * heads.size
-    entries = query + heads.num_heads * heads.size + first * (8 * heads.spans)
+    act_scales = query + heads.num_heads * heads.size + first * (8 * heads.spans)
     rows = [
         (base + n * heads.query_bytes + g * heads.size,
-         entries + n * heads.query_bytes + g * (8 * heads.spans))
+         act_scales + n * heads.query_bytes + g * (8 * heads.spans))
         for n in range(queries)
         for g in range(heads.group)
     ]  # fmt: skip
@@ -302,7 +302,7 @@ def _scores(
     """Return each row's scores in each record; ``ahead`` are records to prefetch."""
     scores = [[fn.lanes(F32, [0.0] * 16) for _ in records] for _ in rows]
     for span in range(heads.spans):
-        starts = [fn.load(entry + 8 * span + 4, I32, 4).splat(16) for _, entry in rows]
+        starts = [fn.load(q_scales + 8 * span + 4, I32, 4).splat(16) for _, q_scales in rows]
         sums = [[start for _ in records] for start in starts]
         for quad in range(span * heads.span // 4, (span + 1) * heads.span // 4):
             keys = [fn.load(record + quad * 64, _BYTES, 64) for record in records]
@@ -312,8 +312,8 @@ def _scores(
                 of_row[:] = [dot(form, s, k, part) for s, k in zip(of_row, keys, strict=True)]
         scales_at = heads.scales_at + 64 * (1 + span)
         scales = [fn.load(record + scales_at, FLOATS, 64) for record in records]
-        for (_, entry), of_row, totals in zip(rows, sums, scores, strict=True):
-            scale = fn.load(entry + 8 * span, F32, 4).splat(16)
+        for (_, q_scales), of_row, totals in zip(rows, sums, scores, strict=True):
+            scale = fn.load(q_scales + 8 * span, F32, 4).splat(16)
             for b, total in enumerate(totals):
                 totals[b] = fma(of_row[b].signed(F32) * scales[b], scale, total)
     return scores

@@ -38,8 +38,8 @@ from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.prefetch import RecordPrefetch, TilePrefetch
 from ridgeline.backends.cpu.layout.arguments import MATRIX
 from ridgeline.backends.cpu.layout.formats import (
+    ACT_SCALES_BYTES,
     BLOCK_RECORDS,
-    ENTRY_BYTES,
     FORMATS,
     KINDS,
     TILE,
@@ -58,8 +58,8 @@ class Operand(NamedTuple):
 
     x: Value
     x_stride: Value
-    entries: Value
-    entry_stride: Value
+    act_scales: Value
+    act_scales_stride: Value
     y: Value
     y_stride: Value
 
@@ -67,7 +67,7 @@ class Operand(NamedTuple):
         """Return the same from another row on, with results further right."""
         return self._replace(
             x=self.x + row * self.x_stride,
-            entries=self.entries + row * self.entry_stride,
+            act_scales=self.act_scales + row * self.act_scales_stride,
             y=self.y + row * self.y_stride + y_offset,
         )
 
@@ -170,10 +170,10 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
     fn = _tile(kind, rows, halves).begin(module)
     weights, half, num_records, *rest, prefetch_at, prefetch_step = fn.args
     operand = Operand(*rest)
-    entries = [operand.entries + operand.entry_stride * m for m in range(rows)]
+    act_scales = [operand.act_scales + operand.act_scales_stride * m for m in range(rows)]
     packed = FORMATS[kind]
     if packed.activations == "rows":
-        first = [fn.load(entry + 4, I32, 4).splat(16) for entry in entries]
+        first = [fn.load(at + 4, I32, 4).splat(16) for at in act_scales]
     else:
         first = [fn.lanes(F32, [0.0] * 16)] * rows
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
@@ -199,7 +199,7 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
         for h, var in enumerate(row):
             total = var.get()
             if packed.activations == "rows":
-                scale, (tile, part) = fn.load(entries[m], F32, 4).splat(16), whence[h]
+                scale, (tile, part) = fn.load(act_scales[m], F32, 4).splat(16), whence[h]
                 scales = fn.load(tile + records_bytes + part * 64, vec(F32, 16), 64)
                 total = total.signed(F32) * scale * scales
             fn.store(total, operand.y + operand.y_stride * m + 64 * h)
@@ -228,8 +228,9 @@ def _add_groups(
 ) -> None:
     """Add one record's products to the sums, 32 inputs as exact integers."""
     x_rows = [operand.x + operand.x_stride * m + k * TILE for m in range(len(sums))]
-    entries = [
-        operand.entries + operand.entry_stride * m + k * ENTRY_BYTES for m in range(len(sums))
+    act_scales = [
+        operand.act_scales + operand.act_scales_stride * m + k * ACT_SCALES_BYTES
+        for m in range(len(sums))
     ]
     # Where small bytes are quicker to multiply, sums move to the left instead.
     left = packed.shift_to_middle or 0
@@ -247,23 +248,23 @@ def _add_groups(
             total = dots(form, zero, own, parts, max_weight=most)
             return (total << (left - before)).signed(F32)
 
-        def entry(m: int, number: int) -> Value:
-            return fn.load(entries[m] + 4 * number, F32, 4).splat(16)
+        def act_scale(m: int, number: int) -> Value:
+            return fn.load(act_scales[m] + 4 * number, F32, 4).splat(16)
 
         if packed.bits == 6:  # half by half, as registers are few; take back the 32 in each weight
             for part, factor in enumerate((scale, other)):
                 for m, row in enumerate(sums):
-                    product = fma(added(m, part), entry(m, part), entry(m, 4 + part))
+                    product = fma(added(m, part), act_scale(m, part), act_scale(m, 4 + part))
                     row[h].set(fma(product, factor, row[h].get()))
             continue
         for m, row in enumerate(sums):
-            low, high, s_low, s_high = added(m, 0), added(m, 1), entry(m, 0), entry(m, 1)
+            low, high, s_low, s_high = added(m, 0), added(m, 1), act_scale(m, 0), act_scale(m, 1)
             if packed.shift_to_middle is not None:  # take back the 128
-                product = fma(low, s_low, fma(high, s_high, entry(m, 3)))
+                product = fma(low, s_low, fma(high, s_high, act_scale(m, 3)))
                 row[h].set(fma(product, scale, row[h].get()))
             else:
                 product = fma(low, s_low, high * s_high)
-                row[h].set(fma(other, entry(m, 2), fma(product, scale, row[h].get())))
+                row[h].set(fma(other, act_scale(m, 2), fma(product, scale, row[h].get())))
 
 
 def _values(

@@ -25,7 +25,7 @@ from ridgeline.backends.cpu.emit.ir import (
     vec,
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
-from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, MAX_ROTATED, TILE
+from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, MAX_ROTATED, TILE
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
@@ -43,7 +43,7 @@ def quantise(form: str) -> Kernel:
 
     ``scratch`` is as long as x.
     """
-    return Kernel(f"quantise_{form}", ("x", "out", "entries", "size", "scratch"))
+    return Kernel(f"quantise_{form}", ("x", "out", "act_scales", "size", "scratch"))
 
 
 def emit_rows(module: object, num_channels: int, eps: float, activations: Sequence[str]) -> None:
@@ -124,20 +124,20 @@ def to_integers(value: Value, inverse: Value) -> Value:
 def _emit_groups(module: object) -> None:
     """``quantise_groups``: groups of 16 as signed bytes."""
     fn = quantise("groups").begin(module)
-    x, out, entries, size, _ = fn.args
+    x, out, act_scales, size, _ = fn.args
     with fn.loop(size // TILE) as pair:
-        entry, sums = entries + pair * ENTRY_BYTES, []
+        scales, sums = act_scales + pair * ACT_SCALES_BYTES, []
         for i in range(2):
             value = fn.load(x + pair * _GROUP_BYTES + 64 * i, FLOATS, 4)
             scale, inverse = scale_to_bytes(largest_of([value]))
             integers = to_integers(value, inverse)
             fn.store(integers.signed(I8), out + pair * TILE + 16 * i, 1)
-            fn.store(scale, entry + 4 * i, 4)
+            fn.store(scale, scales + 4 * i, 4)
             sums.append(scale * integers.reduce(lambda a, b: a + b).signed(F32))
-            fn.store(sums[i] * -32.0, entry + 16 + 4 * i, 4)
+            fn.store(sums[i] * -32.0, scales + 16 + 4 * i, 4)
         total = sums[0] + sums[1]
-        fn.store(total, entry + 8, 4)
-        fn.store(total * -128.0, entry + 12, 4)
+        fn.store(total, scales + 8, 4)
+        fn.store(total * -128.0, scales + 12, 4)
     fn.finish()
 
 
@@ -161,7 +161,7 @@ def _emit_row_bytes(module: object) -> None:
     """
     _emit_hadamard(module)
     fn = quantise("rows").begin(module)
-    x, out, entry, size, rotated = fn.args
+    x, out, scales, size, rotated = fn.args
     _HADAMARD.call(fn, x=x, out=rotated, size=size)
     zero = fn.lanes(I32, [0] * 16)
     most, total = fn.var(zero), fn.var(zero)
@@ -173,8 +173,8 @@ def _emit_row_bytes(module: object) -> None:
         integers = to_integers(fn.load(rotated + i * 4, FLOATS, 4), inverse)
         fn.store(integers.signed(I8), out + i, 1)
         total.set(total.get() + integers)
-    fn.store(scale, entry, 4)
-    fn.store(total.get().reduce(lambda a, b: a + b) * -128, entry + 4, 4)
+    fn.store(scale, scales, 4)
+    fn.store(total.get().reduce(lambda a, b: a + b) * -128, scales + 4, 4)
     fn.finish()
 
 

@@ -94,7 +94,7 @@ class Workers:
     """Python threads that live inside compiled code, beside the thread that calls ``run``."""
 
     def __init__(self, worker: Callable[[int, int], None], args_address: int, num_threads: int):
-        """Start ``num_threads - 1`` threads in ``worker(plan, number)``."""
+        """Start ``num_threads - 1`` threads in ``worker(args, number)``."""
         self._threads = [
             threading.Thread(target=worker, args=(args_address, number), daemon=True)
             for number in range(1, num_threads)

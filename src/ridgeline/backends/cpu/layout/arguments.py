@@ -12,7 +12,7 @@ ARGUMENTS = (
     "local_memory", "local_stride", "scores_stride",
     "final_norm",
     "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",
-    "head_rows", "logits_rows", "logits", "logits_stride", "argmax", "head_x", "head_entries",
+    "head_rows", "logits_rows", "logits", "logits_stride", "argmax", "head_x", "head_act_scales",
     "proxy_tiles", "proxy_kind", "proxy_num_tiles", "proxy_num_records", "proxy_tile_bytes",
     "prunes", "distances", "lengths", "proxy_logits", "proxy_argmax",
     "draws", "draw_firsts", "num_drawn_rows",

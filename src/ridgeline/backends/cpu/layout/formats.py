@@ -25,12 +25,12 @@ read front to back exactly once:
 
 The form of a row of activations depends on the format of the weights (``activations``):
 
-    groups  signed bytes, and for each 32 of them an entry of six floats: the scales of the first
+    groups  signed bytes, and for each 32 of them six floats (act_scales): the scales of the first
             and of the last 16, their sum (of bytes times scale), -128 times that, and -32 times the
             sum of the first and of the last 16. Scales for 16 instead of 32 halve the error of
             quantising (LOG.md), which is nearly the whole error.
-    rows    signed bytes with one scale, after a Hadamard rotation, which spreads outliers. One
-            entry: the scale as f32, and -128 times the sum of the bytes as i32.
+    rows    signed bytes with one scale, after a Hadamard rotation, which spreads outliers. In
+            act_scales: the scale as f32, and -128 times the sum of the bytes as i32.
     bf16, floats  the numbers themselves
 """
 
@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 TILE = 32  # outputs of a tile, and inputs of a record
 BLOCK_RECORDS = 8  # of the formats that have blocks
-ENTRY_BYTES = 24  # of a row's entry for each record
+ACT_SCALES_BYTES = 24  # of a row, for each record
 VALUE_BYTES = {"groups": 1, "rows": 1, "bf16": 2, "floats": 4}  # of an activation
 MAX_ROTATED = 512  # channels that a Hadamard rotation mixes at most
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
-from ridgeline.backends.cpu.layout.formats import ENTRY_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 
 TOKENS = 16  # per record
 OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
@@ -132,9 +132,9 @@ class Sizes:
         return self.widest * VALUE_BYTES[self.activations]
 
     @property
-    def entry_stride(self) -> int:
-        """Bytes from row to row of the entries of quantised activations."""
-        return self.widest // TILE * ENTRY_BYTES
+    def act_scales_stride(self) -> int:
+        """Bytes from row to row of the scales and sums of quantised activations."""
+        return self.widest // TILE * ACT_SCALES_BYTES
 
     @property
     def head_x_stride(self) -> int:
@@ -142,9 +142,9 @@ class Sizes:
         return self.hidden * VALUE_BYTES[self.activations]
 
     @property
-    def head_entry_stride(self) -> int:
-        """Bytes from row to row of its entries."""
-        return self.hidden // TILE * ENTRY_BYTES
+    def head_act_scales_stride(self) -> int:
+        """Bytes from row to row of their scales and sums."""
+        return self.hidden // TILE * ACT_SCALES_BYTES
 
     @property
     def proxy_stride(self) -> int:
@@ -166,10 +166,10 @@ class Sizes:
             "in_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
             "rotated": self.widest * 4,
             "in_values": ROW_BLOCK * self.value_stride,
-            "in_entries": ROW_BLOCK * self.entry_stride,
+            "in_act_scales": ROW_BLOCK * self.act_scales_stride,
             "gated_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
             "gated_values": ROW_BLOCK * self.value_stride,
-            "gated_entries": ROW_BLOCK * self.entry_stride,
+            "gated_act_scales": ROW_BLOCK * self.act_scales_stride,
             "qkv": ROW_BLOCK * self.qkv * 4,
             "y": ROW_BLOCK * self.hidden * 4,
             "gate_up": ROW_BLOCK * self.gate_up_stride,
