@@ -87,9 +87,14 @@ class Ledger:
         return block, position % self.block_size
 
     def _sample(self, work: Work) -> tuple[int, ...]:
-        prefix = 0
+        prefix, prefixes = 0, []
         for position in range(work.start + len(work.tokens)):
             before, after = self.slots[self._slot(work, position)]
             assert before == prefix, f"{work.seq_id} reads foreign content at {position}"
             prefix = after
+            prefixes.append(prefix)
+        if work.drafts:  # of what follows a wrong draft, the engine must make nothing
+            (seed,) = work.seeds
+            last = prefixes[-1 - work.drafts :]
+            return tuple(next_token(prefix, seed, self.vocab_size) for prefix in last)
         return tuple(next_token(prefix, seed, self.vocab_size) for seed in work.seeds)

@@ -37,6 +37,7 @@ BLOCKS, CACHE, REQUEST = "core/block_pool.py", "core/kvcache.py", "core/request.
 SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/engine.py"
 QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
+SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "block is not None and self.content[block] == content", "True",
@@ -80,9 +81,6 @@ MUTANTS = (
     Mutant(CACHE, "pair for pair in self.copies if self.pool.refs[pair[1]]",
            "pair for pair in self.copies",
            "copies into blocks that were given back"),
-    Mutant(CACHE, "seq.num_published * self.block_size <= num_computed <= seq.num_computed:",
-           "0 <= num_computed <= seq.num_computed:",
-           "published tokens are rolled back"),
     Mutant(CACHE, """        for block in reversed(seq.table):
             self.pool.release(block)
         if""", """        for block in seq.table:
@@ -156,6 +154,36 @@ MUTANTS = (
            "an error is forgotten"),
     Mutant(ENGINE, "times.scheduled_s is None", "True",
            "times are those of the last admission"),
+    Mutant(FOLD, "if is_last or token != drafts[i]:", "if is_last:",
+           "every draw is kept, whatever its draft"),
+    Mutant(FOLD, "len(work.tokens) - work.drafts)", "len(work.tokens))",
+           "drafts count as computed before they are known to be right"),
+    Mutant(FOLD, "is_last = i + 1 == len(tokens) or", "is_last =",
+           "a draft counts that the runner said nothing of"),
+    Mutant(SPECULATE, "guess[:left]", "guess",
+           "drafts know no budget"),
+    Mutant(SPECULATE, "if len(item.seeds) == 1 and most > 0:", "if item.seeds and most > 0:",
+           "drafts before a fork"),
+    Mutant(SPECULATE, " and kv.reserve_drafts(granted[i], work[i].start + 1 + len(drafts))", "",
+           "drafts without blocks"),
+    Mutant(SPECULATE, "+ drafts, granted[i].table", "+ drafts, work[i].table",
+           "the table is that of before the drafts"),
+    Mutant(SPECULATE, "goodput > rate * _LEAST_GAIN", "goodput > 0",
+           "all drafts pay"),
+    Mutant(SPECULATE, "_text(seq, guess)", "_text(seq, Guess((), 0))",
+           "guesses are not compared with what came"),
+    Mutant(SCHEDULER, "self.speculation is not None and not preempted",
+           "self.speculation is not None",
+           "drafts in a step that took blocks from somebody"),
+    Mutant(ENGINE, "tokens[: num_kept[work.seq_id]] if work.drafts else tokens", "tokens",
+           "records keep draws behind the end"),
+    Mutant(CACHE, "(len(self.pool.free) - need) * 8 < len(self.pool.refs)",
+           "need > len(self.pool.free)",
+           "drafts empty the pool"),
+    Mutant(LOOKUP, "if same > length:", "if same >= length:",
+           "an older match of equal length wins"),
+    Mutant(LOOKUP, "            drafts = drafts[: drafts.index(_NO_TOKEN)]\n", "            pass\n",
+           "a guess runs from one text into the next"),
     Mutant(PARAMS, "isinstance(value, bool) or", "",
            "true is a number"),
     Mutant(PARAMS, "return dict(biases)", "return biases",

@@ -20,6 +20,7 @@ EMPTY = StepRecord(
     paused=(),
     resumed=(),
     work=(),
+    drafts=(),
     sampled=(),
     errors=(),
     admitted=(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Orca, Policy, Queue, SplitFuse, Static, Wish
 from ridgeline.core.records import Record
-from ridgeline.core.request import Request
+from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.speculate import Guess, Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
 from tests.fakes import Ledger, expected_tokens
 
@@ -87,6 +89,10 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     assert set(step.preempted) <= set(waiting)
     assert all(waits[seq_id] is Wait.BLOCKS for seq_id in step.preempted)
     assert all(seq_id > running[-1] for seq_id in step.preempted), "the youngest give way"
+    for work in step.work:
+        assert 0 <= work.drafts < len(work.tokens)
+        assert not work.drafts or len(work.seeds) == 1, "drafts where it is not decided who goes on"
+        assert not work.drafts or not step.preempted, "somebody gave way for a guess"
     targets = [new for _, new in step.copies]
     assert len(set(targets)) == len(targets), "two copies into one block"
     assert all(scheduler.queues.kv.pool.refs[block] == 1 for block in targets)
@@ -101,9 +107,36 @@ def make_scheduler(
     seats: int = 8,
     caching: bool = True,
     hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
+    speculation: Speculation | None = None,
 ) -> Scheduler:
     kv = KVCache(num_blocks, block_size, enable_prefix_caching=caching, hash_block=hash_block)
-    return Scheduler(kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats)
+    return Scheduler(
+        kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats, speculation=speculation
+    )
+
+
+@dataclass
+class Oracle:
+    """A drafter that knows what comes, and says so with a chance of ``accuracy`` for each token."""
+
+    accuracy: float
+    dice: random.Random
+    vocab_size: int = 4
+
+    def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
+        return [
+            Guess(tuple(self._tokens(seq, most)), self.dice.randint(2, 20)) for seq, most in wanted
+        ]
+
+    def _tokens(self, seq: Sequence, most: int) -> Iterator[int]:
+        for token in expected_tokens(
+            tuple(seq.tokens), seq.seeds[0], self.dice.randint(0, most), self.vocab_size
+        ):
+            right = self.dice.random() < self.accuracy
+            yield token if right else self.dice.randrange(self.vocab_size)
+
+    def forget(self, request: Request) -> None:
+        return None
 
 
 def make_request(

@@ -311,6 +311,9 @@ def test_a_request_record_tells_times_and_numbers() -> None:
             num_preemptions=0,
             num_generated=(2,),
             finish_reasons=("length",),
+            num_drafts=0,
+            num_draft_tokens=0,
+            num_accepted_tokens=0,
             error=None,
         )
     ]

@@ -116,51 +116,51 @@ def test_a_copy_into_a_block_that_was_given_back_is_forgotten() -> None:
     assert len(kv.copies) == 1, "the source may go, the copy is still wanted"
 
 
-# --- roll-back ----------------------------------------------------------------------------------
+# --- drafts -------------------------------------------------------------------------------------
 
 
-def test_roll_back_forgets_tokens_and_returns_their_blocks() -> None:
+def test_blocks_of_wrong_drafts_are_given_back() -> None:
+    kv = KVCache(8, 4)
+    seq = admitted(kv, [1, 2, 3, 4, 5, 6, 7])
+    assert kv.reserve_drafts(seq, 14)
+    assert (len(seq.table), seq.capacity) == (4, 16)
+    seq.tokens.append(8)
+    seq.num_pending += 1
+    kv.release_drafts(seq)
+    assert (len(seq.table), seq.capacity, len(kv.pool.free)) == (2, 8, 6)
+    kv.check([seq])
+
+
+def test_blocks_that_right_drafts_filled_are_kept() -> None:
     kv = KVCache(8, 4, enable_prefix_caching=False)
-    seq = admitted(kv, list(range(11)))
-    kv.roll_back(seq, 5)
-    assert (seq.num_computed, seq.num_pending, len(seq.table)) == (5, 6, 2)
-    assert len(kv.pool.free) == 6
-    assert seq.capacity <= 5, "the next write must ask"
-    assert kv.reserve(seq, 11)
-    assert kv.copies == []
-    compute(kv, seq, 11)
+    seq = admitted(kv, [1, 2, 3, 4, 5, 6, 7])
+    assert kv.reserve_drafts(seq, 14)
+    seq.tokens += [8, 9, 10]
+    seq.num_pending += 3
+    compute(kv, seq, 10)
+    kv.release_drafts(seq)
+    assert len(seq.table) == 3
     kv.check([seq])
 
 
-def test_roll_back_to_where_it_is_keeps_all_that_is_computed() -> None:
+def test_drafts_take_no_block_unless_many_are_free() -> None:
     kv = KVCache(8, 4)
-    seq = admitted(kv, [1, 2, 3, 4, 5])
-    kv.roll_back(seq, 5)
-    assert (seq.num_computed, seq.num_pending, len(seq.table), seq.publish_at) == (5, 0, 2, 8)
-    kv.check([seq])
-
-
-def test_roll_back_into_a_shared_block_copies_on_the_next_write() -> None:
-    kv = KVCache(8, 4)
-    parent = admitted(kv, [1, 2, 3, 4, 5, 6, 7])
-    child = forked(kv, parent)
-    kv.roll_back(child, 5)
-    assert kv.copies == []
-    assert kv.reserve(child, 7)
-    assert kv.copies == [(parent.table[1], child.table[1])]
-    kv.check([parent, child])
-
-
-@pytest.mark.parametrize("target", [3, 7, 10**6, -1])
-def test_roll_back_refuses_what_is_published_or_not_computed(target: int) -> None:
-    kv = KVCache(8, 4)
-    seq = admitted(kv, [1, 2, 3, 4, 5, 6])
+    seq = admitted(kv, list(range(16)))
+    assert kv.reserve_drafts(seq, 28), "one of eight stays free"
+    kv.release_drafts(seq)
     before = state(kv, seq)
-    with pytest.raises(ValueError, match=rf"roll sequence .* back to {target}: 6 tokens .* 4 are"):
-        kv.roll_back(seq, target)
+    assert not kv.reserve_drafts(seq, 29)
     assert state(kv, seq) == before
-    kv.roll_back(seq, 4)
-    kv.check([seq])
+    assert kv.reserve_drafts(seq, 16), "room that is there anyway"
+
+
+def test_room_that_was_reserved_before_is_not_given_back() -> None:
+    kv = KVCache(16, 4)
+    seq = admitted(kv, [1, 2, 3, 4, 5])
+    assert kv.reserve(seq, 30)
+    assert kv.reserve_drafts(seq, 12)
+    kv.release_drafts(seq)
+    assert len(seq.table) == 8
 
 
 # --- check --------------------------------------------------------------------------------------

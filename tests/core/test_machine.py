@@ -6,6 +6,7 @@ of the cache on the way, ``Watched`` every step, and ``check`` every state in be
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ridgeline.core.kvcache import hash_block
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Policy
+from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId
-from tests.core.harness import POLICIES, expected, finish, make_engine, make_scheduler
+from tests.core.harness import POLICIES, Oracle, expected, finish, make_engine, make_scheduler
 
 MAX_LEN = 24
 STOP_ID = 3
@@ -56,6 +58,7 @@ class Core(RuleBasedStateMachine):
         budget=st.integers(5, 40),
         caching=st.sampled_from((True, True, False)),
         weak=st.booleans(),
+        accuracy=st.sampled_from((None, 0.0, 0.5, 0.9, 1.0)),
     )
     def start(
         self,
@@ -66,7 +69,9 @@ class Core(RuleBasedStateMachine):
         budget: int,
         caching: bool,
         weak: bool,
+        accuracy: float | None,
     ) -> None:
+        drafter = None if accuracy is None else Oracle(accuracy, random.Random(budget))
         self.scheduler = make_scheduler(
             -(-MAX_LEN // block_size) + spare_blocks,  # down to one longest request and no more
             block_size,
@@ -75,6 +80,7 @@ class Core(RuleBasedStateMachine):
             seats=seats,
             caching=caching,
             hash_block=weak_hash if weak else hash_block,
+            speculation=Speculation(drafter) if drafter else None,
         )
         self.engine, self.runner = make_engine(self.scheduler, max_model_len=MAX_LEN)
         self.answers: dict[SeqId, list[int]] = {}  # what must be said

@@ -12,9 +12,10 @@ import pytest
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Policy, SplitFuse
 from ridgeline.core.records import Record, to_json
+from ridgeline.core.speculate import Speculation
 from ridgeline.decoding.text import TextStream
 from ridgeline.simulator.replay import Replay, replay
-from tests.core.harness import POLICIES, finish, make_engine, make_scheduler
+from tests.core.harness import POLICIES, Oracle, finish, make_engine, make_scheduler
 from tests.decoding.letters import Letters
 
 Json = dict[str, Any]
@@ -29,7 +30,10 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     """Return the records of a run with a bit of everything, as they are read back from a file."""
     dice = random.Random(seed)
     records: list[Record] = []
-    scheduler = make_scheduler(14, 3, policy=policy, budget=40, seats=4, caching=seed % 4 > 0)
+    speculation = Speculation(Oracle(0.7, dice)) if seed % 2 else None
+    scheduler = make_scheduler(
+        14, 3, policy=policy, budget=40, seats=4, caching=seed % 4 > 0, speculation=speculation
+    )
     engine, runner = make_engine(
         scheduler, max_model_len=40, eos_ids=(3,), listeners=[records.append]
     )

@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Orca, Policy, SplitFuse
+from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Event, SeqId
 from tests.core.harness import (
     POLICIES,
@@ -51,10 +52,17 @@ def serve(
     seats: int = 8,
     caching: bool = True,
     arrivals: random.Random | None = None,
+    speculation: Speculation | None = None,
 ) -> tuple[dict[SeqId, list[int]], Watched]:
     """Serve all, at once or as they arrive; return the answers and the runner that saw it."""
     scheduler = make_scheduler(
-        num_blocks, block_size, policy=policy, budget=budget, seats=seats, caching=caching
+        num_blocks,
+        block_size,
+        policy=policy,
+        budget=budget,
+        seats=seats,
+        caching=caching,
+        speculation=speculation,
     )
     engine, runner = make_engine(scheduler, max_model_len=MAX_LEN)
     events: list[Event] = []

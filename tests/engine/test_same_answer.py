@@ -97,7 +97,12 @@ def load() -> Iterator[Load]:
         return runners[key]
 
     def build(backend: str, **options: Any) -> tuple[LLM, Log]:
-        base = {"max_model_len": 128, "threads": 1, "kv_cache_tokens": 8192}
+        base = {
+            "max_model_len": 128,
+            "threads": 1,
+            "kv_cache_tokens": 8192,
+            "speculative_config": "off",
+        }
         wishes = base | BACKENDS[backend] | options
         bytes_per_token = CACHE_BYTES[wishes.get("kv_cache_dtype"), backend == "reference"]
         wishes["kv_cache_memory"] = wishes.pop("kv_cache_tokens") * bytes_per_token
@@ -254,3 +259,62 @@ def test_what_others_ask_meanwhile(
             stream.close()
             ask(llm, [0])
     assert text == wanted.outputs[0].text
+
+
+# --- drafts ---------------------------------------------------------------------------------------
+
+DRAFTS: dict[str, Any] = {"speculative_config": {"always": True, "num_speculative_tokens": 7}}
+
+
+def ask_with_predictions(
+    llm: LLM, indexes: list[int], wanted: Expected, num_tokens: int = NUM_TOKENS
+) -> list[RequestOutput]:
+    """Ask with predictions that are right in parts."""
+    params = []
+    for i in indexes:
+        words = wanted[i].outputs[0].text.split(" ")
+        words[len(words) // 2] = "something quite different"
+        params.append(replace(REQUESTS[i][1], max_tokens=num_tokens, prediction=" ".join(words)))
+    return llm.generate([REQUESTS[i][0] for i in indexes], params)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 16},
+        {"kv_cache_tokens": 256},
+        {"policy": "static", "max_num_seqs": 4},
+        {"threads": 2},
+    ],
+    ids=["together", "in chunks", "preempted", "static", "two threads"],
+)
+def test_with_drafts(
+    every_backend: str, options: dict[str, Any], load: Load, alone: Callable[[str], Expected]
+) -> None:
+    wanted = alone(every_backend)
+    llm, log = load(every_backend, **DRAFTS, **options)
+    for indexes in ([0], [4], [5], [3, 2, 1, 0], list(range(len(REQUESTS)))):
+        outs = ask_with_predictions(llm, indexes, wanted)
+        assert_same(every_backend, outs, [wanted[i] for i in indexes])
+    num_drafts, num_accepted = (
+        sum(getattr(record, name) for record in log.requests)
+        for name in ("num_draft_tokens", "num_accepted_tokens")
+    )
+    assert num_drafts > num_accepted > 20
+
+
+def test_drafts_leave_nothing_behind_in_the_cache(
+    every_backend: str, load: Load, alone: Callable[[str], Expected]
+) -> None:
+    """A later prompt finds only what was said, not what was guessed."""
+    wanted = alone(every_backend)
+    llm, _ = load(every_backend, **DRAFTS)
+    (first,) = ask_with_predictions(llm, [3], wanted)
+    told = [*first.prompt_token_ids, *first.outputs[0].token_ids]
+    params = _params(temperature=0)
+    (again,) = llm.generate([told], params)
+    fresh, _ = load(every_backend, enable_prefix_caching=False)
+    (expected,) = fresh.generate([told], params)
+    assert again.num_cached_tokens >= 16 * (len(told) // 16 - 1)
+    assert_same(every_backend, [again], [expected])

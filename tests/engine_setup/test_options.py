@@ -15,6 +15,7 @@ from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import usable_cpus
 from ridgeline.physics import costs
 from tests.tiny import PLAIN
@@ -218,3 +219,42 @@ def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> Non
         footprint(ARCH, Setup("f32", "f32", 16, 1, length, 256, 2048)) for length in (256, 4096)
     )
     assert long - short > 4 * 2 * ARCH.num_heads * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (None, SpeculativeConfig()),
+        ("off", None),
+        ("{}", SpeculativeConfig()),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 4}',
+            SpeculativeConfig(num_speculative_tokens=4),
+        ),
+        (
+            {"prompt_lookup_min": 3, "prompt_lookup_max": 5},
+            SpeculativeConfig(prompt_lookup_min=3, prompt_lookup_max=5),
+        ),
+    ],
+)
+def test_speculative_config(value: Any, wanted: SpeculativeConfig | None) -> None:
+    assert parse_speculative(value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("on", "neither JSON nor 'off'"),
+        ("[1]", "a JSON object, or 'off'"),
+        ({"method": "eagle"}, "method 'eagle' is not one of ngram"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, not a whole number from 1"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens is True"),
+        ({"num_speculative_tokens": 99}, "from 1 to 15"),
+        ({"prompt_lookup_min": 9, "prompt_lookup_max": 4}, r"\(9\) is more than"),
+        ({"disable_by_batch_size": 4}, "has no 'disable_by_batch_size'; there are method"),
+        ({"always": 1}, "always is 1, not true or false"),
+    ],
+)
+def test_a_wrong_speculative_config_names_the_way_out(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Options(speculative_config=value)

@@ -162,8 +162,13 @@ class LLM:
             for prompt, wish in zip(prompts, params, strict=True):
                 wish.validate_ids(self.arch.vocab_size)
                 ids = tuple(prompt)
-                new_text = partial(self.text.new_text, ids, wish)
-                requests.append(self.engine.requests[self.engine.add(ids, wish, new_text=new_text)])
+                request_id = self.engine.add(
+                    ids,
+                    wish,
+                    new_text=partial(self.text.new_text, ids, wish),
+                    prediction=self.text.encode_prediction(wish),
+                )
+                requests.append(self.engine.requests[request_id])
         except BaseException:
             for request in requests:
                 self.engine.abort(request.id)
@@ -240,6 +245,8 @@ class LLM:
                 self._prompt_logprobs(request),
                 [_completion(i, chunks) for i, chunks in enumerate(answers) if chunks],
                 request.num_cached_tokens,
+                request.num_draft_tokens,
+                request.num_accepted_tokens,
             )
             for request, text, answers in zip(requests, texts, chunks_of, strict=True)
         ]

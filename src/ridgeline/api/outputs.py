@@ -50,6 +50,8 @@ class RequestOutput:
         prompt_logprobs: per prompt token, None for the first; None unless asked for.
         outputs: the answers, by index.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
+        num_draft_tokens: tokens that were guessed, and verified beside one that was not.
+        num_accepted_tokens: of these, the right ones.
     """
 
     request_id: int
@@ -58,6 +60,8 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]
     num_cached_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

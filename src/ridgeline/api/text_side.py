@@ -56,6 +56,12 @@ class TextSide:
                 )
         return list(prompt)
 
+    def encode_prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        """Return the token ids of what the answer will be like, if that was said."""
+        if not params.prediction:
+            return ()
+        return tuple(self.tokenizer.encode(params.prediction, add_bos=False))
+
     def spell(self, token: int) -> str:
         """Return what a token stands for; bytes that are not UTF-8 come out as U+FFFD."""
         return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")

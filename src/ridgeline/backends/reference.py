@@ -25,6 +25,7 @@ from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
+from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
@@ -111,8 +112,9 @@ class ReferenceRunner:
                 self.k_cache[:, new] = self.k_cache[:, old]
                 self.v_cache[:, new] = self.v_cache[:, old]
             hidden, finite_T = self._forward(step.work)
-            begins = np.cumsum([0, *(len(work.tokens) for work in step.work)])[:-1]
-            damaged = np.flatnonzero(~np.logical_and.reduceat(finite_T, begins)).tolist()
+            ends = np.cumsum([len(work.tokens) for work in step.work])
+            of_items = enumerate(np.split(finite_T, ends[:-1]))
+            damaged = [(i, int(of_item.argmin())) for i, of_item in of_items if not of_item.all()]
             return finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
@@ -293,7 +295,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     scores = 2 * arch.num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
-    logits = (1.25 * setup.max_num_seqs + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
+    logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
     return Footprint(weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4))
 

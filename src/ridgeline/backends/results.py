@@ -45,25 +45,43 @@ class Answer(NamedTuple):
 Head = Callable[[list[Ask]], list[Answer]]
 
 
-def finish(items: tuple[Work, ...], head: Head, damaged: Callable[[], Iterable[int]]) -> StepOutput:
+def finish(
+    items: tuple[Work, ...], head: Head, damaged: Callable[[], Iterable[tuple[int, int]]]
+) -> StepOutput:
     """Return the output of a step.
 
     Args:
         items: the step's work.
         head: answers asks, in their order. It is called first with all draws, even if there are
             none, then with the prompt tokens to rank, some at a time.
-        damaged: returns the items whose keys or values are not finite; called after the draws.
+        damaged: returns the items whose keys or values are not finite, with the index of the first
+            such token; called after the draws.
+
+    A draw behind a wrong draft is dropped, and what is wrong with a draft is not the item's fault:
+    the answer ends before it, and its token, if it is drawn, fails in the next step.
     """
     ends = list(accumulate(len(work.tokens) for work in items))
-    asked = [(i, ask) for i, work in enumerate(items) for ask in _draws(work, ends[i])]
-    answers = head([ask for _, ask in asked])
-    errors = dict.fromkeys(damaged(), "K/V of this sequence is not finite")
+    asked = [(i, j, ask) for i, work in enumerate(items) for j, ask in _draws(work, ends[i])]
+    answers = head([ask for _, _, ask in asked])
+    errors: dict[int, str] = {}
+    num_sound: dict[int, int] = {}  # draws before the first draft that is damaged
+    for i, first in damaged():
+        num_sound[i] = first - sampled_from(items[i])
+        if num_sound[i] <= 0:
+            errors[i] = "K/V of this sequence is not finite"
     tokens: list[tuple[int, ...]] = [()] * len(items)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-    for (i, ask), (picks, is_finite) in zip(asked, answers, strict=True):
+    for (i, j, ask), (picks, is_finite) in zip(asked, answers, strict=True):
+        if j and not (
+            j == len(tokens[i])
+            and j < num_sound.get(i, j + 1)
+            and tokens[i][-1] == items[i].tokens[j - 1 - items[i].drafts]
+        ):
+            continue
         drawn = tuple(token for token, _ in picks if token is not None)
         if not is_finite or len(drawn) < len(ask.draws):
-            errors.setdefault(i, "logits are not finite, or every token is ruled out")
+            if not j:
+                errors.setdefault(i, "logits are not finite, or every token is ruled out")
             continue
         tokens[i] += drawn
         if ask.num_top is not None:
@@ -83,12 +101,16 @@ def finish(items: tuple[Work, ...], head: Head, damaged: Callable[[], Iterable[i
     )
 
 
-def _draws(work: Work, end: int) -> Iterator[Ask]:
-    """Yield the draws of an item whose last token is the one before ``end``."""
-    for j in range(sampled_from(work), len(work.tokens)):
-        position = work.start + j + 1
-        rows = tuple(Row(work.sampling, seed, position, work.history) for seed in work.seeds)
-        yield Ask(end - len(work.tokens) + j, rows, -1, work.sampling.params.logprobs)
+def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
+    """Number the draws of an item whose last token is the one before ``end``."""
+    first = sampled_from(work)
+    for j in range(len(work.tokens) - first):
+        history = work.history
+        if j and history:
+            history += work.tokens[first + 1 : first + 1 + j]
+        position = work.start + first + j + 1
+        rows = tuple(Row(work.sampling, seed, position, history) for seed in work.seeds)
+        yield j, Ask(end - len(work.tokens) + first + j, rows, -1, work.sampling.params.logprobs)
 
 
 def _prompt(work: Work, begin: int, head: Head) -> Iterator[Answer]:

@@ -111,7 +111,7 @@ def decode_steps(steps: Sequence[StepRecord], num_streams: int) -> tuple[int, in
     first finish first; the work of the others is then of another shape, unless there is nothing
     else.
     """
-    prompts = [i for i, step in enumerate(steps) if any(n > 1 for _, _, n in step.work)]
+    prompts = [i for i, step in enumerate(steps) if step.num_prompt_tokens]
     first = 1 + max(prompts, default=0)  # a prompt of one token is the first step
     last = first
     while last < len(steps) and len(steps[last].work) == num_streams:

@@ -146,7 +146,7 @@ def _table(answers: list[_Answer], log: _Log, num_blocks: int) -> Table:
 
 def _share_of_roof(llm: LLM, steps: list[StepRecord]) -> Text:
     """Say how much of the available memory bandwidth decoding used."""
-    decodes = [step for step in steps if all(count == 1 for _, _, count in step.work)]
+    decodes = [step for step in steps if not step.num_prompt_tokens]
     traffic = [kind for step in decodes for kind in llm.runner.traffic(step).values()]
     if not traffic:
         return Text("")

@@ -11,7 +11,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_AS_TYPED = {"kv_cache_memory": str | None, "trace": Path | None}
+_AS_TYPED = {
+    "kv_cache_memory": str | None,
+    "speculative_config": str | None,
+    "trace": Path | None,
+}
 
 
 class UsageError(Exception):

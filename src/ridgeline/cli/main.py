@@ -28,6 +28,7 @@ from ridgeline.bench.load.main import Load, serve
 from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
+from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli.doctor import report
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.repl import answer, chat
@@ -239,13 +240,50 @@ def bench_offline(
     *,
     options: Options,
 ) -> None:
-    """Fixed shapes: prefill, one stream, many streams. The last line is one JSON document."""
+    """Fixed shapes: prefill, one stream, many streams. The last line is one JSON document.
+
+    Prompts are random, so there is nothing to guess from: drafts are off unless
+    --speculative-config asks for them.
+    """
     shape = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    options = replace(options, speculative_config=options.speculative_config or "off")
     with _load(model, options, {}) as (llm, _):
         if profile:
             print_profile(llm, picture=profile_out, **shape)
         else:
             bench(llm, **shape)
+
+
+@bench_app.command("speculation")
+@engine_options
+def bench_drafts(
+    model: Model,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with category and turns, as in Spec-Bench."),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each category.")] = 10,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
+    streams: Annotated[
+        list[int] | None, typer.Option(min=1, help="Prompts at once; may be given several times.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Of all answers.")] = 0.0,
+    *,
+    options: Options,
+) -> None:
+    """The same answers with drafts and without, in turn. The last line is one JSON document.
+
+    Code edits are always measured; --prompts adds categories.
+    """
+    with _load(model, options, {}) as (llm, _):
+        bench_speculation(
+            llm,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            new_tokens=new_tokens,
+            streams=streams or [1],
+            temperature=temperature,
+        )
 
 
 @bench_app.command("quality")

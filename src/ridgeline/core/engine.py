@@ -6,6 +6,7 @@ else. It knows nothing of text formats, threads and files.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -75,13 +76,14 @@ class Engine:
         arrival_s: float | None = None,
         name: str = "",
         cache_root: bytes = b"",
+        prediction: tuple[int, ...] = (),
     ) -> int:
         """Queue a request; return its id.
 
         ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
         ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 64
-        bytes, share cached prefixes. Raises ValueError if it can never run, and then nothing has
-        changed.
+        bytes, share cached prefixes. ``prediction`` is what the answer may be like, for drafts.
+        Raises ValueError if it can never run, and then nothing has changed.
         """
         request_id = self._next_id
         request = Request(
@@ -94,6 +96,7 @@ class Engine:
             new_text=new_text,
             name=name,
             cache_root=cache_root,
+            prediction=prediction,
         )
         self.scheduler.add(request)
         self._next_id += 1
@@ -152,7 +155,11 @@ class Engine:
             self._note_step(step, StepOutput(()), load, filled, times_s)
             raise
         executed_s = self._clock()
+        if self.scheduler.speculation:
+            self.scheduler.speculation.note_step(step, executed_s - scheduled_s)
         events = fold.commit(self.scheduler.queues, step, output)
+        if any(work.drafts for work in step.work):
+            output = output._replace(tokens=_kept(step, output, events))
         self._note_step(step, output, load, filled, (start_s, scheduled_s, executed_s))
         self._note_events(events, executed_s)
         return events
@@ -183,6 +190,8 @@ class Engine:
 
     def _close(self, request_id: int, now_s: float) -> None:
         request, times = self.requests.pop(request_id), self._times.pop(request_id)
+        if self.scheduler.speculation:
+            self.scheduler.speculation.forget(request)
         self._tell(
             lambda: RequestRecord(
                 request_id=request_id,
@@ -198,6 +207,9 @@ class Engine:
                 num_preemptions=sum(seq.num_preemptions for seq in request.sequences),
                 num_generated=tuple(seq.num_generated for seq in request.sequences),
                 finish_reasons=tuple(str(seq.finish_reason) for seq in request.sequences),
+                num_drafts=request.num_drafts,
+                num_draft_tokens=request.num_draft_tokens,
+                num_accepted_tokens=request.num_accepted_tokens,
                 error=times.error,
             )
         )
@@ -238,6 +250,9 @@ class Engine:
                 resumed=tuple(self._resumed),
                 work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
                 sampled=sampled,
+                drafts=tuple(
+                    (work.seq_id, work.tokens[-work.drafts :]) for work in step.work if work.drafts
+                ),
                 errors=tuple((step.work[i].seq_id, error) for i, error in errors.items()),
                 admitted=step.admitted,
                 preempted=step.preempted,
@@ -271,6 +286,15 @@ class Engine:
             seed=self.seed,
             eos_ids=self.eos_ids,
         )
+
+
+def _kept(step: Step, output: StepOutput, events: list[Event]) -> tuple[tuple[int, ...], ...]:
+    """Return the output's tokens without those behind an end among the drafts."""
+    num_kept = Counter(event.seq_id for event in events)
+    return tuple(
+        tokens[: num_kept[work.seq_id]] if work.drafts else tokens
+        for work, tokens in zip(step.work, output.tokens, strict=True)
+    )
 
 
 def _changed(params: SamplingParams) -> dict[str, object]:

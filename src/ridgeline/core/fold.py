@@ -5,11 +5,12 @@ It needs only the step and its output, and keeps nothing between two calls.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import zip_longest
 
 from ridgeline.core.queues import Queues
 from ridgeline.core.request import Request, Sequence, Status
-from ridgeline.core.step import Event, FinishReason, Step, StepOutput, TokenLogprobs
+from ridgeline.core.step import Event, FinishReason, Step, StepOutput, TokenLogprobs, Work
 
 
 def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
@@ -28,18 +29,48 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
                 continue
             ranked_prompt = output.prompt_logprobs.get(i, ())
             seq.request.prompt_logprobs.update(enumerate(ranked_prompt, work.start + 1))
-        num_tokens = len(work.tokens)
-        seq.num_computed += num_tokens
-        seq.num_pending -= num_tokens
-        if seq.num_computed >= seq.publish_at:
-            queues.kv.publish(seq)
+        _advance(queues, seq, len(work.tokens) - work.drafts)
         ranked = () if is_plain else output.logprobs.get(i, ())
-        if len(work.seeds) > 1:
+        if work.drafts:
+            events += _verify(queues, seq, work, tokens, ranked)
+        elif len(work.seeds) > 1:
             for member, token, logprobs in zip_longest(_fork(queues, seq), tokens, ranked):
                 events.append(_append(queues, member, token, logprobs))
         elif work.seeds:
             events.append(_append(queues, seq, tokens[0], ranked[0] if ranked else None))
     return events
+
+
+def _advance(queues: Queues, seq: Sequence, num_tokens: int) -> None:
+    """Count tokens whose K/V are in the cache now."""
+    seq.num_computed += num_tokens
+    seq.num_pending -= num_tokens
+    if seq.num_computed >= seq.publish_at:
+        queues.kv.publish(seq)
+
+
+def _verify(
+    queues: Queues,
+    seq: Sequence,
+    work: Work,
+    tokens: tuple[int, ...],
+    ranked: tuple[TokenLogprobs, ...],
+) -> Iterator[Event]:
+    """Yield the events of draws behind drafts, as the steps without them would have made them.
+
+    A draw counts if it follows from the drafts before it, that is, if all of them are right.
+    """
+    drafts = work.tokens[len(work.tokens) - work.drafts :]
+    seq.request.num_drafts += 1
+    seq.request.num_draft_tokens += len(drafts)
+    for i, token in enumerate(tokens):
+        yield _append(queues, seq, token, ranked[i] if ranked else None)
+        is_last = i + 1 == len(tokens) or seq.status is Status.FINISHED
+        if is_last or token != drafts[i]:
+            break
+        seq.request.num_accepted_tokens += 1
+        _advance(queues, seq, 1)
+    queues.kv.release_drafts(seq)
 
 
 def abort(queues: Queues, request: Request) -> list[Event]:

@@ -120,24 +120,28 @@ class KVCache:
         full = parent.num_computed // self.block_size * self.block_size
         child.capacity = parent.capacity = full  # so the next write asks, and finds it shared
 
-    def roll_back(self, seq: Sequence, num_computed: int) -> None:
-        """Forget the K/V of all tokens from ``num_computed`` on, and give back their blocks.
+    def reserve_drafts(self, seq: Sequence, upto: int) -> bool:
+        """Make tokens up to ``upto`` writable for drafts, if an eighth of all blocks stays free.
 
-        Raises ValueError for tokens that are not computed, or already published as final.
+        Free blocks hold what later prompts may find, and drafts may be wrong.
         """
-        if not seq.num_published * self.block_size <= num_computed <= seq.num_computed:
-            raise ValueError(
-                f"cannot roll sequence {seq.id} back to {num_computed}: {seq.num_computed} tokens "
-                f"are computed and {seq.num_published * self.block_size} are published"
-            )
-        keep = self.blocks_for(num_computed)
-        for block in reversed(seq.table[keep:]):
-            self.pool.release(block)
-        seq.table = seq.table[:keep]
-        seq.num_pending += seq.num_computed - num_computed
-        seq.num_computed = num_computed
-        seq.publish_at = self._next_boundary(seq)
-        seq.capacity = num_computed // self.block_size * self.block_size  # the rest must ask
+        need = self.blocks_for(upto) - len(seq.table)
+        if need > 0:
+            if (len(self.pool.free) - need) * 8 < len(self.pool.refs):
+                return False
+            seq.num_draft_blocks = need
+            self.reserve(seq, upto)
+        return True
+
+    def release_drafts(self, seq: Sequence) -> None:
+        """Give back the blocks that only wrong drafts needed."""
+        if seq.num_draft_blocks:
+            spare = len(seq.table) - self.blocks_for(len(seq.tokens))
+            for _ in range(min(spare, seq.num_draft_blocks)):
+                self.pool.release(seq.table[-1])
+                seq.table = seq.table[:-1]
+            seq.capacity = min(seq.capacity, len(seq.table) * self.block_size)
+            seq.num_draft_blocks = 0
 
     def release(self, seq: Sequence) -> None:
         """Give back all blocks, the tail first, so that leaves are evicted before roots."""
@@ -146,7 +150,7 @@ class KVCache:
         if self.copies:  # into blocks that are free now, nothing need be copied
             self.copies = [pair for pair in self.copies if self.pool.refs[pair[1]]]
         seq.table = ()
-        seq.num_computed = seq.num_published = seq.capacity = 0
+        seq.num_computed = seq.num_published = seq.capacity = seq.num_draft_blocks = 0
         seq.num_pending = len(seq.tokens)
 
     def check(self, sequences: Iterable[Sequence]) -> None:

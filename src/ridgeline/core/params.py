@@ -56,6 +56,7 @@ class SamplingParams:
         logprobs: how many likeliest tokens to report per generated token (0: the chosen one
             only). They are of the model's own distribution, before any filter.
         prompt_logprobs: the same for each prompt token but the first.
+        prediction: text that the answer will be like: it comes sooner where that is right.
     """
 
     n: int = 1
@@ -75,6 +76,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prediction: str | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -87,6 +89,8 @@ class SamplingParams:
             )
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        if not isinstance(self.prediction, str | None):
+            raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
         # Frozen for good: what the caller passed may change under us.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))

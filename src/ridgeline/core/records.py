@@ -47,6 +47,9 @@ class RequestRecord:
         num_preemptions: over all its sequences.
         num_generated: tokens per answer.
         finish_reasons: per answer.
+        num_drafts: how often drafts of one of its sequences were verified.
+        num_draft_tokens: tokens that were guessed and verified, over all its sequences.
+        num_accepted_tokens: of these, the right ones.
         error: what went wrong, if something did.
     """
 
@@ -63,6 +66,9 @@ class RequestRecord:
     num_preemptions: int
     num_generated: tuple[int, ...]
     finish_reasons: tuple[str, ...]
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     error: str | None
 
 
@@ -79,8 +85,9 @@ class StepRecord:
         paused: requests paused since the step before; these come before those resumed.
         resumed: requests resumed since the step before.
         work: (sequence, first position, number of tokens) of each item.
+        drafts: sequences with drafts, and which; these are the last of their tokens in ``work``.
         sampled: tokens sampled for each item, () for one that failed; empty if the backend failed
-            and all starts again.
+            and all starts again. Of an item with drafts, those that follow from right ones.
         errors: sequences that ended here because their item failed, and why.
         admitted: sequences that began to run, with the length of their cached prefix.
         preempted: sequences whose blocks were taken.
@@ -104,6 +111,7 @@ class StepRecord:
     paused: tuple[int, ...]
     resumed: tuple[int, ...]
     work: tuple[tuple[SeqId, int, int], ...]
+    drafts: tuple[tuple[SeqId, tuple[int, ...]], ...]
     sampled: tuple[tuple[int, ...], ...]
     errors: tuple[tuple[SeqId, str], ...]
     admitted: tuple[tuple[SeqId, int], ...]
@@ -116,6 +124,12 @@ class StepRecord:
     is_read: bool
     blocks_used: int
     blocks_indexed: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of prompts in this step, but for prompts of which a single token is left."""
+        guessing = dict(self.drafts)
+        return sum(n for seq_id, _, n in self.work if n > 1 and seq_id not in guessing)
 
     @property
     def duration_s(self) -> float:

@@ -55,12 +55,14 @@ class Request:
         new_text: Callable[[], Text] | None = None,
         name: str = "",
         cache_root: bytes = b"",
+        prediction: tuple[int, ...] = (),
     ) -> None:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
         ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
-        most 64 bytes, share cached prefixes. Raises ValueError if the prompt is empty or leaves no
-        room for an answer.
+        most 64 bytes, share cached prefixes. ``prediction`` is what the answer may be like; it
+        changes only how soon it comes. Raises ValueError if the prompt is empty or leaves no room
+        for an answer.
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
@@ -77,6 +79,7 @@ class Request:
         self.name = name
         self.cache_root = cache_root
         self.prompt = prompt
+        self.prediction = prediction
         self.params = params
         self.max_len = len(prompt) + max_tokens
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
@@ -85,6 +88,7 @@ class Request:
         self.needs_context = params.penalises or params.prompt_logprobs is not None
         self.new_text = new_text
         self.num_cached_tokens = 0  # prompt tokens that the first admission found computed
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
         seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(params.n))
         self.sequences = [Sequence(self, 0, list(prompt), seeds)]
@@ -102,6 +106,7 @@ class Sequence:
     ``tokens[:num_computed]`` have their K/V in the blocks of ``table``; ``num_pending`` tokens are
     to be computed. ``capacity`` tokens may be written before the cache must be asked. The first
     ``num_published`` blocks are in the prefix index; ``publish_at`` is when to offer the next.
+    In a step the last ``num_draft_blocks`` blocks are for drafts alone.
     """
 
     request: Request
@@ -119,6 +124,7 @@ class Sequence:
     capacity: int = 0
     num_published: int = 0
     publish_at: int = 0
+    num_draft_blocks: int = 0
     num_preemptions: int = 0
 
     def __post_init__(self, index: int) -> None:

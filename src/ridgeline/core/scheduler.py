@@ -17,6 +17,7 @@ from ridgeline.core.kvcache import KVCache
 from ridgeline.core.policies import Load, Policy
 from ridgeline.core.queues import Queues, by_age
 from ridgeline.core.request import Request, Sequence, Status
+from ridgeline.core.speculate import Speculation, max_draws
 from ridgeline.core.step import SeqId, Step, Wait, Work
 
 _RUNNING = Status.RUNNING
@@ -34,11 +35,18 @@ class Scheduler:
     """A policy, a budget and the queues."""
 
     def __init__(
-        self, kv: KVCache, policy: Policy, *, max_num_batched_tokens: int, max_num_seqs: int
+        self,
+        kv: KVCache,
+        policy: Policy,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        speculation: Speculation | None = None,
     ) -> None:
         """Schedule at most these numbers of tokens in a step and of sequences at a time.
 
-        Raises ValueError unless every running sequence can have a token in each step.
+        ``speculation`` adds drafts to steps that have room for them. Raises ValueError unless every
+        running sequence can have a token in each step.
         """
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(
@@ -48,6 +56,7 @@ class Scheduler:
         self.queues = Queues(kv, max_num_seqs)
         self.policy = policy
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.speculation = speculation
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, with the numbers, if it can never run."""
@@ -131,6 +140,9 @@ class Scheduler:
             left -= num_tokens
         if admitted or preempted:
             queues.sort()
+        if self.speculation is not None and not preempted:
+            left = min(left, max_draws(queues.max_num_seqs) - len(work))
+            self.speculation.extend(kv, granted, work, left)
         return Step(
             tuple(work),
             tuple(kv.copies),

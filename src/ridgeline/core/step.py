@@ -44,7 +44,12 @@ class Sampling(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Compute these tokens of this sequence; if it has seeds, sample what comes after them."""
+    """Compute these tokens of this sequence; if it has seeds, sample what comes after them.
+
+    The last ``drafts`` tokens are guesses. Then there is one seed, and a draw behind the token
+    before them and behind each of them: at its own position, with the history up to there. Draws
+    behind the first that is not its draft mean nothing.
+    """
 
     seq_id: SeqId
     start: int  # position of the first token; K/V of all before it are in the cache
@@ -54,11 +59,12 @@ class Work(NamedTuple):
     sampling: Sampling
     history: tuple[int, ...]  # all tokens so far, if penalties need them
     targets: tuple[int, ...]  # prompt tokens that follow ``tokens``, if prompt_logprobs rank them
+    drafts: int = 0
 
 
 def sampled_from(work: Work) -> int:
     """Return the index of an item's first token after which a token is drawn."""
-    return len(work.tokens) - 1 if work.seeds else len(work.tokens)
+    return len(work.tokens) - 1 - work.drafts if work.seeds else len(work.tokens)
 
 
 class Step(NamedTuple):
@@ -87,7 +93,7 @@ class TokenLogprobs(NamedTuple):
 class StepOutput(NamedTuple):
     """The results of a step. Mappings are keyed by index into ``Step.work`` and mostly empty."""
 
-    tokens: tuple[tuple[int, ...], ...]  # per work item, one for each seed
+    tokens: tuple[tuple[int, ...], ...]  # per work item, one for each seed; or 1 to drafts + 1
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # one for each sampled token
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # of tokens start+1 .. end
     errors: Mapping[int, str] = {}  # why this item failed; its tokens mean nothing

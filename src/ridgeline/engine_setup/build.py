@@ -75,6 +75,7 @@ def new_engine(
         config.policy,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
+        speculation=config.speculative.new_speculation() if config.speculative else None,
     )
     return Engine(
         scheduler,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ridgeline.engine_setup.speculative import parse_speculative
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -47,6 +50,11 @@ class Options:
         None, "Seed of requests that bring none. Default: run and serve draw one, else 0."
     )
     backend: Literal["auto", "cpu", "reference"] = flag_field("auto", "What computes.")
+    speculative_config: str | Mapping[str, Any] | None = flag_field(
+        None,
+        "How to guess tokens ahead, as JSON with vLLM's keys, or off. Answers stay the same. "
+        "Default: by what the text repeats, where it pays.",
+    )
     trace: str | Path | None = flag_field(
         None, "Write a record of every step and request to this file, as JSON lines."
     )
@@ -68,6 +76,7 @@ class Options:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
                 f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
             )
+        parse_speculative(self.speculative_config)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
 

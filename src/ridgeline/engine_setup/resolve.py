@@ -12,6 +12,7 @@ from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.engine_setup.options import Options, parse_bytes
+from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.kv_plan import fit_kv_cache
@@ -40,6 +41,7 @@ class EngineConfig:
     enable_prefix_caching: bool
     threads: int
     seed: int
+    speculative: SpeculativeConfig | None
     notes: tuple[str, ...]
 
 
@@ -103,5 +105,6 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         enable_prefix_caching=options.enable_prefix_caching,
         threads=threads,
         seed=options.seed or 0,
+        speculative=parse_speculative(options.speculative_config),
         notes=plan.notes,
     )

@@ -111,6 +111,7 @@ class Service:
         body: ChatRequest | CompletionRequest,
         prompts: list[Ids],
         param: str,
+        prediction: Ids = (),
     ) -> Reply:
         """Return the reply to a request; raises ApiError if there cannot be one."""
         params = body.params(self.text.default_params, self.text.vocab_size)
@@ -126,6 +127,7 @@ class Service:
             is_read=bool(body.stream),
             name=request.state.request_id,
             cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
+            prediction=prediction,
         )
         answers = Answers(self.text, body, stream)
         names = (self.name, self.fingerprint)
@@ -187,7 +189,11 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Answer a conversation."""
         service.check_open(body.model)
         prompt = await service.prompts.of_chat(body)
-        return service.reply(request, body, [prompt], "messages")
+        predicted: Ids = ()
+        if body.prediction:
+            text, param = body.prediction.text, "prediction.content"
+            predicted = await service.prompts.of_text(text, param=param, add_bos=False)
+        return service.reply(request, body, [prompt], "messages", predicted)
 
     @app.post("/v1/completions", responses=_ERRORS | documented(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:

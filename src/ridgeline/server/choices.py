@@ -191,12 +191,20 @@ class Answers:
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's count of tokens; a prompt counts once, however many its answers."""
         prompt, generated = sum(map(len, self._stream.prompts)), self.num_tokens
-        return {
+        usage = {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
         }
+        if self._stream.prediction:
+            right = sum(r.num_accepted_tokens for r in self._requests.values())
+            made = sum(r.num_draft_tokens for r in self._requests.values())
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": right,
+                "rejected_prediction_tokens": made - right,
+            }
+        return usage
 
     def timings(self) -> dict[str, Any]:
         """Return the engine's times, nothing if no token came.
@@ -219,6 +227,10 @@ class Answers:
             "tokens_per_second": num_generated / (end_s - min(starts)),
             "cached_tokens": self.num_cached,
             "num_preemptions": sum(r.num_preemptions for r in self._records),
+            "speculative_decoding": {
+                name: sum(getattr(r, name) for r in self._records)
+                for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+            },
         }
 
 

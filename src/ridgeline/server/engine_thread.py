@@ -192,6 +192,7 @@ class Bridge:
                 arrival_s=stream.arrival_s,
                 name=stream.name,
                 cache_root=stream.cache_root,
+                prediction=stream.prediction,
             )
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))

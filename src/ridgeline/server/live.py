@@ -66,7 +66,7 @@ class Live:
     def _on_record(self, record: Record) -> None:
         if isinstance(record, StepRecord):
             # A prompt's last token, if it comes alone, looks like one of an answer.
-            prompt = sum(count for _, _, count in record.work if count > 1)
+            prompt = record.num_prompt_tokens
             num_sampled = sum(map(len, record.sampled))
             self._steps.append((round(1e3 * record.duration_s, 2), prompt, num_sampled))
         if not self._is_due:

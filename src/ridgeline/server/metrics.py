@@ -46,6 +46,9 @@ _COUNTERS = {
     "num_preemptions": "Sequences whose blocks were taken.",
     "prefix_cache_queries": "Prompt tokens looked for in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found there.",
+    "spec_decode_num_drafts": "Times that drafts of a sequence were verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
     "trace_records_lost": "Records that --trace could not write.",
 }
 
@@ -89,6 +92,7 @@ class Metrics:
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
+        self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
         self._registry = CollectorRegistry(auto_describe=False)
@@ -120,15 +124,30 @@ class Metrics:
         see["iteration_tokens_total"].observe(sum(count for _, _, count in step.work))
         self._counts["num_preemptions"] += len(step.preempted)
         gaps: Counter[float] = Counter()  # of sequences that run side by side, mostly equal
+        guessing = dict(step.drafts)
         for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=False):
+            if seq_id in guessing:
+                self._add_drafts(len(guessing[seq_id]), len(tokens) - 1)
+                count, last_s = self._live.get(seq_id, (0, end_s))
+                # A mean of what a reader sees: tokens of one step come together.
+                gaps[(end_s - last_s) / max(len(tokens), 1)] += len(tokens)
+                self._live[seq_id] = count + len(tokens), end_s
+                continue
             for index in range(seq_id[1], seq_id[1] + len(tokens)):
                 key = seq_id[0], index
-                count, last_s = self._live.get(key, (0, None))
-                if last_s is not None:
-                    gaps[end_s - last_s] += 1
-                self._live[key] = count + 1, end_s
+                known = self._live.get(key)
+                if known is not None:
+                    gaps[end_s - known[1]] += 1
+                self._live[key] = (known[0] + 1 if known else 1), end_s
         for gap_s, times in gaps.items():
             see["inter_token_latency_seconds"].observe(gap_s, times)
+
+    def _add_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        self._counts["spec_decode_num_drafts"] += 1
+        self._counts["spec_decode_num_draft_tokens"] += num_drafts
+        if num_accepted > 0:  # an item that failed has no token
+            self._counts["spec_decode_num_accepted_tokens"] += num_accepted
+            self._accepted.update(range(num_accepted))
 
     def _add_request(self, request: RequestRecord) -> None:
         for index in range(len(request.num_generated)):
@@ -169,6 +188,14 @@ class Metrics:
             counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
             counter.add_metric(values, self._counts[name] + elsewhere.get(name, 0))
             yield counter
+        accepted = CounterMetricFamily(
+            "ridgeline:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens that were right, by place.",
+            labels=[*labels, "position"],
+        )
+        for place, count in sorted(self._accepted.items()):
+            accepted.add_metric([*values, str(place)], count)
+        yield accepted
         ends = CounterMetricFamily(
             "ridgeline:request_success", "Answers that ended.", labels=[*labels, "finished_reason"]
         )

@@ -39,7 +39,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True, False),
-    "prediction": (),
     "priority": (0,),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
@@ -304,8 +303,23 @@ class Rendering(_Strict):
         return {"add_generation_prompt": opening, "continue_final_message": going_on}
 
 
+class Prediction(_Strict):
+    """What the answer will be like: it comes sooner where that is right, and is the same."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
 class ChatRequest(Rendering, _Sampled):
     """POST /v1/chat/completions."""
+
+    prediction: Prediction | None = None
 
     logprobs: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
@@ -348,7 +362,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 class CompletionRequest(_Sampled):
     """POST /v1/completions."""
 
-    not_yet = _NOT_YET | {"best_of": (1,), "suffix": ("",)}
+    not_yet = _NOT_YET | {"best_of": (1,), "prediction": (), "suffix": ("",)}
 
     prompt: Annotated[
         Annotated[str, Tag("[text]")]

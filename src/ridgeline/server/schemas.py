@@ -22,6 +22,13 @@ class PromptTokensDetails(_Shape):
     cached_tokens: int
 
 
+class CompletionTokensDetails(_Shape):
+    """Of a request with a prediction: drafts that were right, and that were not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(_Shape):
     """OpenAI's count of tokens."""
 
@@ -29,6 +36,15 @@ class Usage(_Shape):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class SpeculativeDecoding(_Shape):
+    """How often tokens were guessed, how many, and how many of them were right."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 class Timings(_Shape):
@@ -41,6 +57,7 @@ class Timings(_Shape):
     tokens_per_second: float | None = None
     cached_tokens: int | None = None
     num_preemptions: int | None = None
+    speculative_decoding: SpeculativeDecoding | None = None
 
 
 class TokenLogprob(_Shape):

@@ -45,6 +45,7 @@ class Stream:
         is_read: bool = True,
         name: str = "",
         cache_root: bytes = b"",
+        prediction: tuple[int, ...] = (),
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -53,6 +54,7 @@ class Stream:
         self.is_read = is_read  # as it grows, not when it is complete
         self.name = name  # x-request-id
         self.cache_root = cache_root
+        self.prediction = prediction
         self.arrival_s = time.monotonic()
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Listing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,9 +16,10 @@ from ridgeline.core.fold import abort, commit
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Orca, Policy, SplitFuse, Static
-from ridgeline.core.request import Request
+from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import Step, StepOutput
+from ridgeline.core.speculate import Drafter, Guess, Speculation
+from ridgeline.core.step import SeqId, Step, StepOutput
 
 Json = Mapping[str, Any]
 
@@ -61,6 +63,19 @@ class _Ends:
         return None
 
 
+class _Recorded:
+    """The drafter of a replay: it guesses what was verified then."""
+
+    def __init__(self) -> None:
+        self.drafts: dict[SeqId, tuple[int, ...]] = {}
+
+    def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
+        return [Guess(self.drafts.get(seq.id, ()), 0) for seq, _ in wanted]
+
+    def forget(self, request: Request) -> None:
+        return None
+
+
 def replay(records: Iterable[Json]) -> Replay:
     """Decide every step of a trace again.
 
@@ -73,11 +88,15 @@ def replay(records: Iterable[Json]) -> Replay:
         engine, *others = list(records) or [{"type": "nothing"}]
         if engine["type"] != "engine":
             raise ValueError("this is not a trace: its first line does not describe an engine")
-        scheduler, requests = _scheduler(engine), dict(_requests(engine, others))
+        recorded_drafts = _Recorded()
+        scheduler = _scheduler(engine, recorded_drafts)
+        requests = dict(_requests(engine, others))
         steps = [record for record in others if record["type"] == "step"]
         for number, record in enumerate(steps):
             if any(request_id not in requests for request_id in record["arrived"]):
                 return Replay(number, len(requests), None, record["number"])
+            drafts = {tuple(seq_id): tuple(tokens) for seq_id, tokens in record["drafts"]}
+            recorded_drafts.drafts = drafts
             step = _decide(scheduler, requests, record)
             decided = _decisions(scheduler, step)
             recorded = {name: record[name] for name in decided}
@@ -89,7 +108,7 @@ def replay(records: Iterable[Json]) -> Replay:
     return Replay(len(steps), len(requests), None, None)
 
 
-def _scheduler(engine: Json) -> Scheduler:
+def _scheduler(engine: Json, drafter: Drafter) -> Scheduler:
     kv = KVCache(
         engine["num_blocks"],
         engine["block_size"],
@@ -100,6 +119,7 @@ def _scheduler(engine: Json) -> Scheduler:
         _POLICIES[engine["policy"]],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_num_seqs=engine["max_num_seqs"],
+        speculation=Speculation(drafter),
     )
 
 

@@ -191,14 +191,14 @@ class CpuRunner:
             return -1
         return self._draws.add(ask.draws, ask.num_top)
 
-    def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[int]:
-        """Yield the items whose keys or values are not finite."""
+    def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[tuple[int, int]]:
+        """Yield the items whose keys or values are not finite, with the first such token."""
         non_finite = self._buffers.non_finite
         if any(non_finite[: len(batch.tokens)].tolist()):
             for i, work in enumerate(items):
                 rows_of = batch.row_of_token[batch.ends[i] - len(work.tokens) : batch.ends[i]]
-                if non_finite[rows_of].any():
-                    yield i
+                if (of_item := non_finite[rows_of]).any():
+                    yield i, int(of_item.astype(bool).argmax())
 
     def _head(self, rows: list[int], logits_rows: list[int]) -> list[tuple[int, bool]]:
         """Run the step, then the head on these rows of it, then ``_draws``.

@@ -25,13 +25,18 @@ def step_traffic(
     heads = sizes.heads
     form = _FORMS.get(sizes.activations, "int8")
     num_tokens = sum(count for _, _, count in step.work)
-    num_rows = sum(bool(tokens) for tokens in step.sampled)
+    drafts = {seq_id: len(tokens) for seq_id, tokens in step.drafts}
+    drawn = [  # rows that are drawn from, of each item
+        bool(tokens) + drafts.get(seq_id, 0)
+        for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=True)
+    ]
+    num_rows = sum(drawn)
     head = weights.sketch if weights.sketch and weights.prunes(num_rows) else weights.head
     bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
     without_output: list[tuple[int, int]] = []
     if num_tokens > MIXED_ROWS:
-        pairs = zip(step.work, step.sampled, strict=True)
-        without_output = [(start, n - bool(tokens)) for (_, start, n), tokens in pairs]
+        pairs = zip(step.work, drawn, strict=True)
+        without_output = [(start, n - num_drawn) for (_, start, n), num_drawn in pairs]
     behind_keys = arch.num_heads * arch.head_dim + 3 * arch.intermediate_size  # o, gate, up, down
     left_out = 2 * sum(n for _, n in without_output) * behind_keys * arch.hidden_size
     unseen = sum(attention_flops(arch, start, n) for start, n in without_output) // arch.num_layers

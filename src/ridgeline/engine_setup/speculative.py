@@ -1,0 +1,94 @@
+"""``--speculative-config``: how drafts are made, in vLLM's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ridgeline.core.speculate import MOST_DRAFTS, Depth, Speculation
+from ridgeline.decoding.lookup import PromptLookup
+
+_METHODS = ("ngram",)
+_RANGES = {
+    "num_speculative_tokens": (1, MOST_DRAFTS),
+    "prompt_lookup_min": (1, 64),
+    "prompt_lookup_max": (1, 64),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """What the JSON of ``--speculative-config`` may say.
+
+    Attributes:
+        method: "ngram" guesses what followed the same tokens before.
+        num_speculative_tokens: most drafts of a sequence in a step.
+        prompt_lookup_min: fewest tokens that must be the same as before.
+        prompt_lookup_max: most that are compared.
+        always: verify every draft, also where that does not pay: for tests and comparisons.
+    """
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 7
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 32
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value that is not one of those above."""
+        if self.method not in _METHODS:
+            raise ValueError(
+                f"--speculative-config: method {self.method!r} is not one of {', '.join(_METHODS)};"
+                f" 'off' in place of the JSON switches speculation off"
+            )
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise ValueError(
+                    f"--speculative-config: {name} is {value!r}, not a whole number from {low} to "
+                    f"{high}"
+                )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"--speculative-config: prompt_lookup_min ({self.prompt_lookup_min}) is more than "
+                f"prompt_lookup_max ({self.prompt_lookup_max})"
+            )
+        if type(self.always) is not bool:
+            raise ValueError(f"--speculative-config: always is {self.always!r}, not true or false")
+
+    def new_speculation(self) -> Speculation:
+        """Return what makes and weighs drafts."""
+        lookup = PromptLookup(shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max)
+        depth = None if self.always else Depth()
+        return Speculation(lookup, most=self.num_speculative_tokens, depth=depth)
+
+
+def parse_speculative(value: str | Mapping[str, Any] | None) -> SpeculativeConfig | None:
+    """Return what ``--speculative-config`` says; None for "off", the defaults for None.
+
+    Raises ValueError, which names what is wrong.
+    """
+    if value is None:
+        return SpeculativeConfig()
+    if value == "off":
+        return None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(
+                f"--speculative-config is {value!r}, neither JSON nor 'off': write for example "
+                f'\'{{"method": "ngram", "num_speculative_tokens": 4}}\''
+            ) from None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"--speculative-config is {value!r}: a JSON object, or 'off', please")
+    known = [field.name for field in fields(SpeculativeConfig)]
+    for key in value:
+        if key not in known:
+            raise ValueError(
+                f"--speculative-config has no {key!r}; there are {', '.join(known)}, and how many "
+                f"drafts pay is measured while it runs"
+            )
+    return SpeculativeConfig(**value)
