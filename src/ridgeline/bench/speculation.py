@@ -6,11 +6,13 @@ run in one process, on one model, in alternating order, so a drift of the machin
 
 from __future__ import annotations
 
-import bisect
+import fnmatch
 import inspect
 import json
+import posixpath
 import shlex
 import statistics
+import string
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +30,8 @@ from ridgeline.engine_setup.progress import count_bar
 
 # Functions of the standard library, which every reader of this has.
 _CODE: tuple[Callable[..., Any], ...] = (
-    bisect.insort_right, textwrap.dedent, shlex.join, textwrap.indent, shlex.quote,
-    inspect.cleandoc, inspect.getmro, textwrap.shorten,
+    textwrap.dedent, shlex.join, textwrap.indent, shlex.quote, inspect.cleandoc, string.capwords,
+    fnmatch.filter, posixpath.commonprefix, posixpath.normpath, statistics.fmean,
 )  # fmt: skip
 _EDIT = (
     "Here is a function:\n\n```python\n{code}```\n\nRename its first parameter to `value` and "

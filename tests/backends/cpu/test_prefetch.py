@@ -1,4 +1,4 @@
-"""What a thread reads next: its own share of the next matrix."""
+"""What a thread reads next: its own share of the next matrix, and the next head of the cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from llvmlite import ir
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.ir import Function
 from ridgeline.backends.cpu.emit.prefetch import (
+    emit_prefetch_next_head,
     next_address,
     next_share,
 )
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, MATRICES
-from ridgeline.backends.cpu.layout.arrays import address
+from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.load import model_sizes
-from tests.backends.cpu.machine import Machine, at, build
+from ridgeline.backends.cpu.layout.shapes import TOKENS
+from tests.backends.cpu.machine import Machine, at, build, prefetched
 from tests.backends.cpu.test_compile import PLAIN
 
 NUM_LAYERS = 2
@@ -71,3 +73,20 @@ def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads:
             is_last = end == num_tiles * (thread + 1) // num_threads
             machine.run("next", args, thread, end)
             np.testing.assert_array_equal(found, np.where(is_last, after, tiles + end * tile_bytes))
+
+
+def test_keys_and_scales_of_the_next_head_are_prefetched() -> None:
+    """Of the blocks in the table and no others; its values come with the scores."""
+    heads = SIZES.heads
+    stride = 3 * heads.record_bytes
+    records, table = aligned(8 * stride, np.uint8), at(np.int32([6, 0, 3, 5]))
+    lines = prefetched(
+        lambda module: emit_prefetch_next_head(module, heads),
+        "prefetch_next_head", address(records), stride, address(table), 3,
+    )  # fmt: skip
+    key_bytes, wanted = TOKENS * heads.size * heads.value_bytes, []
+    for block in (6, 0, 3):
+        begin = address(records) + block * stride
+        keys, scales = range(0, key_bytes, 64), range(2 * key_bytes, heads.record_bytes, 64)
+        wanted += [(begin + offset) // 64 for offset in (*keys, *scales)]
+    assert lines == wanted

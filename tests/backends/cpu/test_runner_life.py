@@ -187,6 +187,23 @@ def test_steps_of_other_numbers_of_rows_are_not_compared() -> None:
         assert threads.size == 2
 
 
+def test_a_busy_neighbour_is_seen_although_rows_vary() -> None:
+    """Drafts make steps of one row and of eight follow each other."""
+    threads = AdaptiveThreads(2)
+    chosen = []
+    for number in range(3000):
+        num_rows = 1 + number * 5 % 8
+        is_late = number % 3 == 0
+        chosen.append(threads.size)
+        time_s = num_rows * (4.0 if threads.size == 1 else 3.0 + 12 * is_late)
+        threads.note(num_rows, time_s)
+    assert chosen.count(1) > 2500
+    for number in range(3000):
+        num_rows = 1 + number * 5 % 8
+        threads.note(num_rows, num_rows * (4.0 if threads.size == 1 else 3.0))
+    assert threads.size == 2
+
+
 def test_close_ends_the_threads(make: Make) -> None:
     others = set(workers())
     runner = make(num_threads=4)

@@ -54,6 +54,7 @@ from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import (
     BLOCKS_AHEAD,
+    emit_prefetch_next_head,
     prefetch_keys_and_values,
 )
 from ridgeline.backends.cpu.emit.rows import (
@@ -106,6 +107,7 @@ def emit_attention(module: object, form: Dot, heads: Heads) -> None:
     if heads.splits_key_bias:
         _emit_add_key_bias(module, heads)
     _emit_softmax(module, heads)
+    emit_prefetch_next_head(module, heads)
     for queries in dict.fromkeys((1, heads.tile)):
         if heads.cache == "int8":
             _emit_scores(module, form, heads, queries)

@@ -9,7 +9,8 @@ The policy is all here; measurements are in LOG.md.
   arithmetic: the same in one place.
 * **The next address** behind a thread's share of a matrix is its share of the next matrix, wherever
   that is: what follows in memory is work of other threads.
-* **Attention** prefetches keys some blocks ahead, and the values of the block at hand.
+* **Attention** prefetches keys some blocks ahead and the values of the block at hand; before a
+  row's softmax, the keys and scales of the next head.
 
 No result depends on it, and an address where nothing is does no harm.
 """
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.isa import Processor, prefetch
-from ridgeline.backends.cpu.emit.kernel import Words
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.paging import WALK, record_at
 from ridgeline.backends.cpu.layout.arguments import MATRICES
 from ridgeline.backends.cpu.layout.formats import WeightFormat
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
@@ -33,6 +35,7 @@ _AHEAD_BYTES = 8192  # of a GEMV in all its tiles, at least
 _PAGES_AT_ONCE, _PAGE_BYTES = 4, 4096
 _SECOND_CACHE = 2  # locality of what is not needed at once; 3 is the nearest
 BLOCKS_AHEAD = 3  # from the block of the cache at hand to the one whose keys are prefetched
+_NEXT_HEAD = Kernel("prefetch_next_head", WALK)
 
 
 def _prefetch_lines(fn: Function, address: Value, num_bytes: int, locality: int) -> None:
@@ -149,3 +152,35 @@ def prefetch_keys_and_values(
     for record, later in zip(records, ahead, strict=False):
         prefetch(fn, later + quad * 64)
         prefetch(fn, record + TOKENS * heads.size + quad * 64, _SECOND_CACHE)
+
+
+def emit_prefetch_next_head(module: object, heads: Heads) -> None:
+    """``prefetch_next_head``: prefetch the keys and scales of some records.
+
+    While one head's softmax and weighted sum are computed memory would idle.
+    """
+    fn = _NEXT_HEAD.begin(module)
+    records, stride, table, count = fn.args
+    with fn.loop(count) as block:
+        record = record_at(fn, records, stride, table, block)
+        with fn.loop(TOKENS * heads.size * heads.value_bytes, step=64) as line:
+            prefetch(fn, record + line, _SECOND_CACHE)
+        for offset in range(heads.scales_at, heads.record_bytes, 64):
+            prefetch(fn, record + offset, _SECOND_CACHE)
+    fn.finish()
+
+
+def prefetch_next_head(
+    thread: Thread, walk: dict[str, Value], row: Value, kv_head: Value, start: Value
+) -> None:
+    """Prefetch what the row's next head reads, or after its last the first of the next row.
+
+    ``walk`` is over the head at hand, from position ``start`` on.
+    """
+    fn, heads, records = thread.fn, thread.sizes.heads, walk["records"]
+    is_last = (kv_head + 1).equals(heads.num_kv_heads)
+    next_row = fn.lower(row + 1, thread.args["num_rows"] - 1)
+    back = heads.record_bytes * (heads.num_kv_heads - 1)
+    next_records = select(is_last, records - back, records + heads.record_bytes)
+    next_table = select(is_last, thread.table(next_row) + (start >> 2), walk["table"])
+    _NEXT_HEAD.call(fn, **walk | {"records": next_records, "table": next_table})

@@ -27,7 +27,7 @@ from ridgeline.backends.cpu.emit.gemm import emit_matmul
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
-from ridgeline.backends.cpu.emit.prefetch import next_address, next_share
+from ridgeline.backends.cpu.emit.prefetch import next_address, next_share, prefetch_next_head
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
@@ -104,6 +104,8 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
                     stride=args["rope_by_pair_stride"], count=num_blocks, kv_head=kv_head,
                     num_queries=queries, out=out_scores, out_stride=score_stride,
                 )  # fmt: skip
+            if queries == 1:
+                prefetch_next_head(thread, walk, first, kv_head, start)
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start

@@ -39,6 +39,7 @@ ADAPTIVE_ROWS = (
 _SPINS = 2000  # pauses; some 50 microseconds
 _CALL_SPINS = 50_000  # between steps: Python needs a millisecond to prepare the next one
 _WINDOW, _IRREGULAR = 16, 1.5  # steps that are looked at; their mean over their least
+_FORGETTING = 1.002  # of the quickest step, each time: contexts grow, and clocks change
 _FIRST_PATIENCE, _LAST_PATIENCE = 64, 1024  # steps until the other size is tried again
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 128, 129, (1 << 31) - 1  # both private to the process
 
@@ -114,50 +115,50 @@ class Workers:
 class AdaptiveThreads:
     """How many threads steps of few rows should use: all, or all but one for a while.
 
-    It knows only how long steps took. If some take much longer than others, another process may
-    have a core: then one thread fewer is tried, and kept while that is faster. Each trial of the
-    other size that fails makes the next one come later.
+    It knows only how long steps took, each beside the quickest of as many rows. If some take much
+    longer than others, another process may have a core: then one thread fewer is tried, and kept
+    while that is faster. Each trial of the other size that fails makes the next one come later.
     """
 
     def __init__(self, num_threads: int) -> None:
         """Begin with all."""
         self.size = self._all = num_threads
-        self._num_rows, self._times_s = 0, list[float]()
-        self._other_s: float | None = None  # mean of the size that was left for a trial
+        self._quickest_s: dict[int, float] = {}  # by rows; what was long ago counts for less
+        self._ratios: list[float] = []  # of the latest steps, to the quickest
+        self._other: float | None = None  # mean ratio of the size that was left for a trial
         self._patience, self._left = _FIRST_PATIENCE, 0
 
     def note(self, num_rows: int, time_s: float) -> None:
         """Say how long a step of so many rows took with ``size`` threads.
 
-        Only steps of as many rows are compared: a trial that such a change meets is given up.
+        In a trial both sizes are compared with the same times, so steps of rows that were not seen
+        before say nothing.
         """
         if self._all == 1:
             return
-        if num_rows != self._num_rows:
-            self._num_rows, self._times_s = num_rows, []
-            if self._other_s is not None:
-                self._other_s = None
-                self._change()
-        self._left -= 1
-        self._times_s = [*self._times_s[1 - _WINDOW :], time_s]
-        if len(self._times_s) < _WINDOW:
+        quickest_s = self._quickest_s.get(num_rows, time_s)
+        if self._other is None:
+            quickest_s = self._quickest_s[num_rows] = min(quickest_s * _FORGETTING, time_s)
+        elif num_rows not in self._quickest_s:
             return
-        mean_s = sum(self._times_s) / _WINDOW
-        if self._other_s is not None:
-            failed, self._other_s = mean_s >= self._other_s, None
+        self._left -= 1
+        self._ratios = [*self._ratios[1 - _WINDOW :], time_s / quickest_s]
+        if len(self._ratios) < _WINDOW:
+            return
+        mean = sum(self._ratios) / _WINDOW
+        if self._other is not None:
+            failed, self._other = mean >= self._other, None
             self._patience = min(2 * self._patience, _LAST_PATIENCE) if failed else _FIRST_PATIENCE
             self._left = self._patience
             if failed:
                 self._change()
-        elif self._left <= 0 and (
-            self.size < self._all or mean_s > _IRREGULAR * min(self._times_s)
-        ):
-            self._other_s = mean_s
+        elif self._left <= 0 and (self.size < self._all or mean > _IRREGULAR):
+            self._other = mean
             self._change()
 
     def _change(self) -> None:
         self.size = self._all - 1 if self.size == self._all else self._all
-        self._times_s = []
+        self._ratios = []
 
 
 class _Wait:
