@@ -94,7 +94,22 @@ class Ledger:
             prefix = after
             prefixes.append(prefix)
         if work.drafts:  # of what follows a wrong draft, the engine must make nothing
-            (seed,) = work.seeds
-            last = prefixes[-1 - work.drafts :]
-            return tuple(next_token(prefix, seed, self.vocab_size) for prefix in last)
-        return tuple(next_token(prefix, seed, self.vocab_size) for seed in work.seeds)
+            prefixes = prefixes[-1 - work.drafts :]
+            pairs = [(prefix, work.seeds[0]) for prefix in prefixes]
+        else:
+            pairs = [(prefix, seed) for seed in work.seeds]
+        tokens = [next_token(*pair, self.vocab_size) for pair in pairs]
+        if work.masks:
+            assert len(work.masks) == (1 if len(work.seeds) > 1 else work.drafts + 1)
+            masks = work.masks * len(work.seeds) if len(work.seeds) > 1 else work.masks
+            tokens = [self._allowed(*pair) for pair in zip(tokens, masks, strict=True)]
+        return tuple(tokens)
+
+    def _allowed(self, token: int, mask: bytes) -> int:
+        """The first token from this one on, and round again, that a mask has."""
+        size = self.vocab_size
+        return next(
+            other % size
+            for other in range(token, token + size)
+            if mask[other % size >> 3] >> (other % size & 7) & 1
+        )

@@ -38,6 +38,7 @@ SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/eng
 QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
 SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
+DEPTH = "decoding/depth.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "block is not None and self.content[block] == content", "True",
@@ -154,12 +155,18 @@ MUTANTS = (
            "an error is forgotten"),
     Mutant(ENGINE, "times.scheduled_s is None", "True",
            "times are those of the last admission"),
-    Mutant(FOLD, "if is_last or token != drafts[i]:", "if is_last:",
+    Mutant(FOLD, "if token != draft or seq.status", "if seq.status",
            "every draw is kept, whatever its draft"),
+    Mutant(FOLD, "seq.constraint.accept(token)", "pass",
+           "a constraint does not see what is said"),
+    Mutant(FOLD, "FinishReason.STOP if seq.constraint.is_over else None", "None",
+           "an answer goes on although nothing may follow"),
+    Mutant(SCHEDULER, "drafts = item.tokens[len(item.tokens) - item.drafts :]", "drafts = ()",
+           "no masks behind drafts"),
+    Mutant(SPECULATE, "guess.tokens[: constraint.num_valid(guess.tokens)]", "guess.tokens",
+           "drafts that the constraint rules out are verified"),
     Mutant(FOLD, "len(work.tokens) - work.drafts)", "len(work.tokens))",
            "drafts count as computed before they are known to be right"),
-    Mutant(FOLD, "is_last = i + 1 == len(tokens) or", "is_last =",
-           "a draft counts that the runner said nothing of"),
     Mutant(SPECULATE, "guess[:left]", "guess",
            "drafts know no budget"),
     Mutant(SPECULATE, "if len(item.seeds) == 1 and most > 0:", "if item.seeds and most > 0:",
@@ -168,7 +175,7 @@ MUTANTS = (
            "drafts without blocks"),
     Mutant(SPECULATE, "+ drafts, granted[i].table", "+ drafts, work[i].table",
            "the table is that of before the drafts"),
-    Mutant(SPECULATE, "goodput > rate * _LEAST_GAIN", "goodput > 0",
+    Mutant(DEPTH, "goodput > rate * _LEAST_GAIN", "goodput > 0",
            "all drafts pay"),
     Mutant(SPECULATE, "_text(seq, guess)", "_text(seq, Guess((), 0))",
            "guesses are not compared with what came"),

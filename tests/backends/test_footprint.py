@@ -17,6 +17,7 @@ from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Runner, Sampling, Step, Work
 from tests.tiny import PLAIN, checkpoint
 
@@ -86,5 +87,5 @@ def test_of_the_reference(max_num_seqs: int) -> None:
     _, counted, _ = reference.footprint(ARCH, setup(max_num_seqs))
     assert taken <= counted  # which has room for longer contexts and wider tiles
     _, of_one, _ = reference.footprint(ARCH, setup(1))
-    logits_bytes = (max_num_seqs - 1) * ARCH.vocab_size * 5
+    logits_bytes = (max_draws(max_num_seqs) - max_draws(1)) * ARCH.vocab_size * 5
     assert counted - of_one == pytest.approx(logits_bytes, abs=1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.structured import StructuredOutputsParams
 
 # field, the lowest and the highest value allowed, what lies just outside
 WHOLE = [
@@ -162,3 +164,48 @@ def test_ids_beyond_the_vocabulary_are_named() -> None:
 def test_any_penalty_needs_the_tokens_before(name: str) -> None:
     assert not SamplingParams().penalises
     assert SamplingParams(**{name: 0.5}).penalises  # type: ignore[arg-type]
+
+
+# --- the form of an answer ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({}, "sets none of them: it must set one of"),
+        ({"json": "{}", "regex": "a"}, "sets json and regex"),
+        ({"choice": []}, "must have texts"),
+        ({"choice": "yes"}, "must be a list of texts"),
+        ({"choice": ["a", ""]}, "none of them empty"),
+        ({"regex": 7}, "structured_outputs.regex must be text"),
+        ({"json": 7}, "must be a JSON schema"),
+        ({"json": "{}", "disable_any_whitespace": True, "whitespace_pattern": " "}, "one of them"),
+    ],
+)
+def test_wrong_wishes(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SamplingParams(structured_outputs=wish)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("other", [{"ignore_eos": True}, {"min_tokens": 3}])
+def test_what_contradicts_a_form(other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(other))} contradicts structured_outputs"):
+        SamplingParams(structured_outputs={"regex": "a"}, **other)  # type: ignore[arg-type]
+
+
+def test_forms_are_kept_as_plain_values() -> None:
+    params = SamplingParams(structured_outputs={"json": {"type": "string"}})  # type: ignore[arg-type]
+    assert params.structured_outputs == StructuredOutputsParams(json='{"type": "string"}')
+    assert StructuredOutputsParams(json=True).json == "true"
+    assert StructuredOutputsParams(json=False).json == "false"
+    assert StructuredOutputsParams(choice=["a", "b"]).choice == ("a", "b")
+    with pytest.raises(ValueError, match="must be StructuredOutputsParams, not 7"):
+        SamplingParams(structured_outputs=7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="json_object must be true or false"):
+        StructuredOutputsParams(json_object=1)  # type: ignore[arg-type]
+
+
+def test_a_prediction_is_text() -> None:
+    assert SamplingParams(prediction="so").prediction == "so"
+    with pytest.raises(ValueError, match="prediction must be text, not 7"):
+        SamplingParams(prediction=7)  # type: ignore[arg-type]

@@ -10,8 +10,9 @@ from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Policy
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.core.speculate import Depth, Speculation
+from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import FinishReason, StepOutput
+from ridgeline.decoding.depth import Depth
 from tests.core.harness import (
     POLICIES,
     Oracle,
@@ -189,6 +190,16 @@ def test_guesses_that_are_always_wrong_end_soon() -> None:
     steps_s = virtual_s(1, 0.0, 0.15, Depth())
     assert len([s for s in steps_s[:64] if s > 1]) < 30
     assert len([s for s in steps_s[64:] if s > 1]) <= 6, "nearly"
+
+
+def test_nothing_is_kept_of_what_has_ended() -> None:
+    depth = Depth()
+    oracle = Oracle(0.5, random.Random(2))
+    engine, _ = make_engine(make_scheduler(speculation=Speculation(oracle, depth=depth)))
+    for seed in range(3):
+        engine.add((1, seed), SamplingParams(max_tokens=20, seed=seed, n=2))
+    finish(engine)
+    assert not depth._records
 
 
 def test_many_streams_are_left_alone() -> None:

@@ -110,7 +110,9 @@ class Served:
 @contextmanager
 def serving(model: Path, engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Served]:
     """Serve a model until the block ends; then it must be idle, and stop cleanly."""
-    with LLM(model, **{"kv_cache_memory": "1MiB", "threads": 1} | (engine or {})) as llm:
+    # Without drafts, whose number depends on the clock: tests count steps.
+    base = {"kv_cache_memory": "1MiB", "threads": 1, "speculative_config": "off"}
+    with LLM(model, **base | (engine or {})) as llm:
         served = Served(llm, ServeOptions(**options))
         served.thread.start()
         assert served.ready.wait(10)

@@ -31,6 +31,15 @@ def test_a_prediction_changes_no_answer(model: Path, changes: dict[str, Any]) ->
             assert body["choices"] == plain
 
 
+def test_the_default_changes_no_answer(model: Path) -> None:
+    """Whatever the clock says of drafts."""
+    with serving(model, {"speculative_config": "off"}) as served:
+        plain = [served.call(CHAT, ASK | {"seed": seed})[1]["choices"] for seed in range(3)]
+    with serving(model, {"speculative_config": None}) as served:
+        again = [served.call(CHAT, ASK | {"seed": seed})[1]["choices"] for seed in range(3)]
+    assert again == plain
+
+
 def test_counts_agree_everywhere(model: Path, tmp_path: Path) -> None:
     """In the usage, the timings, the metrics and the trace."""
     trace = tmp_path / "trace.jsonl"

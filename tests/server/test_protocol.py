@@ -60,7 +60,7 @@ WRONG = [True, "5", [], {}, float("nan")]
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"priority": 1}, "priority"),
         ({"store": True}, "store"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"service_tier": "flex"}, "service_tier"),

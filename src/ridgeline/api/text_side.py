@@ -5,15 +5,23 @@ What ``LLM`` and the server share beside the engine. It computes nothing and sch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.request import Text
+from ridgeline.core.request import Constraint, Text
+from ridgeline.core.structured import StructuredOutputsParams
 from ridgeline.decoding.text import TextStream
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from ridgeline.text.grammars import Grammars
+
+_WHITESPACE = r"[ \n\t]{0,20}"  # without a bound, a small model writes spaces for ever
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -36,6 +44,10 @@ class TextSide:
         self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
+        self._eos_ids = checkpoint.eos_ids
+        self._lock = threading.Lock()
+        self._grammars: Grammars | None = None
+        self._grammar_limits: dict[str, Any] = {}
         self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
 
     def default_params(self, **changes: Any) -> SamplingParams:
@@ -66,13 +78,52 @@ class TextSide:
         """Return what a token stands for; bytes that are not UTF-8 come out as U+FFFD."""
         return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
 
+    def new_constraint(self, params: SamplingParams) -> Callable[[], Constraint] | None:
+        """Return what makes the constraint of each answer, for ``Engine.add``; None for none.
+
+        Raises ValueError, with the reason, for a form that cannot be had.
+        """
+        if params.structured_outputs is None:
+            return None
+        from ridgeline.text.grammars import Grammars, Source  # here: most starts need none
+
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self._eos_ids, **self._grammar_limits)
+        return self._grammars.compile(Source(*_grammar_of(params.structured_outputs)))
+
+    def limit_grammars(self, *, max_bytes: int, timeout_s: float) -> None:
+        """Bound the grammars that are compiled from now on: bytes of text, seconds each."""
+        self._grammar_limits = {"max_bytes": max_bytes, "timeout_s": timeout_s}
+
     def new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
         """Return what turns an answer's tokens into text, for ``Engine.add``."""
         return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
 
     def close(self) -> None:
-        """End the chat template's process, if there is one."""
+        """End the processes of the chat template and of grammars, if there are such."""
         self.chat_template.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
+
+def _grammar_of(wish: StructuredOutputsParams) -> tuple[str, ...]:
+    """Return the kind, the text and perhaps the options of the grammar that is asked for."""
+    if wish.regex is not None:
+        return "regex", wish.regex
+    if wish.grammar is not None:
+        return "grammar", wish.grammar
+    if wish.choice is not None:
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wish.choice)
+        return "lark", f"start: {texts}"
+    pattern = wish.whitespace_pattern or _WHITESPACE
+    options: dict[str, Any] = {"coerce_one_of": True, "whitespace_pattern": pattern}
+    if wish.disable_any_whitespace:
+        options = {"coerce_one_of": True, "whitespace_flexible": False}
+    schema = '{"type": "object"}' if wish.json is None else str(wish.json)
+    if schema.strip() == "true":
+        schema = "{}"
+    return "json", schema, json.dumps(options)
 
 
 def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from pathlib import Path
 from typing import TextIO
 
 from ridgeline.core.records import EngineRecord, Record, to_json
-
-_log = logging.getLogger("ridgeline.trace")
 
 
 class Trace:
@@ -41,7 +38,10 @@ class Trace:
             self.close()
             if isinstance(record, EngineRecord):
                 raise self._said(error) from None
-            _log.error("%s; it ends here, and the engine goes on", self._said(error))
+            import logging  # here: a start without trouble needs none
+
+            log = logging.getLogger("ridgeline.trace")
+            log.error("%s; it ends here, and the engine goes on", self._said(error))
 
     def close(self) -> None:
         """Close the file; what could not be written is lost."""

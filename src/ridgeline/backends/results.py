@@ -15,6 +15,8 @@ from ridgeline.core.step import StepOutput, TokenLogprobs, Work, sampled_from
 
 Pick = tuple[int | None, TokenLogprobs | None]  # a token, None for none; and its rank, if wanted
 
+_NOTHING = "logits are not finite, or every token is ruled out"
+_MASKED = "the grammar allows no token here: it asks for too much, or for what cannot be"
 PROMPT_ROWS = 64  # most rows of logits at once that rank a prompt
 
 
@@ -81,7 +83,7 @@ def finish(
         drawn = tuple(token for token, _ in picks if token is not None)
         if not is_finite or len(drawn) < len(ask.draws):
             if not j:
-                errors.setdefault(i, "logits are not finite, or every token is ruled out")
+                errors.setdefault(i, _MASKED if items[i].masks and is_finite else _NOTHING)
             continue
         tokens[i] += drawn
         if ask.num_top is not None:
@@ -109,7 +111,8 @@ def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
         if j and history:
             history += work.tokens[first + 1 : first + 1 + j]
         position = work.start + first + j + 1
-        rows = tuple(Row(work.sampling, seed, position, history) for seed in work.seeds)
+        mask = work.masks[j] if work.masks else b""
+        rows = tuple(Row(work.sampling, seed, position, history, mask) for seed in work.seeds)
         yield j, Ask(end - len(work.tokens) + first + j, rows, -1, work.sampling.params.logprobs)
 
 

@@ -2,8 +2,8 @@
 
 This is the rule that every backend follows to the bit, whatever computes it and in what order:
 
-* Logits are float32. Penalties, bias and suppressed ids change them one after the other, each
-  computed in float64 and rounded to float32.
+* Logits are float32. Penalties, bias, suppressed ids and a mask change them one after the other,
+  each computed in float64 and rounded to float32.
 * A token's weight is a whole number, ``floor(2**40 * 2**z)``, where z = (logit - greatest) *
   log2(e) / temperature. It is made of float64 operations that IEEE 754 defines, none of them fused.
   Whole numbers add up to the same sum in any order.
@@ -58,13 +58,18 @@ class Row(NamedTuple):
     seed: int
     position: int
     history: tuple[int, ...]
+    mask: bytes = b""  # a bit for each id that may be chosen; none allows all
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the likeliest token of the raw logits is the answer."""
+        """Whether the likeliest token of the raw logits is the answer, if the mask allows it."""
         params = self.sampling.params
         untouched = not (params.penalises or params.logit_bias or self.suppresses)
         return params.temperature == 0 and untouched
+
+    def allows(self, token: int) -> bool:
+        """Whether the mask has a token."""
+        return not self.mask or bool(self.mask[token >> 3] >> (token & 7) & 1)
 
     @property
     def suppresses(self) -> bool:
@@ -104,7 +109,7 @@ def sample(logits: Floats, row_of: Ints, rows: Sequence[Row]) -> list[int | None
     for i, row in enumerate(rows):
         if not finite[i]:
             picks.append(None)
-        elif row.is_plain_greedy:
+        elif row.is_plain_greedy and row.allows(likeliest[i]):
             picks.append(likeliest[i])
         else:
             picks.append(_draw(adjust(logits[row_of[i]], row), row))
@@ -112,7 +117,7 @@ def sample(logits: Floats, row_of: Ints, rows: Sequence[Row]) -> list[int | None
 
 
 def adjust(logits: Floats, row: Row) -> Floats:
-    """Return logits after penalties and bias, with suppressed stop ids at minus infinity."""
+    """Return logits after penalties and bias, at minus infinity where ids cannot be chosen."""
     params, prompt_len = row.sampling.params, row.sampling.prompt_len
     out = logits.copy()
     if row.history:
@@ -127,6 +132,9 @@ def adjust(logits: Floats, row: Row) -> Floats:
         out[ids] = _rounded(out[ids].astype(np.float64) + biases)
     if row.suppresses:
         out[list(row.sampling.suppressed)] = -np.inf
+    if row.mask:
+        bits = np.unpackbits(np.frombuffer(row.mask, np.uint8), bitorder="little")
+        out[bits[: len(out)] == 0] = -np.inf
     return out
 
 

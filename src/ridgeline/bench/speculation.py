@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import json
-import posixpath
 import shlex
 import statistics
 import string
@@ -31,7 +30,7 @@ from ridgeline.engine_setup.progress import count_bar
 # Functions of the standard library, which every reader of this has.
 _CODE: tuple[Callable[..., Any], ...] = (
     textwrap.dedent, shlex.join, textwrap.indent, shlex.quote, inspect.cleandoc, string.capwords,
-    fnmatch.filter, posixpath.commonprefix, posixpath.normpath, statistics.fmean,
+    fnmatch.filter, textwrap.shorten, statistics.fmean, shlex.split,
 )  # fmt: skip
 _EDIT = (
     "Here is a function:\n\n```python\n{code}```\n\nRename its first parameter to `value` and "

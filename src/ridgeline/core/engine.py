@@ -14,7 +14,7 @@ from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.core.request import Request, Text
+from ridgeline.core.request import Constraint, Request, Text
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Event, Runner, Step, StepOutput
 
@@ -77,13 +77,15 @@ class Engine:
         name: str = "",
         cache_root: bytes = b"",
         prediction: tuple[int, ...] = (),
+        new_constraint: Callable[[], Constraint] | None = None,
     ) -> int:
         """Queue a request; return its id.
 
         ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
         ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 64
         bytes, share cached prefixes. ``prediction`` is what the answer may be like, for drafts.
-        Raises ValueError if it can never run, and then nothing has changed.
+        ``new_constraint`` makes what each answer must comply with. Raises ValueError if it can
+        never run, and then nothing has changed.
         """
         request_id = self._next_id
         request = Request(
@@ -97,6 +99,7 @@ class Engine:
             name=name,
             cache_root=cache_root,
             prediction=prediction,
+            new_constraint=new_constraint,
         )
         self.scheduler.add(request)
         self._next_id += 1

@@ -63,13 +63,13 @@ def _verify(
     drafts = work.tokens[len(work.tokens) - work.drafts :]
     seq.request.num_drafts += 1
     seq.request.num_draft_tokens += len(drafts)
-    for i, token in enumerate(tokens):
+    for i, (token, draft) in enumerate(zip(tokens, (*drafts, None), strict=False)):
+        if i:  # there is a draw behind the draft before, so it was right, and its K/V is there
+            seq.request.num_accepted_tokens += 1
+            _advance(queues, seq, 1)
         yield _append(queues, seq, token, ranked[i] if ranked else None)
-        is_last = i + 1 == len(tokens) or seq.status is Status.FINISHED
-        if is_last or token != drafts[i]:
+        if token != draft or seq.status is Status.FINISHED:
             break
-        seq.request.num_accepted_tokens += 1
-        _advance(queues, seq, 1)
     queues.kv.release_drafts(seq)
 
 
@@ -92,6 +92,9 @@ def _append(queues: Queues, seq: Sequence, token: int, logprobs: TokenLogprobs |
     elif seq.text is not None:
         stopped_by = seq.text.feed(token, seq.num_generated > request.params.min_tokens)
         reason = None if stopped_by is None else FinishReason.STOP
+    if seq.constraint is not None and reason is None:
+        seq.constraint.accept(token)
+        reason = FinishReason.STOP if seq.constraint.is_over else None
     if reason is None and len(seq.tokens) >= request.max_len:
         reason = FinishReason.LENGTH
     if reason is not None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.core.structured import StructuredOutputsParams
+
 _RANGES = {  # lowest and highest; whole numbers where these are
     "n": (1, 1024),
     "temperature": (0.0, 100.0),
@@ -57,6 +59,7 @@ class SamplingParams:
             only). They are of the model's own distribution, before any filter.
         prompt_logprobs: the same for each prompt token but the first.
         prediction: text that the answer will be like: it comes sooner where that is right.
+        structured_outputs: the form that the answer must have.
     """
 
     n: int = 1
@@ -77,6 +80,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prediction: str | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -91,11 +95,25 @@ class SamplingParams:
             raise ValueError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
         if not isinstance(self.prediction, str | None):
             raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
+        self._check_structured_outputs()
         # Frozen for good: what the caller passed may change under us.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def _check_structured_outputs(self) -> None:
+        wish = self.structured_outputs
+        if isinstance(wish, Mapping):
+            wish = StructuredOutputsParams(**wish)
+            object.__setattr__(self, "structured_outputs", wish)
+        if not isinstance(wish, StructuredOutputsParams | None):
+            raise ValueError(
+                f"structured_outputs must be StructuredOutputsParams, not {wish!r:.80}"
+            )
+        for name in ("ignore_eos", "min_tokens"):
+            if wish and getattr(self, name):
+                raise ValueError(f"{name} contradicts structured_outputs, which says when to end")
 
     @property
     def penalises(self) -> bool:

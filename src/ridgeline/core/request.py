@@ -40,6 +40,26 @@ class Text(Protocol):
         """No token will follow: what was held back is final."""
 
 
+class Constraint(Protocol):
+    """What may follow in one answer (``text.grammars``). It advances with the answer's tokens."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete and nothing may follow."""
+
+    def masks(self, drafts: tuple[int, ...]) -> tuple[bytes, ...]:
+        """Return a mask (``Work.masks``) for the next token, and behind each draft."""
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Return at most so many tokens that must follow, if they can be known."""
+
+    def num_valid(self, drafts: tuple[int, ...]) -> int:
+        """Return how many of these tokens may follow, one after the other."""
+
+    def accept(self, token: int) -> None:
+        """Take the next token of the answer."""
+
+
 class Request:
     """A prompt, how to continue it, and the sequences that do."""
 
@@ -56,6 +76,7 @@ class Request:
         name: str = "",
         cache_root: bytes = b"",
         prediction: tuple[int, ...] = (),
+        new_constraint: Callable[[], Constraint] | None = None,
     ) -> None:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
@@ -87,6 +108,7 @@ class Request:
         self.sampling = Sampling(params, len(prompt), suppressed)
         self.needs_context = params.penalises or params.prompt_logprobs is not None
         self.new_text = new_text
+        self.new_constraint = new_constraint
         self.num_cached_tokens = 0  # prompt tokens that the first admission found computed
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
@@ -115,6 +137,7 @@ class Sequence:
     seeds: tuple[int, ...]  # its own, and before the fork those of the other answers
     id: SeqId = field(init=False)
     text: Text | None = field(init=False)
+    constraint: Constraint | None = field(init=False)
     num_pending: int = field(init=False)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -130,6 +153,8 @@ class Sequence:
     def __post_init__(self, index: int) -> None:
         self.id = (self.request.id, index)
         self.text = self.request.new_text() if self.request.new_text else None
+        new_constraint = self.request.new_constraint
+        self.constraint = new_constraint() if new_constraint else None
         self.num_pending = len(self.tokens)
 
     @property

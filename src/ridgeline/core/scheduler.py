@@ -31,6 +31,14 @@ def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tupl
     return history, prompt[start + 1 : end + 1] if params.prompt_logprobs is not None else ()
 
 
+def _add_masks(granted: list[Sequence], work: list[Work]) -> None:
+    """Add to a step's work what constrained answers may say."""
+    for i, (seq, item) in enumerate(zip(granted, work, strict=True)):
+        if seq.constraint is not None and item.seeds:
+            drafts = item.tokens[len(item.tokens) - item.drafts :]
+            work[i] = item._replace(masks=seq.constraint.masks(drafts))
+
+
 class Scheduler:
     """A policy, a budget and the queues."""
 
@@ -143,6 +151,7 @@ class Scheduler:
         if self.speculation is not None and not preempted:
             left = min(left, max_draws(queues.max_num_seqs) - len(work))
             self.speculation.extend(kv, granted, work, left)
+        _add_masks(granted, work)
         return Step(
             tuple(work),
             tuple(kv.copies),

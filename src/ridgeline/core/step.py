@@ -60,6 +60,9 @@ class Work(NamedTuple):
     history: tuple[int, ...]  # all tokens so far, if penalties need them
     targets: tuple[int, ...]  # prompt tokens that follow ``tokens``, if prompt_logprobs rank them
     drafts: int = 0
+    masks: tuple[
+        bytes, ...
+    ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
 
 
 def sampled_from(work: Work) -> int:

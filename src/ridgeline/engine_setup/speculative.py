@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ridgeline.core.speculate import MOST_DRAFTS, Depth, Speculation
+from ridgeline.core.speculate import MOST_DRAFTS, Speculation
+from ridgeline.decoding.depth import Depth
 from ridgeline.decoding.lookup import PromptLookup
 
 _METHODS = ("ngram",)

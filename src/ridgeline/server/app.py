@@ -105,7 +105,7 @@ class Service:
                 code="model_not_found",
             )
 
-    def reply(
+    async def reply(
         self,
         request: Request,
         body: ChatRequest | CompletionRequest,
@@ -118,6 +118,7 @@ class Service:
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts))
+        params, new_constraint = await self.prompts.of_form(params, body.form_fields)
         tenant = request.state.tenant
         stream = Stream(
             prompts,
@@ -128,6 +129,7 @@ class Service:
             name=request.state.request_id,
             cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
             prediction=prediction,
+            new_constraint=new_constraint,
         )
         answers = Answers(self.text, body, stream)
         names = (self.name, self.fingerprint)
@@ -193,7 +195,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         if body.prediction:
             text, param = body.prediction.text, "prediction.content"
             predicted = await service.prompts.of_text(text, param=param, add_bos=False)
-        return service.reply(request, body, [prompt], "messages", predicted)
+        return await service.reply(request, body, [prompt], "messages", predicted)
 
     @app.post("/v1/completions", responses=_ERRORS | documented(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -201,7 +203,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         service.check_count(len(body.prompts))
         prompts = [await service.prompts.of_text(prompt) for prompt in body.prompts]
-        return service.reply(request, body, prompts, "prompt")
+        return await service.reply(request, body, prompts, "prompt")
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

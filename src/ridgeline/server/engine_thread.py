@@ -193,6 +193,7 @@ class Bridge:
                 name=stream.name,
                 cache_root=stream.cache_root,
                 prediction=stream.prediction,
+                new_constraint=stream.new_constraint,
             )
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))

@@ -32,6 +32,8 @@ class ServeOptions:
     max_logprobs: int = flag_field(20, "Likeliest tokens that a request may see of each.")
     max_temperature: float = flag_field(2.0, "Highest temperature that a request may ask for.")
     max_logit_bias: float = flag_field(100.0, "Largest bias of a token that a request may set.")
+    max_grammar_bytes: int = flag_field(65536, "Bytes of text that a schema or grammar may have.")
+    grammar_timeout: float = flag_field(2.0, "Seconds that a schema or grammar may take.")
     max_body: str = flag_field("8MiB", "Largest body of a request.")
     receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
     stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
@@ -46,6 +48,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
         for name in ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests"):
+            _positive(name, getattr(self, name))
+        for name in ("max_grammar_bytes", "grammar_timeout"):
             _positive(name, getattr(self, name))
         for name in ("max_queued_requests", "max_n", "receive_timeout"):
             _positive(name, getattr(self, name))

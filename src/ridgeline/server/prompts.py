@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Constraint
 from ridgeline.server.errors import ApiError
 from ridgeline.server.protocol import Rendering
+from ridgeline.server.structured import wanted_form
 
 Ids = tuple[int, ...]
 _NUM_THREADS = 2
@@ -26,6 +29,7 @@ class Prompts:
     def __init__(self, text: TextSide, max_model_len: int) -> None:
         self._text, self._max_model_len = text, max_model_len
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prompts")
+        self._compiler = ThreadPoolExecutor(1, "grammars")  # one takes time, and prompts go on
         text.tokenizer.prepare()
         self._threads.submit(text.chat_template.start)
         vocab = range(text.tokenizer.vocab_size)
@@ -52,6 +56,31 @@ class Prompts:
             encode = self._text.tokenizer.encode
             return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
         return await self._away(param, lambda: self._text.encode(prompt))
+
+    async def of_form(
+        self, params: SamplingParams, given: dict[str, Any]
+    ) -> tuple[SamplingParams, Callable[[], Constraint] | None]:
+        """Return the parameters with the form that the answer must have, and what ensures it.
+
+        Raises ApiError.
+        """
+        if not given:
+            return params, None
+
+        def compile_() -> tuple[SamplingParams, Callable[[], Constraint] | None]:
+            form = wanted_form(given)
+            if form is None:
+                return params, None
+            try:
+                constrained = replace(params, structured_outputs=form.wish)
+            except ValueError as error:
+                raise _bad(str(error).split(" ")[0], str(error)) from None
+            try:
+                return constrained, self._text.new_constraint(constrained)
+            except ValueError as error:
+                raise _bad(form.param, f"{form.param} cannot be used: {error}") from None
+
+        return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
 
     async def _away(self, param: str, work: Callable[[], list[int]]) -> Ids:
         loop = asyncio.get_running_loop()
@@ -95,6 +124,7 @@ class Prompts:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._compiler.shutdown(wait=False, cancel_futures=True)
 
 
 def _bad(param: str, message: str, code: str = "invalid_value") -> ApiError:

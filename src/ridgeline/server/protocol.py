@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.server.errors import ApiError
+from ridgeline.server.structured import FIELDS
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13
@@ -42,7 +43,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "priority": (0,),
     "prompt_cache_retention": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "tool_choice": ("none", "auto"),
@@ -197,6 +197,17 @@ class _Sampled(_Strict):
         None
     )
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    # The form of the answer, under all names that clients use (``server.structured``):
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -213,6 +224,12 @@ class _Sampled(_Strict):
     def wants_continuous_usage(self) -> bool:
         """Whether each chunk of the stream counts the tokens so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def form_fields(self) -> dict[str, Any]:
+        """What was said of the answer's form."""
+        names = (*FIELDS, "guided_whitespace_pattern")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def length_field(self) -> str:

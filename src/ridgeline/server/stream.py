@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
-from ridgeline.core.request import Request, Text
+from ridgeline.core.request import Constraint, Request, Text
 from ridgeline.core.step import Event
 
 # Which prompt, what about it: the engine's request comes first, and its record last.
@@ -46,6 +46,7 @@ class Stream:
         name: str = "",
         cache_root: bytes = b"",
         prediction: tuple[int, ...] = (),
+        new_constraint: Callable[[], Constraint] | None = None,
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -55,6 +56,7 @@ class Stream:
         self.name = name  # x-request-id
         self.cache_root = cache_root
         self.prediction = prediction
+        self.new_constraint = new_constraint
         self.arrival_s = time.monotonic()
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come

@@ -84,7 +84,17 @@ def row_of(params: SamplingParams, number: int, size: int, rng: np.random.Genera
     suppressed = tuple(rng.integers(0, size, 2).tolist()) if params.min_tokens else ()
     history = (*prompt, *answer) if params.penalises else ()
     sampling = Sampling(params, len(prompt), suppressed)
-    return Row(sampling, int(rng.integers(0, 1 << 63)) * 2, len(prompt) + len(answer), history)
+    seed, position = int(rng.integers(0, 1 << 63)) * 2, len(prompt) + len(answer)
+    return Row(sampling, seed, position, history, masks(number, size, rng))
+
+
+def masks(number: int, size: int, rng: np.random.Generator) -> bytes:
+    """None, a few tokens, nearly all, a single one, or none at all; longer than need be or not."""
+    share = (None, 0.01, 0.9, None, 1 / size, 0.0)[number % 6]
+    if share is None:
+        return b""
+    allowed = rng.random(size + number % 3 * 16) < share
+    return np.packbits(allowed, bitorder="little").tobytes()
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -147,6 +157,8 @@ def test_other_processors(name: str) -> None:
     here = kernel.machine.is_local  # elsewhere an entry may not point to anything
     few = PARAMS if here else [{}, {"top_p": 0.9}, {"temperature": 0.8, "top_k": 40}]
     rows = [row_of(SamplingParams(**p), i, 600, rng) for i, p in enumerate(few)]
+    if not here:
+        rows = [row._replace(mask=b"") for row in rows]
     logits = rng.normal(0, 3, (len(few), 600)).astype(np.float32)
     num_top = 3 if here else 0
     assert drawn(kernel, logits, rows, num_top) == wanted(logits, rows, num_top)

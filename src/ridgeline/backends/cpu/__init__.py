@@ -9,19 +9,32 @@ differs between processors), ``gemm``, ``rows``, ``attention``, ``argmax``, ``dr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.load import footprint as _footprint
 from ridgeline.backends.cpu.layout.shapes import TOKENS
-from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.face import Footprint, Setup, Surroundings
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
 
+if TYPE_CHECKING:
+    from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof
+
 __all__ = [
     "Rates", "Roof", "check", "describe", "footprint", "measure_read", "measure_roof", "new_runner",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Import what measures the machine when it is asked for: a start needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ridgeline.backends.cpu.measure import roofs
+
+    return getattr(roofs, name)
 
 
 def check(setup: Setup) -> Setup:

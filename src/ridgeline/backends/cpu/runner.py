@@ -171,10 +171,28 @@ class CpuRunner:
 
     def _answers(self, asks: list[Ask], batch: Batch) -> list[Answer]:
         """Run the step; draw, or rank what is known, behind some tokens of the batch."""
+        rows = [batch.row_of_token[ask.token] for ask in asks]
+        answers = self._drawn(asks, rows, [_is_greedy(ask) for ask in asks])
+        # A mask seldom rules out the likeliest token. Where it does, logits are needed after all.
+        again = [
+            i
+            for i, (ask, answer) in enumerate(zip(asks, answers, strict=True))
+            if _is_greedy(ask) and not ask.draws[0].allows(answer.picks[0][0] or 0)
+        ]
+        if again:
+            few = [asks[i] for i in again], [rows[i] for i in again], [False] * len(again)
+            for i, answer in zip(again, self._drawn(*few), strict=True):
+                answers[i] = answer
+        return answers
+
+    def _drawn(self, asks: list[Ask], rows: list[int], is_greedy: list[bool]) -> list[Answer]:
+        """Answer asks for these rows of the step; for greedy ones without making their logits."""
         draws = self._draws
         draws.begin()
-        logits_rows = [self._enter(ask) for ask in asks]
-        best = self._head([batch.row_of_token[ask.token] for ask in asks], logits_rows)
+        logits_rows = [
+            -1 if greedy else self._enter(ask) for ask, greedy in zip(asks, is_greedy, strict=True)
+        ]
+        best = self._head(rows, logits_rows)
         found = iter(draws.results())
         answers: list[Answer] = []
         for ask, row, (likeliest, is_finite) in zip(asks, logits_rows, best, strict=True):
@@ -184,11 +202,9 @@ class CpuRunner:
         return answers
 
     def _enter(self, ask: Ask) -> int:
-        """Enter a draw, unless the likeliest token is enough; return its row of logits, or -1."""
+        """Enter a draw or a rank; return its row of logits."""
         if not ask.draws:
             return self._draws.rank(ask.known, ask.num_top or 0)
-        if ask.num_top is None and ask.draws[0].is_plain_greedy:
-            return -1
         return self._draws.add(ask.draws, ask.num_top)
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[tuple[int, int]]:
@@ -236,6 +252,11 @@ class CpuRunner:
         shares = [iter(best.tolist())] * num_threads
         greatest = map(max, zip(*shares, strict=True))
         return [(~place, not non_finite) for _, non_finite, place in greatest]
+
+
+def _is_greedy(ask: Ask) -> bool:
+    """Whether the likeliest token is enough to know."""
+    return bool(ask.draws) and ask.num_top is None and ask.draws[0].is_plain_greedy
 
 
 def _stop(

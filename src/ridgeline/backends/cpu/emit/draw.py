@@ -28,6 +28,7 @@ from ridgeline.backends.cpu.emit.candidates import (
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     F64,
+    I16,
     I32,
     I64,
     Function,
@@ -61,6 +62,7 @@ _FIND = Kernel(
 )
 _ADJUST = Kernel("draw_adjust", ("entry", "row", "counts", "undo", "out"))
 _RESTORE = Kernel("draw_restore", ("row", "undo", "count"))
+_MASK = Kernel("draw_mask", ("row", "mask", "out"))
 _UNIFORM = Kernel("draw_uniform", ("seed", "position", "out"))
 _RANK = Kernel("draw_rank", ("row", "token", "value", "ahead"))
 _FIRST_LOOK = 64  # bounds: top-p alone tries so many, then four times as many, ...
@@ -74,6 +76,7 @@ def emit_draw(module: object, vocab_size: int) -> None:
     _emit_find(module, num_blocks)
     _emit_adjust(module)
     _emit_restore(module)
+    _emit_mask(module, num_blocks)
     _emit_uniform(module)
     _emit_rank(module, num_blocks)
     _emit_choose(module, num_blocks)
@@ -198,6 +201,19 @@ def _emit_restore(module: object) -> None:
     fn.finish()
 
 
+def _emit_mask(module: object, num_blocks: int) -> None:
+    """``draw_mask``: a copy of a row, at minus infinity where its mask has no bit."""
+    fn = _MASK.begin(module)
+    row, mask, out = fn.args
+    lanes = fn.lanes(I32, [1 << i for i in range(16)])
+    with fn.loop(num_blocks * VECTORS) as i:
+        bits = fn.load(mask + i * 2, I16, 2).unsigned(I32).splat(16)
+        is_allowed = (bits & lanes).equals(0).equals(0)
+        x = fn.load(row + i * 64, FLOATS, 4)
+        fn.store(select(is_allowed, x, -math.inf), out + i * 64, 4)
+    fn.finish()
+
+
 def _emit_uniform(module: object) -> None:
     """``draw_uniform``: Philox4x32-10, 53 bits (Salmon et al., SC 2011)."""
     fn = _UNIFORM.begin(module)
@@ -319,7 +335,11 @@ def _emit_draw(module: object, vocab_size: int, num_blocks: int) -> None:
         undo = of["draw_undo"]
         _ADJUST.call(fn, entry=address, row=row, counts=of["draw_counts"], undo=undo, out=cell)
         noted = fn.load(cell, I64, 8)
-        _CHOOSE.call(fn, entry=address, row=row, **of)
+        chosen_from = fn.var(row)
+        with fn.when(entry["mask"].equals(0).equals(0)):
+            _MASK.call(fn, row=row, mask=entry["mask"], out=of["draw_masked"])
+            chosen_from.set(of["draw_masked"])
+        _CHOOSE.call(fn, entry=address, row=chosen_from.get(), **of)
         _RESTORE.call(fn, row=row, undo=undo, count=noted)
     with fn.when((entry["num_top"] >= 0) & (entry["token"] >= 0)):
         _RANK.call(

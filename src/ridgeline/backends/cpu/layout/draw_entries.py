@@ -22,7 +22,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprobs
 
 # An entry's words, of 64 bits each, with how ``struct`` spells them. Addresses: ``history`` and
-# ``suppressed`` of i32, ``biases`` of (i64, f64), ``top`` of ``num_top`` pairs (i32 id, f32 logit).
+# ``suppressed`` of i32, ``biases`` of (i64, f64), ``top`` of ``num_top`` pairs (i32 id, f32 logit),
+# ``mask`` of a bit for each id, 0 if there is none.
 # ``num_top`` is -1 if log-probabilities are not needed. Without ``draws`` the token is given. The
 # last five are results; ``token`` is -1 where no token may be chosen.
 _WORDS = {
@@ -30,7 +31,7 @@ _WORDS = {
     "factor": "d", "top_k": "q", "share": "Q", "least": "q",
     "repetition": "d", "frequency": "d", "presence": "d",
     "history_len": "q", "prompt_len": "q", "num_biases": "q", "num_suppressed": "q", "num_top": "q",
-    "history": "q", "biases": "q", "suppressed": "q", "top": "q",
+    "history": "q", "biases": "q", "suppressed": "q", "top": "q", "mask": "q",
     "token": "q", "value": "d", "greatest": "d", "total": "q", "ahead": "q",
 }  # fmt: skip
 ENTRY = tuple(_WORDS)
@@ -54,6 +55,7 @@ def scratch_bytes(vocab_size: int) -> dict[str, int]:
         "draw_weights": padded * 8 + 128,
         "draw_counts": vocab_size * 4,  # zero between draws
         "draw_undo": 3 * vocab_size * 8,
+        "draw_masked": padded * 4 + 64,
     }
 
 
@@ -88,18 +90,19 @@ class Draws:
     def __init__(self, vocab_size: int) -> None:
         """Begin empty."""
         self._vocab_size = vocab_size
-        self._table, self._bounds, self._tokens, self._biases, self._pairs = (
-            _Memory() for _ in range(5)
+        self._table, self._bounds, self._tokens, self._biases, self._pairs, self._mask_bytes = (
+            _Memory() for _ in range(6)
         )
         self.begin()
 
     def begin(self) -> None:
         """Forget the last step."""
-        self._entries: list[tuple[tuple[float, ...], tuple[int, ...], int]] = []
+        self._entries: list[tuple[tuple[float, ...], tuple[int, ...], int, int]] = []
         self._firsts: list[int] = []
         self._token_ids = array("i")  # histories and suppressed ids, one after another
         self._bias_pairs: list[tuple[int, float]] = []
         self._num_pairs = 0
+        self._masks: list[bytes] = []
 
     @property
     def num_rows(self) -> int:
@@ -125,6 +128,10 @@ class Draws:
         top_k = top_k if top_k < self._vocab_size else 0
         num_top = -1 if num_top is None else min(num_top, self._vocab_size)
         row_of_logits = self._next_row()
+        mask = -1
+        if rows[0].mask:
+            mask = len(self._masks)
+            self._masks.append(rows[0].mask)
         for row in rows:
             entry = (
                 row_of_logits, 1, row.seed & 0xFFFFFFFFFFFFFFFF, row.position,
@@ -132,22 +139,24 @@ class Draws:
                 params.repetition_penalty, params.frequency_penalty, params.presence_penalty,
                 len(row.history), prompt_len, num_biases, num_suppressed, num_top,
             )  # fmt: skip
-            self._enter(entry, places, -1)
+            self._enter(entry, places, mask, -1)
         return row_of_logits
 
     def rank(self, token: int, num_top: int) -> int:
         """Rank a token that is known; return its row of logits."""
         row_of_logits = self._next_row()
         entry = (row_of_logits, *[0] * 14, min(num_top, self._vocab_size))
-        self._enter(entry, (0, 0, 0), token)
+        self._enter(entry, (0, 0, 0), -1, token)
         return row_of_logits
 
     def _next_row(self) -> int:
         self._firsts.append(len(self._entries))
         return len(self._firsts) - 1
 
-    def _enter(self, entry: tuple[float, ...], places: tuple[int, ...], token: int) -> None:
-        self._entries.append((entry, (*places, 8 * self._num_pairs), token))
+    def _enter(
+        self, entry: tuple[float, ...], places: tuple[int, ...], mask: int, token: int
+    ) -> None:
+        self._entries.append((entry, (*places, 8 * self._num_pairs), mask, token))
         self._num_pairs += max(int(entry[-1]), 0)
 
     def write(self) -> tuple[int, int]:
@@ -164,18 +173,28 @@ class Draws:
         for i, bias in enumerate(self._bias_pairs):
             _BIAS.pack_into(self._biases.view, 16 * i, *bias)
         bases = [part.address for part in (self._tokens, self._biases, self._tokens, self._pairs)]
+        masks = self._write_masks()
         at = 0
-        for entry, places, token in self._entries:
-            addresses = (base + place for base, place in zip(bases, places, strict=True))
+        for entry, places, mask, token in self._entries:
+            addresses = [base + place for base, place in zip(bases, places, strict=True)]
+            addresses.append(masks[mask] if mask >= 0 else 0)
             _ENTRY.pack_into(self._table.view, at, *entry, *addresses, token, *_NO_RESULT)
             at += ENTRY_BYTES
         return self._table.address, self._bounds.address
+
+    def _write_masks(self) -> list[int]:
+        """Write all masks, each as long as a padded row; return their addresses."""
+        size = padded_vocab(self._vocab_size) // 8
+        self._mask_bytes.hold(size * len(self._masks))
+        for i, mask in enumerate(self._masks):
+            self._mask_bytes.view[size * i : size * (i + 1)] = mask[:size].ljust(size, b"\0")
+        return [self._mask_bytes.address + size * i for i in range(len(self._masks))]
 
     def results(self) -> list[tuple[int | None, TokenLogprobs | None]]:
         """Return each entry's token and its log-probabilities, if they were wanted."""
         found: list[tuple[int | None, TokenLogprobs | None]] = []
         at = _RESULT_AT
-        for entry, places, _ in self._entries:
+        for entry, places, _, _ in self._entries:
             token, value, greatest, total, ahead = _RESULT.unpack_from(self._table.view, at)
             at += ENTRY_BYTES
             num_top = int(entry[-1])

@@ -1,0 +1,131 @@
+"""The program that compiles grammars first, in a process that may die: ``text.grammars`` runs it.
+
+A schema of a kilobyte may ask for gigabytes, for hours or for a stack without end, and no limit of
+the library stops all of that. What comes back whole from here, with a first mask that allows
+something, is compiled once more by the parent. Reads lines of JSON, writes one for each. It imports
+nothing of Ridgeline.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import threading
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
+
+_MAX_PROCESS_BYTES = 3 << 29  # the library, the vocabulary, and 1 GiB
+_STACK_BYTES = 2 << 20  # less than a thread of the parent has
+_MAX_CPU_S = 10  # in case the parent was killed and cannot stop us; its own limit is shorter
+_MAX_ERROR_CHARS = 300
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+
+class Vocabulary:
+    """A model's tokens, as the library asks for them."""
+
+    def __init__(
+        self,
+        tokens: list[bytes],
+        special_ids: list[int],
+        eos_id: int,
+        encode: Callable[[str], list[int]] = lambda text: [],
+    ) -> None:
+        """Take the bytes of each token, and what turns text into tokens."""
+        self.tokens, self.special_token_ids = tokens, special_ids
+        self.eos_token_id, self.bos_token_id = eos_id, None
+        self.encode = encode
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        if not isinstance(text, str):  # the library asks whether bytes are taken, too
+            raise TypeError("only text")
+        return self.encode(text)
+
+
+def main() -> None:
+    """Take the vocabulary, say that all is ready, and compile once for each further line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got it too and decides
+    with suppress(ValueError, OSError):  # not every system has it
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(_STACK_BYTES)
+    told = json.loads(sys.stdin.buffer.readline())
+    tokens = [b64decode(token) for token in told["tokens"]]
+    vocabulary = Vocabulary(tokens, told["special_ids"], told["eos_ids"][0])
+    wrapper = TokenizerWrapper(vocabulary)
+    tokenizer = LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=told["eos_ids"])
+    vocabulary.encode = tokenizer.greedy_tokenize  # near enough to see whether anything may follow
+    _answer({})
+    for line in sys.stdin.buffer:
+        _bound_cpu()
+        answer: dict[str, str] = {}
+        worker = threading.Thread(target=_compile, args=(tokenizer, json.loads(line), answer))
+        worker.start()
+        worker.join()
+        _answer(answer)
+
+
+def _answer(answer: dict[str, str]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _bound_cpu() -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = int(usage.ru_utime + usage.ru_stime)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = used_s + 1 + _MAX_CPU_S
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, str]) -> None:
+    """Put the library's form of a grammar into ``answer``, or what is wrong with it."""
+    try:
+        grammar = _translated(asked["kind"], asked["source"], asked["options"])
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        error = matcher.get_error()
+        if not error:
+            mask = matcher.compute_bitmask()
+            error = matcher.get_error() or ("" if any(mask) else "it allows nothing")
+        answer.update({"error": _line(error)} if error else {"grammar": grammar})
+    except Exception as error:  # foreign code may raise anything
+        answer["error"] = _line(str(error) or type(error).__name__)
+
+
+def _translated(kind: str, source: str, options: dict[str, Any]) -> str:
+    """Return the library's form of a JSON schema, a regular expression or a grammar."""
+    if kind == "json":
+        return LLMatcher.grammar_from_json_schema(source, overrides=options)  # type: ignore[arg-type]
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    return LLMatcher.grammar_from_lark(source if kind == "lark" else any_to_lark(source))
+
+
+def _line(text: str) -> str:
+    """Return what an error says, on one line and safe to show."""
+    first, *more = text.strip().splitlines() or ["it is not a grammar"]
+    reasons = [line for line in more if line.startswith("error:")]  # of a regular expression
+    shown = " ".join([first, *reasons[:1]])
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
+    return shown[:_MAX_ERROR_CHARS]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Grammars: what an answer may look like, as masks over the vocabulary.
+
+Beside ``text.grammar_process`` the only importer of llguidance. A grammar is compiled in that
+process first, which may take too long or die; what came back whole is compiled here. Each answer
+gets a copy, which advances with its tokens. It knows no requests.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from ridgeline.text.grammar_process import LIMITS, Vocabulary
+from ridgeline.text.tokenizer import Tokenizer
+
+_PROGRAM = Path(__file__).with_name("grammar_process.py")
+_KEPT_BYTES = 4 << 20  # of sources whose grammars are kept
+_GOODBYE_S, _START_S = 1.0, 20.0
+
+
+class Source(NamedTuple):
+    """A grammar as it is compiled: ``kind`` is json, regex, lark or grammar (of any notation)."""
+
+    kind: str
+    text: str
+    options: str = "{}"  # of JSON: the library's, as JSON
+
+
+class Grammars:
+    """Compiles grammars for one model. Any thread may call; one call is served at a time."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        *,
+        max_bytes: int = 64 << 10,
+        timeout_s: float = 2.0,
+    ) -> None:
+        """Prepare to constrain answers that end with any of ``eos_ids``.
+
+        A grammar may have ``max_bytes`` of text and take ``timeout_s`` to compile. Raises
+        ValueError for a model without an end-of-sequence token: its answers could not end.
+        """
+        if not eos_ids:
+            raise ValueError("this model has no end-of-sequence token, so no grammar can end")
+        self._tokenizer, self._eos_ids = tokenizer, list(eos_ids)
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Source, LLMatcher] = OrderedDict()
+        self._kept_bytes = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._library: LLTokenizer | None = None
+
+    def compile(self, source: Source) -> Callable[[], GrammarState]:
+        """Return what begins an answer. Raises ValueError, with the reason, if nothing can."""
+        num_bytes = _size(source)
+        if num_bytes > self._max_bytes:
+            raise ValueError(
+                f"the grammar has {num_bytes} bytes: at most {self._max_bytes} "
+                f"(--max-grammar-bytes)"
+            )
+        with self._lock:
+            if source not in self._kept:
+                self._kept[source] = self._compiled(source)
+                self._kept_bytes += num_bytes
+                while self._kept_bytes > _KEPT_BYTES:
+                    self._kept_bytes -= _size(self._kept.popitem(last=False)[0])
+            self._kept.move_to_end(source)
+            matcher = self._kept[source].deep_copy()
+        eos_ids = frozenset(self._eos_ids)
+        return lambda: GrammarState(matcher.deep_copy(), eos_ids)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _compiled(self, source: Source) -> LLMatcher:
+        asked = {"kind": source.kind, "source": source.text, "options": json.loads(source.options)}
+        reply = self._ask(self._running(), _line(asked), self._timeout_s)
+        if not reply:
+            self._end()
+            raise ValueError(
+                f"the grammar takes more than {self._timeout_s:g} s or 1 GiB to compile"
+            )
+        answer: dict[str, str] = json.loads(reply)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        limits = LLParserLimits(**LIMITS)
+        return LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
+
+    # --- the vocabulary ------------------------------------------------------------------------
+
+    def _facts(self) -> tuple[list[bytes], list[int]]:
+        """Return the bytes of each token, and the ids that are no text."""
+        tokenizer = self._tokenizer
+        ids = range(tokenizer.vocab_size)
+        special = [token for token in ids if tokenizer.is_special(token)]
+        return [tokenizer.token_bytes(token) for token in ids], special
+
+    def _tokens(self) -> LLTokenizer:
+        if self._library is None:
+            tokenizer = self._tokenizer
+
+            def encode(text: str) -> list[int]:
+                return tokenizer.encode(text, parse_special=False, add_bos=False)
+
+            vocabulary = Vocabulary(*self._facts(), self._eos_ids[0], encode)
+            self._library = LLTokenizer(
+                TokenizerWrapper(vocabulary), n_vocab=tokenizer.vocab_size, eos_token=self._eos_ids
+            )
+        return self._library
+
+    # --- the process ---------------------------------------------------------------------------
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process and self._process.poll() is not None:  # it was killed
+            self._end()
+        if self._process is None:
+            self._process = subprocess.Popen(
+                # -P: no module beside the program may replace one of the standard library.
+                [sys.executable, "-P", str(_PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            self._finalizer = weakref.finalize(self, _end, self._process)
+            tokens, special = self._facts()
+            facts = {
+                "tokens": [b64encode(token).decode() for token in tokens],
+                "special_ids": special,
+                "eos_ids": self._eos_ids,
+            }
+            if not self._ask(self._process, _line(facts), _START_S):
+                self._end()
+                raise ValueError("grammars cannot be compiled: their process does not start")
+        return self._process
+
+    def _ask(self, process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytes:
+        """Send a line and return the line that answers it, nothing if the process is gone."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        limit = threading.Timer(limit_s, process.kill)
+        limit.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            return process.stdout.readline()
+        except BrokenPipeError:
+            return b""
+        except BaseException:  # Ctrl-C: an unread answer must not be taken for the next one
+            process.kill()
+            self._end()
+            raise
+        finally:
+            limit.cancel()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._finalizer()
+            self._process = None
+
+
+class GrammarState:
+    """How far one answer has come: a ``core.request.Constraint``."""
+
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
+        """Begin with a matcher of its own."""
+        self._matcher, self._eos_ids = matcher, eos_ids
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete and nothing may follow."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def masks(self, drafts: tuple[int, ...]) -> tuple[bytes, ...]:
+        """Return a mask for the next token, and behind each draft; what fails allows nothing."""
+        matcher = self._matcher
+        masks = [b"\0" if matcher.is_error() else matcher.compute_bitmask()]
+        taken = 0
+        for draft in drafts:
+            if not matcher.validate_tokens([draft]) or draft in self._eos_ids:
+                break
+            matcher.consume_token(draft)
+            taken += 1
+            masks.append(matcher.compute_bitmask())
+        if taken:
+            matcher.rollback(taken)
+        masks += [masks[-1]] * (len(drafts) - taken)  # behind a draft that cannot be right
+        return tuple(masks)
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Return at most so many tokens that must follow, if they can be known."""
+        return tuple(self._matcher.compute_ff_tokens()[:most])
+
+    def num_valid(self, drafts: tuple[int, ...]) -> int:
+        """Return how many of these tokens may follow, one after the other."""
+        return self._matcher.validate_tokens(list(drafts))
+
+    def accept(self, token: int) -> None:
+        """Take the next token of the answer."""
+        self._matcher.consume_token(token)
+
+
+def _size(source: Source) -> int:
+    return len(source.text.encode("utf-8", errors="surrogatepass"))
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let the process see the end of its input, and wait for it to go."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):  # it is gone, with something unread
+        process.stdin.close()
+    try:
+        process.wait(_GOODBYE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()

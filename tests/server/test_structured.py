@@ -1,0 +1,168 @@
+"""Structured output through the server: every name for it, what is wrong, and a calm neighbour."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.api.test_llm import HELLO
+from tests.api.test_structured import BOMBS, PERSON
+from tests.server.serving import Served
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+ASK: dict[str, Any] = {"messages": HELLO, "seed": 3, "max_tokens": 100}
+GO_ON: dict[str, Any] = {"prompt": "x", "seed": 3, "max_tokens": 100}
+COMPACT = {"disable_any_whitespace": True}
+PATTERN = "[a-d]{2}-[0-9]{3}"
+
+
+def openai_schema(schema: Any = PERSON, **more: Any) -> dict[str, Any]:
+    json_schema = {"name": "person", "schema": schema, **more}
+    return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        openai_schema(),
+        openai_schema(strict=True, description="A person."),
+        {"structured_outputs": {"json": PERSON}},
+        {"structured_outputs": {"json": json.dumps(PERSON)}},
+        {"guided_json": PERSON},
+        {"guided_json": json.dumps(PERSON)},
+        {"json_schema": PERSON},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_every_name_of_a_schema_gives_the_same_answer(
+    served: Served, path: str, fields: dict[str, Any]
+) -> None:
+    ask = ASK if path == CHAT else GO_ON
+    answers = [served.call(path, ask | names)[1] for names in (openai_schema(), fields)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    choice = answers[0]["choices"][0]
+    text = choice["message"]["content"] if path == CHAT else choice["text"]
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(text), PERSON)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"regex": PATTERN}}, PATTERN),
+        ({"guided_regex": PATTERN}, PATTERN),
+        ({"guided_choice": ["one", "two"]}, "one|two"),
+        ({"structured_outputs": {"choice": ["one", "two"]}}, "one|two"),
+        ({"guided_grammar": 'start: "a" | "b"'}, "a|b"),
+        ({"grammar": 'root ::= "a" | "b"'}, "a|b"),
+        ({"structured_outputs": {"json": {"const": [1, 2]}, **COMPACT}}, re.escape("[1,2]")),
+        ({"guided_json": {"const": [1]}, "guided_whitespace_pattern": "_"}, "\\[_1_\\]|\\[1\\]|.*"),
+        ({"response_format": {"type": "text"}}, "(?s).*"),
+    ],
+    ids=str,
+)
+def test_other_kinds(served: Served, fields: dict[str, Any], pattern: str) -> None:
+    status, body, _ = served.call(CHAT, ASK | fields)
+    assert status == 200, body
+    assert re.fullmatch(pattern, body["choices"][0]["message"]["content"])
+
+
+def test_the_openai_client_parses_into_a_model(served: Served) -> None:
+    from pydantic import BaseModel, Field
+
+    class Person(BaseModel):
+        name: str = Field(max_length=8)
+        age: int = Field(ge=0, le=99)
+
+    answer = served.client().chat.completions.parse(
+        model="tiny", messages=HELLO, response_format=Person, seed=1, max_tokens=100
+    )
+    person = answer.choices[0].message.parsed
+    assert isinstance(person, Person)
+
+
+def test_a_stream_adds_up(served: Served) -> None:
+    whole = served.call(CHAT, ASK | openai_schema())[1]["choices"][0]["message"]["content"]
+    client = served.client()
+    chunks = client.chat.completions.create(
+        model="tiny", messages=HELLO, seed=3, max_tokens=100, stream=True, **openai_schema()
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (openai_schema(strict="yes"), "response_format.json_schema.strict"),
+        (openai_schema(schema="text"), "response_format.json_schema.schema"),
+        (openai_schema(other=1), "response_format.json_schema.other"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (openai_schema({"not": {}}), "response_format.json_schema.schema"),
+        (
+            openai_schema({"type": "integer", "minimum": 2, "maximum": 1}),
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"grammar": "root ::= nothing"}, "grammar"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        (openai_schema() | {"guided_regex": "a"}, "guided_regex"),
+        (openai_schema() | {"ignore_eos": True}, "ignore_eos"),
+        (openai_schema() | {"min_tokens": 3}, "min_tokens"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_is_wrong_is_named(
+    served: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
+    ask = ASK if path == CHAT else GO_ON
+    status, error = served.refused(path, ask | fields)
+    assert status == 400
+    assert error["param"] == param, error
+    assert len(error["message"]) < 600
+
+
+def test_a_neighbour_never_pauses_for_a_second(served: Served) -> None:
+    """Every bomb, while a stream runs: what is refused has status 400, and soon."""
+    times_s: list[float] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            stream = served.client().completions.create(
+                model="tiny", prompt="x", max_tokens=100, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            times_s.extend(time.monotonic() for _ in stream)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for bomb in BOMBS.values():
+        begin_s = time.monotonic()
+        status, _, _ = served.call(CHAT, ASK | {"structured_outputs": bomb, "max_tokens": 8})
+        assert status in (200, 400, 500)
+        assert time.monotonic() - begin_s < 10  # 5 on a quiet machine
+    is_over.set()
+    watcher.join()
+    assert max(b - a for a, b in pairwise(times_s)) < 1
