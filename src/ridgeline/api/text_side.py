@@ -90,7 +90,7 @@ class TextSide:
         with self._lock:
             if self._grammars is None:
                 self._grammars = Grammars(self.tokenizer, self._eos_ids, **self._grammar_limits)
-        return self._grammars.compile(Source(*_grammar_of(params.structured_outputs)))
+        return self._grammars.constraint(Source(*_grammar_of(params.structured_outputs)))
 
     def limit_grammars(self, *, max_bytes: int, timeout_s: float) -> None:
         """Bound the grammars that are compiled from now on: bytes of text, seconds each."""

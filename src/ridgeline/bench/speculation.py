@@ -176,7 +176,8 @@ def _count(outputs: list[RequestOutput], found: Found) -> None:
 
 
 def _print(found: dict[tuple[str, int], Found]) -> None:
-    table = Table("prompts", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("prompts", no_wrap=True)
     for name in (
         "streams",
         "off tok/s",
@@ -191,4 +192,4 @@ def _print(found: dict[tuple[str, int], Found]) -> None:
         table.add_column(name, justify="right")
     for (kind, n), what in found.items():
         table.add_row(kind, str(n), *(f"{value:g}" for value in what.summary().values()))
-    Console().print(table)
+    Console(width=100).print(table)

@@ -269,12 +269,24 @@ class TextPart(_Strict):
     text: str
 
 
+def _document_message(schema: dict[str, Any], model: type[_Strict]) -> None:
+    """Say as well that a message has content or calls tools."""
+    _document(schema, model)
+    said = {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]}
+    calls = {
+        "properties": {"tool_calls": {"type": "array", "minItems": 1}},
+        "required": ["tool_calls"],
+    }
+    schema["anyOf"] = [said, calls]
+
+
 class Message(_Strict):
     """One message of a conversation; the model's template decides how each field is used.
 
     Clients send an answer back as they got it, with all that a server or a library added to it.
     """
 
+    model_config = ConfigDict(json_schema_extra=_document_message)
     droppable = (
         *("annotations", "audio", "refusal", "parsed"),  # of OpenAI's own assistant
         *("reasoning", "reasoning_content", "thinking_blocks"),

@@ -144,5 +144,5 @@ class Completion(_Answer):
 def documented(answer: type[_Answer]) -> dict[int | str, dict[str, Any]]:
     """Return the entry of a route's successful response."""
     stream = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."
-    content = {"text/event-stream": {"schema": {"type": "string", "description": stream}}}
+    content = {"text/event-stream": {"schema": {"description": stream}}}
     return {200: {"model": answer, "description": "The answer", "content": content}}

@@ -63,7 +63,7 @@ class Grammars:
         self._process: subprocess.Popen[bytes] | None = None
         self._library: LLTokenizer | None = None
 
-    def compile(self, source: Source) -> Callable[[], GrammarState]:
+    def constraint(self, source: Source) -> Callable[[], GrammarState]:
         """Return what begins an answer. Raises ValueError, with the reason, if nothing can."""
         num_bytes = _size(source)
         if num_bytes > self._max_bytes:
