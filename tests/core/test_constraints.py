@@ -114,3 +114,15 @@ def test_what_is_forced_takes_few_steps() -> None:
 def test_an_answer_ends_where_nothing_may_follow() -> None:
     assert one(((2,),)) == ([2], FinishReason.STOP, 1)
     assert one(((2,), (3,), (1,)), max_tokens=2)[:2] == ([2, 3], FinishReason.LENGTH)
+
+
+def test_no_row_is_spent_on_a_draft_that_may_not_follow() -> None:
+    speculation = Speculation(Oracle(0.5, random.Random(1)))
+    engine, runner = make_engine(make_scheduler(speculation=speculation))
+    new = partial(Pattern, ((0, 1),) * 20)
+    engine.add((1, 2), SamplingParams(max_tokens=30), new_constraint=new)
+    finish(engine)
+    items = [item for step in runner.steps for item in step.work if item.drafts]
+    drafts = [token for item in items for token in item.tokens[-item.drafts :]]
+    assert drafts
+    assert set(drafts) <= {0, 1}

@@ -148,13 +148,13 @@ def t36(model: Path, count: int, rng: random.Random) -> str:
             llm.text.chat_template = good
             for name, value in (
                 ("chat_template", "{{ 1 }}"),
-                ("chat_template_kwargs", {"tokenize": True}),
+                ("chat_template_kwargs", {"messages": []}),
                 ("tokenize", True),
                 ("template", "x"),
                 ("documents", []),
             ):
                 status, answer = watch.ask({"messages": HELLO, name: value}, CHAT)
-                assert (status, answer["error"]["param"]) == (400, name)
+                assert (status, answer["error"]["param"].split(".")[0]) == (400, name)
         assert watch.send(CHAT, ask)[0] == 200
     assert slowest_s < 4
     return f"{count}/{count} templates refused, the slowest after {slowest_s:.1f} s"

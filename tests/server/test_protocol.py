@@ -65,7 +65,7 @@ WRONG = [True, "5", [], {}, float("nan")]
         ({"tool_choice": "required"}, "tool_choice"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         *[({name: value}, name) for name in ("temperature", "n", "top_k") for value in WRONG],
     ],
 )
@@ -109,7 +109,7 @@ def test_what_is_wrong_in_a_chat(served: Served, fields: dict[str, Any], param: 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_the_first_field_that_is_not_supported_is_named(served: Served, path: str) -> None:
-    fields = {"tools": [1], "audio": {}, "moderation": {}, "logit_bogus": 1, "store": True}
+    fields = {"functions": [1], "audio": {}, "moderation": {}, "logit_bogus": 1, "store": True}
     for names in (list(fields), list(fields)[::-1]):
         body = {name: fields[name] for name in names} | (ASK if path == CHAT else GO_ON)
         assert served.refused(path, body)[1]["param"] == names[0]
@@ -243,7 +243,7 @@ def test_what_cannot_change_an_answer_is_dropped_and_named(served: Served) -> No
     body = ASK | {"tools": tools, "tool_choice": "none", "messages": [message], "whatever": None}
     status, answer, headers = served.call(CHAT, body | {"temperature": 0})
     assert status == 200
-    dropped = "tools, messages.cache_control, messages.content.cache_control"
+    dropped = "messages.cache_control, messages.content.cache_control"
     assert headers["x-ridgeline-ignored"] == dropped
     plain, found, headers = served.call(CHAT, ASK | {"messages": HELLO, "temperature": 0})
     assert (plain, found["choices"]) == (200, answer["choices"])

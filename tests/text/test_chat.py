@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -287,3 +288,59 @@ def test_smollm2_writes_its_own_template() -> None:
         "<|im_start|>user\n<|im_end|>Hi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert (ids.count(1), ids.count(2)) == (3, 2)
+
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "<|end|>", "parameters": {"type": "object"}},
+}
+KNOWS_TOOLS = (
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}({{ call.function.arguments | tojson }}){% endfor %}"
+    "{% endfor %}"
+)
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Rome?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function",
+             "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "warm"},
+]  # fmt: skip
+
+
+def test_a_template_that_knows_tools_gets_them_and_arguments_as_an_object() -> None:
+    assert template(KNOWS_TOOLS).knows_tools
+    expected = '[weather]user:Rome?assistant:({"city": "Rome"})tool:warm'
+    assert text(KNOWS_TOOLS, CALLED, tools=[WEATHER]) == expected
+    cut = json.loads(json.dumps(CALLED))
+    cut[1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Ro'
+    assert '"{\\"city\\": \\"Ro"' in text(KNOWS_TOOLS, cut)
+
+
+def test_a_template_that_knows_no_tools_has_them_in_words() -> None:
+    assert not template(CHATML).knows_tools
+    found = text(CHATML, CALLED, tools=[WEATHER], add_generation_prompt=False)
+    system, user, assistant, tool = found.split("<|end|>x\n")[:4]
+    assert system.startswith("<|end|>system\nYou can call")
+    assert '{"name": "weather", "description": ' in system
+    assert user == "<|end|>user\nRome?"
+    call = '{"name": "weather", "arguments": {"city": "Rome"}}'
+    assert assistant == f"<|end|>assistant\n<tool_call>\n{call}\n</tool_call>"
+    assert tool == "<|end|>user\n<tool_response>\nwarm\n</tool_response>"
+    own = [{"role": "system", "content": "Be brief."}, *CALLED]
+    found = text(CHATML, own, tools=[WEATHER])
+    assert found.startswith("<|end|>system\nBe brief.\n\nYou can call")
+    assert found.count("system") == 1
+
+
+def test_a_tool_makes_no_control_tokens() -> None:
+    end = ours(byte_level).encode("<|end|>")[0]
+    for source in (CHATML, KNOWS_TOOLS):
+        ids = template(source).render_ids(CALLED, tools=[WEATHER])
+        assert ids.count(end) == (5 if source == CHATML else 0)

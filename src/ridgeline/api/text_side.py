@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint, Text
 from ridgeline.core.structured import StructuredOutputsParams
+from ridgeline.decoding.message import MessageForm, Reasoning
 from ridgeline.decoding.text import TextStream
+from ridgeline.decoding.tool_grammar import message_grammar
+from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
@@ -21,6 +25,7 @@ from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from ridgeline.text.grammars import Grammars
 
+REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")
 _WHITESPACE = r"[ \n\t]{0,20}"  # without a bound, a small model writes spaces for ever
 
 Message = Mapping[str, Any]
@@ -36,6 +41,8 @@ class TextSide:
         can_chat: whether the model has a chat template.
         vocab_size: token ids are below this.
         generation_defaults: sampling parameters that the model's files or its card recommend.
+        tool_format: how the model writes calls of tools.
+        reasoning: how it marks its reasoning, if it does.
     """
 
     def __init__(self, checkpoint: Checkpoint, card: Mapping[str, Any]) -> None:
@@ -49,6 +56,25 @@ class TextSide:
         self._grammars: Grammars | None = None
         self._grammar_limits: dict[str, Any] = {}
         self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
+        self.choose_parsers("auto", "auto")
+
+    def choose_parsers(self, tool_call: str, reasoning: str) -> None:
+        """Say how the model writes calls and reasoning; ``auto`` looks into its chat template.
+
+        ``reasoning`` is one of ``REASONING_PARSERS``. Raises ValueError for a tool-call parser that
+        is not known.
+        """
+        template = self.chat_template.source
+        self.tool_format: ToolFormat = format_named(tool_call, template)
+        marks = Reasoning()
+        reasons = marks.end in template if reasoning == "auto" else reasoning != "none"
+        self.reasoning = marks if reasons else None
+        form = self.tool_format
+        ids = {
+            marker: self.tokenizer.special_id(marker)
+            for marker in (form.begin, form.end, marks.begin, marks.end)
+        }
+        self._marker_ids = {marker: token for marker, token in ids.items() if token is not None}
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Return the recommended sampling with ``changes``. Raises ValueError if out of range."""
@@ -78,27 +104,90 @@ class TextSide:
         """Return what a token stands for; bytes that are not UTF-8 come out as U+FFFD."""
         return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
 
-    def new_constraint(self, params: SamplingParams) -> Callable[[], Constraint] | None:
+    def message_form(
+        self, prompt: Sequence[int], use: ToolUse | None, *, continues: bool
+    ) -> MessageForm | None:
+        """Return what the answer to a conversation may have, None for text alone.
+
+        Args:
+            prompt: its token ids.
+            use: the tools that may be called.
+            continues: whether the answer goes on with a message that has begun.
+        """
+        tools = (self.tool_format, use) if use else None
+        reasoning = None if continues else self.reasoning
+        tail = self.tokenizer.decode(prompt[-8:], skip_special=False).rstrip()
+        if reasoning is not None and tail.endswith(reasoning.end):  # it was told not to
+            reasoning = None
+        if reasoning is None and tools is None:
+            return None
+        begun = reasoning is not None and tail.endswith(reasoning.begin)
+        return MessageForm(reasoning, begun, tools)
+
+    def new_constraint(
+        self, params: SamplingParams, form: MessageForm | None = None
+    ) -> Callable[[], Constraint] | None:
         """Return what makes the constraint of each answer, for ``Engine.add``; None for none.
 
-        Raises ValueError, with the reason, for a form that cannot be had.
+        ``form`` is what a message may have besides. Raises ValueError, with the reason, for a form
+        that cannot be had.
         """
-        if params.structured_outputs is None:
+        wish = params.structured_outputs
+        if wish is None and (form is None or form.tools is None):
             return None
+        body = _grammar_of(wish) if wish else ()
+        if form is None:
+            return self._constraint(*body)
+        while True:
+            frame = message_grammar(form, self._marker_ids)
+            try:
+                return self._constraint(*(body or ("lark",)), frame)
+            except ValueError:
+                simpler = self._without_unknown(form)
+                if simpler == form:
+                    raise
+                form = simpler
+
+    def _constraint(self, *source: str) -> Callable[[], Constraint]:
         from ridgeline.text.grammars import Grammars, Source  # here: most starts need none
 
         with self._lock:
             if self._grammars is None:
                 self._grammars = Grammars(self.tokenizer, self._eos_ids, **self._grammar_limits)
-        return self._grammars.constraint(Source(*_grammar_of(params.structured_outputs)))
+        return self._grammars.constraint(Source(*source))
+
+    def _without_unknown(self, form: MessageForm) -> MessageForm:
+        """Return the form with any object as arguments of tools whose schema is not understood.
+
+        Raises ValueError, which names the tool, if that is strict.
+        """
+        if form.tools is None:
+            return form
+        tool_format, use = form.tools
+        tools = []
+        for i, tool in enumerate(use.tools):
+            try:
+                self._constraint("json", json.dumps(tool.parameters))
+                tools.append(tool)
+            except ValueError as error:
+                if tool.is_strict:
+                    raise ValueError(f"tools[{i}].function.parameters: {error}") from None
+                tools.append(replace(tool, parameters={}))
+        return replace(form, tools=(tool_format, replace(use, tools=tuple(tools))))
 
     def limit_grammars(self, *, max_bytes: int, timeout_s: float) -> None:
         """Bound the grammars that are compiled from now on: bytes of text, seconds each."""
         self._grammar_limits = {"max_bytes": max_bytes, "timeout_s": timeout_s}
 
-    def new_text(self, prompt: tuple[int, ...], params: SamplingParams) -> Text:
-        """Return what turns an answer's tokens into text, for ``Engine.add``."""
-        return TextStream(self.tokenizer.new_decoder(prompt), tuple(params.stop))
+    def new_text(
+        self, prompt: tuple[int, ...], params: SamplingParams, form: MessageForm | None = None
+    ) -> Text:
+        """Return what turns an answer's tokens into text, for ``Engine.add``.
+
+        The markers of a ``form`` are text, also those that are control tokens.
+        """
+        shown = self._marker_ids.values() if form else ()
+        return TextStream(self.tokenizer.new_decoder(prompt, shown=shown), tuple(params.stop))
 
     def close(self) -> None:
         """End the processes of the chat template and of grammars, if there are such."""
@@ -107,15 +196,15 @@ class TextSide:
             self._grammars.close()
 
 
-def _grammar_of(wish: StructuredOutputsParams) -> tuple[str, ...]:
-    """Return the kind, the text and perhaps the options of the grammar that is asked for."""
+def _grammar_of(wish: StructuredOutputsParams) -> tuple[str, str, str]:
+    """Return the kind, the text and the options of the grammar that is asked for."""
     if wish.regex is not None:
-        return "regex", wish.regex
+        return "regex", wish.regex, "{}"
     if wish.grammar is not None:
-        return "grammar", wish.grammar
+        return "grammar", wish.grammar, "{}"
     if wish.choice is not None:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wish.choice)
-        return "lark", f"start: {texts}"
+        return "lark", f"start: {texts}", "{}"
     pattern = wish.whitespace_pattern or _WHITESPACE
     options: dict[str, Any] = {"coerce_one_of": True, "whitespace_pattern": pattern}
     if wish.disable_any_whitespace:

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -118,12 +119,16 @@ class Service:
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts))
-        params, new_constraint = await self.prompts.of_form(params, body.form_fields)
+        form = None
+        if isinstance(body, ChatRequest):
+            continues = bool(body.continue_final_message)
+            form = self.text.message_form(prompts[0], body.use, continues=continues)
+        params, new_constraint, form = await self.prompts.of_form(params, body.form_fields, form)
         tenant = request.state.tenant
         stream = Stream(
             prompts,
             params,
-            self.text.new_text,
+            partial(self.text.new_text, form=form),
             tenant,
             is_read=bool(body.stream),
             name=request.state.request_id,
@@ -131,7 +136,7 @@ class Service:
             prediction=prediction,
             new_constraint=new_constraint,
         )
-        answers = Answers(self.text, body, stream)
+        answers = Answers(self.text, body, stream, form)
         names = (self.name, self.fingerprint)
         return Reply(self.bridge, self.limits, stream, answers, body, *names, self.options)
 
@@ -241,6 +246,8 @@ def _add_status(app: FastAPI, service: Service) -> None:
         "created": service.created,
         "owned_by": "ridgeline",
         "max_model_len": service.max_model_len,
+        "tool_call_parser": service.text.tool_format.name,
+        "reasoning": service.text.reasoning is not None,
     }
 
     @app.get("/v1/models", responses=_ERRORS)

@@ -14,8 +14,12 @@ from ridgeline.api.text_side import TextSide
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
+from ridgeline.decoding.calls import Piece
+from ridgeline.decoding.message import MessageForm, MessageReader
+from ridgeline.server.messages import delta_of, message_of
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.stream import Stream, StreamError, StreamEvent
+from ridgeline.server.tools import is_named
 
 Choice = dict[str, Any]
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
@@ -26,13 +30,16 @@ class _Answer:
     """One of the choices: the part of it that is known and not yet shown."""
 
     index: int
-    text: str = ""
+    reader: MessageReader | None = None  # of a message that may have more than text
+    pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
     num_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     has_begun: bool = False  # a token came
     has_role: bool = False  # a chunk of a chat named the role
+    num_reasoning: int = 0  # tokens
+    num_calls: int = 0  # shown
     offset: int = 0  # characters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
 
@@ -41,13 +48,23 @@ class Answers:
     """The answers to one request."""
 
     def __init__(
-        self, text: TextSide, body: ChatRequest | CompletionRequest, stream: Stream
+        self,
+        text: TextSide,
+        body: ChatRequest | CompletionRequest,
+        stream: Stream,
+        form: MessageForm | None = None,
     ) -> None:
+        """Answer what ``body`` asks; messages are read in ``form``, if there is one."""
         self._text, self._body, self._stream = text, body, stream
         self._is_chat = isinstance(body, ChatRequest)
         self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
         self._with_logprobs = stream.params.logprobs is not None
-        self._answers = [_Answer(i) for i in range(stream.params.n * len(stream.prompts))]
+        self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
+        self._reasons = form is not None and form.reasoning is not None
+        self._answers = [
+            _Answer(i, MessageReader(form) if form else None)
+            for i in range(stream.params.n * len(stream.prompts))
+        ]
         self._requests: dict[int, Request] = {}  # by prompt
         self._records: list[RequestRecord] = []
 
@@ -74,17 +91,17 @@ class Answers:
 
         Clients may stop reading at ``finish_reason``, so no text may come with it.
         """
-        has_news = bool(answer.text or answer.logprobs)
+        has_news = bool(answer.pieces or answer.logprobs)
         chunks = []
         if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
             answer.has_role = True
             delta = {"role": "assistant", "content": ""}
             chunks.append(self._choice(answer, {"delta": delta}, None))
         if has_news:
-            chunks.append(self._shown(answer))
+            chunks += self._news(answer)
         if answer.finish_reason:
             form: Choice = {"delta": {}} if self._is_chat else {"text": ""}
-            chunks.append(_ended(answer, self._choice(answer, form, None)))
+            chunks.append(self._ended(answer, self._choice(answer, form, None)))
         return chunks
 
     def _put(self, answer: _Answer, event: Event) -> None:
@@ -94,35 +111,66 @@ class Answers:
             return
         answer.stop_reason = event.stop_reason
         answer.num_tokens += event.token is not None
-        answer.text += event.text
         if event.logprobs:
             answer.logprobs.append(event.logprobs)
+        if answer.reader is None:
+            answer.pieces += [Piece("content", event.text)] if event.text else []
+            return
+        was_reasoning = answer.reader.is_reasoning
+        answer.pieces += answer.reader.feed(event.text)
+        is_reasoning = was_reasoning or answer.reader.is_reasoning
+        answer.num_reasoning += event.token is not None and is_reasoning
+        if event.finish_reason:
+            answer.pieces += answer.reader.finish()
 
     def _put_prompt(self, answer: _Answer, index: int) -> None:
         prompt = self._stream.prompts[index]
-        answer.text += self._text.tokenizer.decode(prompt)
+        answer.pieces.append(Piece("content", self._text.tokenizer.decode(prompt)))
         if self._with_logprobs:
             found = self._requests[index].prompt_logprobs
             answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
 
     def whole(self) -> list[Choice]:
         """Return all choices, with everything that has not been shown."""
-        return [_ended(answer, self._shown(answer)) for answer in self._answers]
+        return [self._ended(answer, self._shown(answer)) for answer in self._answers]
 
     def _shown(self, answer: _Answer) -> Choice:
         """Return a choice with its new part, which then counts as shown."""
-        text, logprobs = answer.text, self._logprobs(answer)
-        answer.text, answer.logprobs = "", []
-        form: Choice = {"text": text}
-        if self._is_chat and self._body.stream:
-            form = {"delta": {"content": text} if text else {}}
-        elif self._is_chat:
-            form = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        pieces, logprobs = answer.pieces, self._logprobs(answer)
+        answer.pieces, answer.logprobs = [], []
+        form: Choice = {"text": "".join(text for _, text in pieces)}
+        if self._is_chat:
+            form = {"message": message_of(pieces)}
+            answer.num_calls += sum(kind == "call" for kind, _ in pieces)
         return self._choice(answer, form, logprobs)
+
+    def _news(self, answer: _Answer) -> list[Choice]:
+        """Return the new parts of a streamed answer, which then count as shown."""
+        if not self._is_chat:
+            return [self._shown(answer)]
+        deltas = []
+        for piece in answer.pieces:
+            answer.num_calls += piece.kind == "call"
+            deltas.append(delta_of(piece, answer.num_calls - 1))
+        logprobs = self._logprobs(answer)
+        answer.pieces, answer.logprobs = [], []
+        first, *more = deltas or [{}]
+        return [
+            self._choice(answer, {"delta": first}, logprobs),
+            *(self._choice(answer, {"delta": delta}, None) for delta in more),
+        ]
 
     @staticmethod
     def _choice(answer: _Answer, form: Choice, logprobs: Choice | None) -> Choice:
         return {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
+
+    def _ended(self, answer: _Answer, choice: Choice) -> Choice:
+        """Return a choice that also says how the answer ended."""
+        calls = answer.num_calls and answer.finish_reason == "stop" and not self._is_named
+        choice["finish_reason"] = "tool_calls" if calls else answer.finish_reason
+        if answer.stop_reason is not None:
+            choice["stop_reason"] = answer.stop_reason
+        return choice
 
     # --- logprobs ------------------------------------------------------------------------------
 
@@ -197,14 +245,20 @@ class Answers:
             "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
         }
+        if details := self._details():
+            usage["completion_tokens_details"] = details
+        return usage
+
+    def _details(self) -> dict[str, int]:
+        details = {}
+        if self._reasons:
+            details["reasoning_tokens"] = sum(answer.num_reasoning for answer in self._answers)
         if self._stream.prediction:
             right = sum(r.num_accepted_tokens for r in self._requests.values())
             made = sum(r.num_draft_tokens for r in self._requests.values())
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": right,
-                "rejected_prediction_tokens": made - right,
-            }
-        return usage
+            details["accepted_prediction_tokens"] = right
+            details["rejected_prediction_tokens"] = made - right
+        return details
 
     def timings(self) -> dict[str, Any]:
         """Return the engine's times, nothing if no token came.
@@ -232,11 +286,3 @@ class Answers:
                 for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
             },
         }
-
-
-def _ended(answer: _Answer, choice: Choice) -> Choice:
-    """Return a choice that also says how the answer ended."""
-    choice["finish_reason"] = answer.finish_reason
-    if answer.stop_reason is not None:
-        choice["stop_reason"] = answer.stop_reason
-    return choice

@@ -77,6 +77,7 @@ class Running:
         trace = llm.trace
         self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
         self.bridge.listeners.append(self.metrics.on_record)
+        llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ridgeline.api.text_side import REASONING_PARSERS
+from ridgeline.decoding.tools import format_named
 from ridgeline.engine_setup.options import flag_field, parse_bytes
 
 
@@ -34,6 +36,13 @@ class ServeOptions:
     max_logit_bias: float = flag_field(100.0, "Largest bias of a token that a request may set.")
     max_grammar_bytes: int = flag_field(65536, "Bytes of text that a schema or grammar may have.")
     grammar_timeout: float = flag_field(2.0, "Seconds that a schema or grammar may take.")
+    tool_call_parser: str = flag_field(
+        "auto",
+        "How the model writes calls: hermes, llama3_json, mistral, phi4_mini_json, qwen3_xml.",
+    )
+    reasoning_parser: str = flag_field(
+        "auto", "How it marks reasoning: deepseek_r1, qwen3, or none."
+    )
     max_body: str = flag_field("8MiB", "Largest body of a request.")
     receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
     stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
@@ -58,6 +67,12 @@ class ServeOptions:
                 raise ValueError(f"--{name.replace('_', '-')} cannot be below 0")
         for name in ("stall_timeout", "step_timeout"):
             _positive(name, getattr(self, name))
+        format_named(self.tool_call_parser, "")
+        if self.reasoning_parser not in REASONING_PARSERS:
+            known = ", ".join(REASONING_PARSERS)
+            raise ValueError(
+                f"there is no reasoning parser {self.reasoning_parser!r}: use one of {known}"
+            )
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"--port is {self.port}: it must be from 0 to 65535")
         if self.shutdown_timeout < 0:

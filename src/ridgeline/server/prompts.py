@@ -15,8 +15,9 @@ from typing import Any
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
+from ridgeline.decoding.message import MessageForm
+from ridgeline.server.conversation import Rendering
 from ridgeline.server.errors import ApiError
-from ridgeline.server.protocol import Rendering
 from ridgeline.server.structured import wanted_form
 
 Ids = tuple[int, ...]
@@ -38,14 +39,25 @@ class Prompts:
 
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
-        options = request.template_options()
+        options = request.template_options() | self._effort(request.reasoning_effort)
 
         def render() -> list[int]:
             messages = [message.plain() for message in request.messages]
-            self._check_bytes(messages, "messages")
+            self._check_bytes([messages, options], "messages")
             return self._text.chat_template.render_ids(messages, **options)
 
         return await self._away("messages", render)
+
+    def _effort(self, effort: str | None) -> dict[str, Any]:
+        """Return what a template is told of OpenAI's ``reasoning_effort``."""
+        if effort is None:
+            return {}
+        if effort == "none":
+            return {"enable_thinking": False}  # templates that can do without have this switch
+        if "reasoning_effort" not in self._text.chat_template.source:
+            message = "reasoning_effort can only be none: this model's chat template knows no other"
+            raise _bad("reasoning_effort", message, "unsupported_parameter")
+        return {"reasoning_effort": effort}
 
     async def of_text(
         self, prompt: str | list[int], *, param: str = "prompt", add_bos: bool | None = None
@@ -58,27 +70,40 @@ class Prompts:
         return await self._away(param, lambda: self._text.encode(prompt))
 
     async def of_form(
-        self, params: SamplingParams, given: dict[str, Any]
-    ) -> tuple[SamplingParams, Callable[[], Constraint] | None]:
+        self, params: SamplingParams, given: dict[str, Any], message: MessageForm | None
+    ) -> tuple[SamplingParams, Callable[[], Constraint] | None, MessageForm | None]:
         """Return the parameters with the form that the answer must have, and what ensures it.
+
+        The third is what a message may have, if it may have more than text.
+
+        Args:
+            params: of the request.
+            given: its fields that ask for a form.
+            message: what a message may have besides.
 
         Raises ApiError.
         """
-        if not given:
-            return params, None
+        if not given and not (message and message.tools):
+            return params, None, message
 
-        def compile_() -> tuple[SamplingParams, Callable[[], Constraint] | None]:
+        def compile_() -> tuple[
+            SamplingParams, Callable[[], Constraint] | None, MessageForm | None
+        ]:
             form = wanted_form(given)
-            if form is None:
-                return params, None
+            constrained, param = params, "tools"
+            if form is not None:
+                param = form.param
+                if message and message.tools and message.tools[1].is_required:
+                    raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
+                try:
+                    constrained = replace(params, structured_outputs=form.wish)
+                except ValueError as error:
+                    raise _bad(str(error).split(" ")[0], str(error)) from None
             try:
-                constrained = replace(params, structured_outputs=form.wish)
+                shape = message and replace(message, has_body=form is not None)
+                return constrained, self._text.new_constraint(constrained, shape), shape
             except ValueError as error:
-                raise _bad(str(error).split(" ")[0], str(error)) from None
-            try:
-                return constrained, self._text.new_constraint(constrained)
-            except ValueError as error:
-                raise _bad(form.param, f"{form.param} cannot be used: {error}") from None
+                raise _bad(param, f"{param} cannot be used: {error}") from None
 
         return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
 

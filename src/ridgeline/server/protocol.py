@@ -6,27 +6,20 @@ nothing and renders no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    ModelWrapValidatorHandler,
-    Tag,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.decoding.tools import ToolUse
+from ridgeline.server.conversation import Prediction, Rendering
 from ridgeline.server.errors import ApiError
+from ridgeline.server.strict import Strict, contradiction, wrong
 from ridgeline.server.structured import FIELDS
+from ridgeline.server.tools import wanted_tools
 
 _INT64 = 1 << 63
-_MAX_MESSAGES = 1 << 13
 _MAX_METADATA = 16
 _MAX_BIASES = 1 << 15
 _MAX_STOP_IDS = 1 << 12
@@ -52,66 +45,11 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 
 
-_MAY_CALL = {"tools": "tool_choice", "functions": "function_call"}  # "none": it calls nothing
-
 # Fields that mean the same to the engine.
 _PLAIN = (
     *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
     *("repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "top_k", "top_p"),
 )
-
-
-def _document(schema: dict[str, Any], model: type[_Strict]) -> None:
-    """Add to a model's JSON schema what the model accepts besides its fields."""
-    schema["additionalProperties"] = {"type": "null"}
-    dropped = {name: {"description": "Taken, and dropped."} for name in model.droppable}
-    schema["properties"] = schema["properties"] | dropped
-
-
-class _Strict(BaseModel):
-    """No coercion, no unknown field, no NaN; the first field at fault, in the body's order.
-
-    A null is absence, whatever its name: client libraries send the empty fields of their types.
-    """
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=_document
-    )
-    droppable: ClassVar[tuple[str, ...]] = ()  # cannot change an answer
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    _dropped: tuple[str, ...] = ()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(data, dict):
-            return make(data)
-        given = {name: value for name, value in data.items() if value is not None}
-        others = [name for name in given if name not in cls.model_fields]
-        dropped = tuple(name for name in others if cls._drops(name, given))
-        model = make({name: given[name] for name in given if name in cls.model_fields})
-        model._dropped = dropped
-        return model
-
-    @classmethod
-    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
-        """Return whether dropping a field loses something.
-
-        Raises the error that refuses the request if that could change the answer.
-        """
-        if name in cls.droppable:
-            return True
-        if name not in cls.not_yet:
-            raise _wrong("unknown_parameter", name, "is not a parameter here")
-        if any(_same(given[name], void) for void in cls.not_yet[name]):
-            return False
-        if given.get(_MAY_CALL.get(name, "")) == "none":
-            return True
-        raise _wrong("unsupported_parameter", name, "is not supported yet: leave it out")
-
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        return list(self._dropped)
 
 
 def _check_metadata(pairs: Any) -> Any:
@@ -134,7 +72,7 @@ def _check_biases(biases: Any) -> Any:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise ValueError(f"it has the key {key!r:.40}, keys are token ids")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise _wrong("invalid_value", key, "is wrong: it must be a number from -100 to 100")
+            raise wrong("invalid_value", key, "is wrong: it must be a number from -100 to 100")
     return biases
 
 
@@ -142,7 +80,7 @@ def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in pairs.items() if value is not None}
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream sends besides the answer."""
 
     continuous_usage_stats: bool | None = None
@@ -153,7 +91,7 @@ class StreamOptions(_Strict):
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
-class _Sampled(_Strict):
+class _Sampled(Strict):
     """The fields that both kinds of completion share."""
 
     not_yet = _NOT_YET
@@ -212,7 +150,7 @@ class _Sampled(_Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _contradiction("stream_options", "it needs stream: true")
+            raise contradiction("stream_options", "it needs stream: true")
         return self
 
     @property
@@ -260,94 +198,17 @@ class _Sampled(_Strict):
         return params
 
 
-class TextPart(_Strict):
-    """A piece of a message; other types of parts come later."""
-
-    droppable = ("cache_control",)
-
-    type: Literal["text"]
-    text: str
-
-
-def _document_message(schema: dict[str, Any], model: type[_Strict]) -> None:
-    """Say as well that a message has content or calls tools."""
-    _document(schema, model)
-    said = {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]}
-    calls = {
-        "properties": {"tool_calls": {"type": "array", "minItems": 1}},
-        "required": ["tool_calls"],
-    }
-    schema["anyOf"] = [said, calls]
-
-
-class Message(_Strict):
-    """One message of a conversation; the model's template decides how each field is used.
-
-    Clients send an answer back as they got it, with all that a server or a library added to it.
-    """
-
-    model_config = ConfigDict(json_schema_extra=_document_message)
-    droppable = (
-        *("annotations", "audio", "refusal", "parsed"),  # of OpenAI's own assistant
-        *("reasoning", "reasoning_content", "thinking_blocks"),
-        *("provider_specific_fields", "cache_control"),
-    )
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": ()}
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        parts = self.content if isinstance(self.content, list) else []
-        inside = dict.fromkeys(name for part in parts for name in part.ignored())
-        return [*self._dropped, *(f"content.{name}" for name in inside)]
-
-    def plain(self) -> dict[str, Any]:
-        """Return what was set, for the template."""
-        return self.model_dump(exclude_none=True)
-
-
-class Rendering(_Strict):
-    """How messages become a prompt."""
-
-    messages: list[Message] = Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        inside = dict.fromkeys(name for one in self.messages for name in one.ignored())
-        return [*self._dropped, *(f"messages.{name}" for name in inside)]
-
-    def template_options(self) -> dict[str, bool]:
-        """Return the options for the chat template; a continued message needs no opening."""
-        going_on = bool(self.continue_final_message)
-        opening = not going_on if self.add_generation_prompt is None else self.add_generation_prompt
-        if going_on and opening:
-            raise _contradiction("add_generation_prompt", "continue_final_message excludes it")
-        return {"add_generation_prompt": opening, "continue_final_message": going_on}
-
-
-class Prediction(_Strict):
-    """What the answer will be like: it comes sooner where that is right, and is the same."""
-
-    type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        parts = self.content
-        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+_KNOWN = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
+_OF_CHAT = {name: void for name, void in _NOT_YET.items() if name not in _KNOWN}
 
 
 class ChatRequest(Rendering, _Sampled):
     """POST /v1/chat/completions."""
 
+    not_yet = _OF_CHAT
+
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
 
     logprobs: bool | None = None
@@ -360,13 +221,20 @@ class ChatRequest(Rendering, _Sampled):
         """Where the request says how long an answer may be."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
+    @property
+    def use(self) -> ToolUse | None:
+        """What may be called; raises ApiError."""
+        is_parallel = self.parallel_tool_calls is not False
+        tools = [one.tool for one in self.tools or ()]
+        return wanted_tools(tools, self.tool_choice, is_parallel)
+
     def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
         """Return the parameters for the engine; raises ApiError."""
         longest = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(longest) > 1:
-            raise _contradiction("max_tokens", "max_completion_tokens says something else")
+            raise contradiction("max_tokens", "max_completion_tokens says something else")
         if self.top_logprobs is not None and not self.logprobs:
-            raise _contradiction("top_logprobs", "it needs logprobs: true")
+            raise contradiction("top_logprobs", "it needs logprobs: true")
         return self.sampling(
             default,
             vocab_size,
@@ -425,7 +293,7 @@ class CompletionRequest(_Sampled):
         )
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """POST /tokenize of a text."""
 
     prompt: str
@@ -454,29 +322,8 @@ AnyTokenizeRequest = Annotated[
 ]
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     tokens: list[int] = Field(fail_fast=True)
     model: str | None = None
-
-
-def _same(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other  # 0 is not False here
-
-
-def _wrong(
-    code: str,
-    field: str,
-    what: Literal[
-        "is not a parameter here",
-        "is not supported yet: leave it out",
-        "is wrong: it must be a number from -100 to 100",
-    ],
-) -> PydanticCustomError:
-    """Return an error about a field of the model, or the pair of the map, that is validated."""
-    return PydanticCustomError(code, what, {"field": field})
-
-
-def _contradiction(param: str, why: str) -> ApiError:
-    return ApiError(400, f"{param} contradicts the rest: {why}", param=param, code="invalid_value")

@@ -23,10 +23,11 @@ class PromptTokensDetails(_Shape):
 
 
 class CompletionTokensDetails(_Shape):
-    """Of a request with a prediction: drafts that were right, and that were not."""
+    """Tokens of reasoning; of a request with a prediction, drafts that were right, or not."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(_Shape):
@@ -81,17 +82,34 @@ class ChatLogprobs(_Shape):
     refusal: None
 
 
+class Function(_Shape):
+    """What is called: ``arguments`` is a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Shape):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
 class AssistantMessage(_Shape):
     """The answer."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class _Choice(_Shape):
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
 
 

@@ -7,13 +7,17 @@ knows no model by name and guesses no template for a model that has none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from ridgeline.text.renderer import Renderer
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tool_prompt import taught
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
 _CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
 
 
@@ -33,10 +37,20 @@ class ChatTemplate:
     def __init__(
         self, source: str | None, tokenizer: Tokenizer, bos_token: str = "", eos_token: str = ""
     ):
+        self.source = source or ""
         self._renderer = None if source is None else Renderer(source)
         self._knows_developer = "developer" in (source or "")
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether a prompt is another where there are tools, as far as can be seen."""
+        chat = [{"role": "user", "content": "?"}]
+        try:
+            return self._filled(chat, {}, True) != self._filled(chat, {"tools": [_PROBE]}, True)
+        except ValueError:  # it wants more than this, and its own error is the better one
+            return True
 
     def start(self) -> None:
         """Get ready, so that the first conversation need not wait; nothing without a template."""
@@ -67,7 +81,9 @@ class ChatTemplate:
                 are joined by line ends.
             add_generation_prompt: end with the opening of the assistant's next message.
             continue_final_message: leave the last message open instead, to be continued.
-            **variables: JSON values that the template may use (tools, enable_thinking, ...).
+            **variables: JSON values that the template may use (enable_thinking, ...), and
+                ``tools``, as OpenAI's API has them: a template that knows none has them in the
+                first message.
 
         Raises:
             ValueError: the model has no template, the messages are malformed, or the template
@@ -109,15 +125,10 @@ class ChatTemplate:
                     "add_generation_prompt to false"
                 )
             shielded[-1]["content"] += _CUT
-        context = {
-            "tools": None,
-            "documents": None,
-            **{name: self._shield(value, name) for name, value in variables.items()},
-            **self._variables,
-            "messages": shielded,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        text = self._renderer.render(context)
+        shown = {name: self._shield(value, name) for name, value in variables.items()}
+        if _has_tools(shielded, variables) and not self.knows_tools:
+            shielded = taught(shielded, shown.pop("tools", None))
+        text = self._filled(shielded, shown, add_generation_prompt)
         if not continue_final_message:
             return text
         text, found, _ = text.rpartition(_CUT)
@@ -126,6 +137,21 @@ class ChatTemplate:
                 "the chat template leaves out the last message; it has no continuation"
             )
         return text
+
+    def _filled(
+        self, messages: list[dict[str, Any]], variables: dict[str, Any], opens: bool
+    ) -> str:
+        """Return what the template makes of messages and variables."""
+        assert self._renderer is not None
+        context = {
+            "tools": None,
+            "documents": None,
+            **variables,
+            **self._variables,
+            "messages": messages,
+            "add_generation_prompt": opens,
+        }
+        return self._renderer.render(context)
 
     def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages, their content one shielded string each."""
@@ -148,8 +174,11 @@ class ChatTemplate:
         if role == "developer" and not self._knows_developer:
             role = "system"  # OpenAI's newer name for it
         own_words = role == "assistant"
+        others = {name: value for name, value in message.items() if name != "role"}
+        if calls := message.get("tool_calls"):
+            others["tool_calls"] = [_read_arguments(call) for call in calls]
         return {
-            **{k: self._shield(v, f"{where}.{k}") for k, v in message.items() if k != "role"},
+            **{name: self._shield(value, f"{where}.{name}") for name, value in others.items()},
             "role": role,
             "content": self._tokenizer.shield(content, special_only=own_words),
         }
@@ -165,6 +194,22 @@ class ChatTemplate:
         if value is None or isinstance(value, bool | int | float):
             return value
         raise ValueError(f"{where} holds {type(value).__name__}, which is not a JSON value")
+
+
+def _has_tools(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
+    return bool(variables.get("tools")) or any(one.get("tool_calls") for one in messages)
+
+
+def _read_arguments(call: Any) -> Any:
+    """Return a call whose arguments are an object, as templates expect, and not its text."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = dict(call["function"])
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError, RecursionError):  # an object already, or cut in the middle
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _part(part: Any, where: str) -> str:

@@ -98,7 +98,9 @@ def _bound_cpu() -> None:
 def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, str]) -> None:
     """Put the library's form of a grammar into ``answer``, or what is wrong with it."""
     try:
-        grammar = _translated(asked["kind"], asked["source"], asked["options"])
+        grammar = _translated(asked["kind"], asked["text"], asked["options"])
+        if asked["frame"]:
+            grammar = _framed(asked["frame"], grammar)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         error = matcher.get_error()
         if not error:
@@ -116,6 +118,12 @@ def _translated(kind: str, source: str, options: dict[str, Any]) -> str:
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     return LLMatcher.grammar_from_lark(source if kind == "lark" else any_to_lark(source))
+
+
+def _framed(frame: str, grammar: str) -> str:
+    """Return a grammar inside another one, which calls it ``@body``."""
+    [body] = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": frame}, {**body, "name": "body"}]})
 
 
 def _line(text: str) -> str:

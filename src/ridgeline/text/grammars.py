@@ -30,11 +30,16 @@ _GOODBYE_S, _START_S = 1.0, 20.0
 
 
 class Source(NamedTuple):
-    """A grammar as it is compiled: ``kind`` is json, regex, lark or grammar (of any notation)."""
+    """A grammar as it is compiled: ``kind`` is json, regex, lark or grammar (of any notation).
+
+    ``options`` are the library's for a JSON schema, as JSON. ``frame`` is a grammar in Lark's
+    notation around it, which calls it ``@body``.
+    """
 
     kind: str
     text: str
-    options: str = "{}"  # of JSON: the library's, as JSON
+    options: str = "{}"
+    frame: str = ""
 
 
 class Grammars:
@@ -88,7 +93,7 @@ class Grammars:
             self._end()
 
     def _compiled(self, source: Source) -> LLMatcher:
-        asked = {"kind": source.kind, "source": source.text, "options": json.loads(source.options)}
+        asked = {**source._asdict(), "options": json.loads(source.options)}
         reply = self._ask(self._running(), _line(asked), self._timeout_s)
         if not reply:
             self._end()
@@ -214,7 +219,7 @@ class GrammarState:
 
 
 def _size(source: Source) -> int:
-    return len(source.text.encode("utf-8", errors="surrogatepass"))
+    return len((source.text + source.frame).encode("utf-8", errors="surrogatepass"))
 
 
 def _line(value: Any) -> bytes:

@@ -18,7 +18,7 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,17 +193,29 @@ class Tokenizer:
         decoder = self.new_decoder(skip_special=skip_special)
         return "".join(map(decoder, ids)) + decoder.flush()
 
-    def new_decoder(self, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> Decoder:
+    def new_decoder(
+        self,
+        prompt_ids: Sequence[int] = (),
+        skip_special: bool = True,
+        shown: Collection[int] = (),
+    ) -> Decoder:
         """Return a decoder for tokens that continue ``prompt_ids`` (its last few are enough).
 
-        A prompt that ends inside a character is completed by the first tokens of the answer.
+        A prompt that ends inside a character is completed by the first tokens of the answer. Of
+        special tokens ``shown`` are not skipped.
         """
+        skipped = self._special_ids.difference(shown) if skip_special else frozenset[int]()
         tail = b""  # three bytes decide what UTF-8 may come next
         for token_id in reversed(prompt_ids):
-            tail = self._text_bytes(token_id, skip_special) + tail
+            tail = (b"" if token_id in skipped else self.token_bytes(token_id)) + tail
             if len(tail) > 3:
                 break
-        return Decoder(self, skip_special, tail)
+        return Decoder(self, skipped, tail)
+
+    def special_id(self, spelling: str) -> int | None:
+        """Return the id of the special token that is spelled so, if there is one."""
+        data = spelling.encode()
+        return next((token for token in self._special_ids if self._added[token] == data), None)
 
     def is_special(self, token_id: int) -> bool:
         """Return whether ``decode`` leaves the token out of the text."""
@@ -219,11 +231,6 @@ class Tokenizer:
             return added or b""
         return self._bytes_of(self._pieces[token_id] or "")
 
-    def _text_bytes(self, token_id: int, skip_special: bool) -> bytes:
-        if skip_special and token_id in self._special_ids:
-            return b""
-        return self.token_bytes(token_id)
-
 
 class Decoder:
     """Token ids in, final text out, never half a character.
@@ -231,16 +238,16 @@ class Decoder:
     All that it returned, plus ``flush()``, is the text of all tokens given.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, before: bytes):
-        self._text_bytes = tokenizer._text_bytes
-        self._skip_special = skip_special
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], before: bytes):
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = skipped
         self._at_start = tokenizer._strip_space and not before
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._utf8.decode(before)
 
     def __call__(self, token_id: int) -> str:
         """Return the text that this token makes final; may be empty."""
-        data = self._text_bytes(token_id, self._skip_special)
+        data = b"" if token_id in self._skipped else self._token_bytes(token_id)
         if self._at_start and data:
             data = data.removeprefix(b" ")  # SentencePiece puts a space before every text
             self._at_start = False

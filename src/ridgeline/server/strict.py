@@ -1,0 +1,91 @@
+"""The base of all bodies: nothing is coerced, nothing unknown passes, nothing is read twice.
+
+It knows no field by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic_core import PydanticCustomError
+
+from ridgeline.server.errors import ApiError
+
+_MAY_CALL = {"tools": "tool_choice", "functions": "function_call"}  # "none": it calls nothing
+
+
+def document(schema: dict[str, Any], model: type[Strict]) -> None:
+    """Add to a model's JSON schema what the model accepts besides its fields."""
+    schema["additionalProperties"] = {"type": "null"}
+    dropped = {name: {"description": "Taken, and dropped."} for name in model.droppable}
+    schema["properties"] = schema["properties"] | dropped
+
+
+class Strict(BaseModel):
+    """No coercion, no unknown field, no NaN; the first field at fault, in the body's order.
+
+    A null is absence, whatever its name: client libraries send the empty fields of their types.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=document
+    )
+    droppable: ClassVar[tuple[str, ...]] = ()  # cannot change an answer
+    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    _dropped: tuple[str, ...] = ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return make(data)
+        given = {name: value for name, value in data.items() if value is not None}
+        others = [name for name in given if name not in cls.model_fields]
+        dropped = tuple(name for name in others if cls._drops(name, given))
+        model = make({name: given[name] for name in given if name in cls.model_fields})
+        model._dropped = dropped
+        return model
+
+    @classmethod
+    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
+        """Return whether dropping a field loses something.
+
+        Raises the error that refuses the request if that could change the answer.
+        """
+        if name in cls.droppable:
+            return True
+        if name not in cls.not_yet:
+            raise wrong("unknown_parameter", name, "is not a parameter here")
+        if any(_same(given[name], void) for void in cls.not_yet[name]):
+            return False
+        if given.get(_MAY_CALL.get(name, "")) == "none":
+            return True
+        raise wrong("unsupported_parameter", name, "is not supported yet: leave it out")
+
+    def ignored(self) -> list[str]:
+        """Return the names of what was dropped, each once."""
+        return list(self._dropped)
+
+
+def _same(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other  # 0 is not False here
+
+
+def wrong(
+    code: str,
+    field: str,
+    what: Literal[
+        "is not a parameter here",
+        "is not supported yet: leave it out",
+        "is wrong: it must be a number from -100 to 100",
+    ],
+) -> PydanticCustomError:
+    """Return an error about a field of the model, or the pair of the map, that is validated."""
+    return PydanticCustomError(code, what, {"field": field})
+
+
+def contradiction(param: str, why: str) -> ApiError:
+    """Return an error about a field that another one excludes."""
+    return ApiError(400, f"{param} contradicts the rest: {why}", param=param, code="invalid_value")

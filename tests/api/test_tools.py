@@ -1,0 +1,155 @@
+"""Messages written under their grammar: every call parses and fits its schema, in every format."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.api.text_side import TextSide
+from ridgeline.decoding.message import MessageForm, MessageReader, Reasoning
+from ridgeline.decoding.tools import FORMATS, Tool, ToolUse, format_named
+from tests.api.test_llm import model
+
+__all__ = ["model"]  # a fixture
+
+TOOLS = (
+    Tool(
+        "add",
+        {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer", "minimum": 0, "maximum": 99},
+                "b": {"type": "string", "maxLength": 5},
+                "c": {"type": "string", "enum": ["red", "blue"]},
+                "d": {"$ref": "#/$defs/bits"},
+            },
+            "required": ["a", "c"],
+            "additionalProperties": False,
+            "$defs": {"bits": {"type": "array", "items": {"enum": [0, 1]}, "maxItems": 2}},
+        },
+    ),
+    Tool("now", {"properties": {}, "additionalProperties": False}),
+)
+USE = ToolUse(TOOLS)
+FREE = SamplingParams(max_tokens=500)
+
+
+@pytest.fixture(scope="module")
+def text(model: Path) -> Iterator[TextSide]:
+    with LLM(model, kv_cache_memory="1MiB", threads=1) as llm:
+        yield llm.text
+
+
+def written(text: TextSide, form: MessageForm, wish: str, seed: int) -> str | None:
+    """A message of random tokens that the grammar allows; it keeps to ``wish`` while it can."""
+    new = text.new_constraint(FREE, form)
+    assert new is not None
+    state, dice, ids = new(), random.Random(seed), list[int]()
+    for token in text.tokenizer.encode(wish, add_bos=False):
+        if not state.num_valid((token,)):
+            break
+        state.accept(token)
+        ids.append(token)
+    while len(ids) < 400 and not state.is_over:
+        [mask] = state.masks(())
+        allowed = [i for i in range(text.vocab_size) if mask[i // 8] >> i % 8 & 1]
+        solid = [i for i in allowed if text.tokenizer.token_bytes(i).strip()]
+        token = 0 if 0 in allowed else dice.choice(solid or allowed)  # 0 ends it
+        if token == 0:
+            break
+        state.accept(token)
+        ids.append(token)
+    return text.tokenizer.decode(ids, skip_special=False) if len(ids) < 400 else None
+
+
+def calls_of(form: MessageForm, message: str) -> list[tuple[str, Any]]:
+    reader = MessageReader(form)
+    calls: list[list[str]] = []
+    for kind, piece in reader.feed(message) + reader.finish():
+        if kind == "call":
+            calls.append([piece, ""])
+        elif kind == "arguments":
+            calls[-1][1] += piece
+    found = [(name, json.loads(arguments)) for name, arguments in calls]
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    for name, arguments in found:
+        jsonschema.validate(arguments, schemas[name])
+    return found
+
+
+@pytest.mark.parametrize("name", [form.name for form in FORMATS])
+@pytest.mark.parametrize("reasoning", ["none", "may", "inside"])
+def test_a_call_that_must_come_fits(text: TextSide, name: str, reasoning: str) -> None:
+    marks = None if reasoning == "none" else Reasoning()
+    wish = {"none": "", "may": "<think>Hm</think>", "inside": "Hm</think>"}[reasoning]
+    num_calls = 0
+    for seed in range(12):
+        use = replace(USE, is_required=True, is_parallel=seed % 2 == 0)
+        form = MessageForm(marks, reasoning == "inside", (format_named(name, ""), use))
+        message = written(text, form, wish, seed)
+        if message is None:
+            continue  # a random walk may not end
+        calls = calls_of(form, message)
+        assert calls, message
+        assert len(calls) == 1 or use.is_parallel
+        num_calls += len(calls)
+    assert num_calls > 5
+
+
+@pytest.mark.parametrize("name", [form.name for form in FORMATS])
+def test_text_is_free_until_a_call_begins(text: TextSide, name: str) -> None:
+    form = MessageForm(tools=(format_named(name, ""), USE))
+    said = 'Well, {"a": [1]} & <b>: fine.\n'
+    assert (written(text, form, said, 1) or "").startswith(said)
+    marker = form.tools[0].begin if form.tools else ""
+    for seed in range(6):
+        message = written(text, form, f"See {marker}" if marker else '{"name": "', seed)
+        assert message is None or calls_of(form, message)
+
+
+def test_one_call_and_no_more(text: TextSide) -> None:
+    form = MessageForm(tools=(format_named("hermes", ""), replace(USE, is_parallel=False)))
+    one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    message = written(text, form, f"{one}\n{one}", 1)
+    assert message is not None
+    assert calls_of(form, message) == [("now", {})]
+
+
+def test_a_form_and_tools_go_together(text: TextSide) -> None:
+    schema = {"properties": {"name": {"const": "Ada"}}, "required": ["name"]}
+    params = replace(
+        FREE,
+        structured_outputs={"json": schema | {"type": "object", "additionalProperties": False}},
+    )
+    for reasoning in (None, Reasoning()):
+        form = MessageForm(reasoning, tools=(format_named("hermes", ""), USE), has_body=True)
+        new = text.new_constraint(params, form)
+        assert new is not None
+        for message, is_whole in (
+            ('{"name": "Ada"}', True),
+            ('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', True),
+            ("Hello", False),
+            ('<think>x</think>\n{"name": "Ada"}', reasoning is not None),
+        ):
+            ids = tuple(text.tokenizer.encode(message, add_bos=False))
+            assert (new().num_valid(ids) == len(ids)) == is_whole, message
+
+
+def test_a_schema_that_is_not_understood(text: TextSide) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "x"}}}}
+    good, bad = TOOLS[1], Tool("odd", odd)
+    form = MessageForm(tools=(format_named("hermes", ""), ToolUse((good, bad), is_required=True)))
+    message = written(text, form, '<tool_call>\n{"name": "odd", "arguments": {"any": 1}}', 1)
+    assert message is not None
+    assert '"any": 1' in message
+    use = ToolUse((good, replace(bad, is_strict=True)))
+    with pytest.raises(ValueError, match=r"tools\[1\].function.parameters: .*not"):
+        text.new_constraint(FREE, replace(form, tools=(format_named("hermes", ""), use)))

@@ -1,0 +1,182 @@
+"""Messages read as they are written: the same pieces joined, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.decoding.calls import is_text
+from ridgeline.decoding.json_scan import JsonScan
+from ridgeline.decoding.message import MessageForm, MessageReader, Reasoning
+from ridgeline.decoding.tools import FORMATS, HERMES, Tool, ToolUse, format_named
+
+TOOLS = (
+    Tool(
+        "weather",
+        {
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "unit": {"type": "string", "enum": ["c", "f"]},
+                "tags": {"type": "array"},
+            },
+        },
+    ),
+    Tool("now", {}),
+)
+USE = ToolUse(TOOLS)
+WRITTEN = {
+    "hermes": (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "a \\"}</tool_call>", "tags": [1]}}'
+        '\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    ),
+    "llama3_json": (
+        '{"name": "weather", "parameters": {"city": "a \\"}</tool_call>", "tags": [1]}}; '
+        '{"name": "now", "parameters": {}}'
+    ),
+    "mistral": (
+        '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "a \\"}</tool_call>", '
+        '"tags": [1]}}, {"name": "now", "arguments": {}}]'
+    ),
+    "phi4_mini_json": (
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "a \\"}</tool_call>", '
+        '"tags": [1]}}, {"name": "now", "arguments": {}}]<|/tool_call|>'
+    ),
+    "qwen3_xml": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\na \"}</tool_call>\n</parameter>\n"
+        "<parameter=tags>\n[1]\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    ),
+}  # fmt: skip
+CALLS = [("weather", {"city": 'a "}</tool_call>', "tags": [1]}), ("now", {})]
+
+
+def read(form: MessageForm, parts: list[str]) -> dict[str, Any]:
+    """All of a message: its texts, and its calls with arguments as text."""
+    reader = MessageReader(form)
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
+    found: dict[str, Any] = {"reasoning": "", "content": "", "calls": []}
+    for kind, text in pieces:
+        if kind == "call":
+            found["calls"].append([text, ""])
+        elif kind == "arguments":
+            found["calls"][-1][1] += text
+        else:
+            found[kind] += text
+    return found
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    bounds = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[a:b] for a, b in pairwise(bounds)]
+
+
+places = st.lists(st.integers(0, 1000), max_size=40)
+names = st.sampled_from(list(WRITTEN))
+
+
+def form_of(name: str, **more: Any) -> MessageForm:
+    return MessageForm(tools=(format_named(name, ""), USE), **more)
+
+
+@given(name=names, text=st.sampled_from(["", "Let me see <b.\n", "[TOOL <tool_"]), places=places)
+def test_calls_are_the_same_however_they_are_cut(name: str, text: str, places: list[int]) -> None:
+    text = "" if name == "llama3_json" else text
+    found = read(form_of(name), cut(text + WRITTEN[name], places))
+    assert [(name, json.loads(arguments)) for name, arguments in found["calls"]] == CALLS
+    assert found["content"] == text.rstrip()
+
+
+@given(name=names, inside=st.booleans(), places=places)
+def test_reasoning_comes_first_and_its_markers_are_dropped(
+    name: str, inside: bool, places: list[int]
+) -> None:
+    thoughts = "\nI might <tool_call> or {\n"
+    text = f"{'' if inside else '<think>'}{thoughts}</think>\n\n{WRITTEN[name]}"
+    found = read(form_of(name, reasoning=Reasoning(), is_reasoning=inside), cut(text, places))
+    assert found["reasoning"] == thoughts.strip()
+    assert [name for name, _ in found["calls"]] == ["weather", "now"]
+    assert found["content"] == ""
+
+
+@given(text=st.text(alphabet='<think>/ \n{"ao_cl[', max_size=60), places=places)
+def test_a_text_without_markers_is_shown_as_it_is(text: str, places: list[int]) -> None:
+    for name in WRITTEN:
+        if not any(form.begin and form.begin in text for form in FORMATS):
+            assert read(form_of(name), cut(text, places))["content"] == text
+
+
+@given(places=places)
+def test_text_behind_calls_is_content_too(places: list[int]) -> None:
+    found = read(form_of("hermes"), cut(f"Well. {WRITTEN['hermes']}\nDone. ", places))
+    assert found["content"] == "Well.Done. "
+    assert len(found["calls"]) == 2
+
+
+@given(places=places)
+def test_a_call_without_marker_is_one_where_the_message_begins(places: list[int]) -> None:
+    call = '{"name": "now", "arguments": {"a": 1}}'
+    found = read(form_of("hermes"), cut(f" {call}\n{call}", places))
+    assert found == {"reasoning": "", "content": "", "calls": [["now", '{"a": 1}']] * 2}
+    assert read(form_of("hermes", has_body=True), [call])["content"] == call
+    assert read(form_of("hermes"), [f"See: {call}"])["content"] == f"See: {call}"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_cut_off_is_delivered_as_far_as_it_is_known(name: str) -> None:
+    whole = WRITTEN[name]
+    shown = ""
+    for end in range(len(whole)):
+        found = read(form_of(name), [whole[:end]])
+        assert whole[:end].endswith(found["content"])  # the beginning of a marker
+        assert len(found["content"]) < len("<|tool_call|>")
+        calls = "".join(name + arguments for name, arguments in found["calls"])
+        assert calls.startswith(shown)
+        shown = calls
+    assert len(read(form_of(name), [whole])["calls"]) == 2
+
+
+def test_reasoning_that_does_not_end() -> None:
+    form = MessageForm(reasoning=Reasoning())
+    assert read(form, ["<think>\nHm </th"])["reasoning"] == "Hm </th"
+    assert read(form, ["<thi"])["content"] == "<thi"
+    reader = MessageReader(form)
+    reader.feed("<think>")
+    assert reader.is_reasoning
+    reader.feed("a</think>")
+    assert not reader.is_reasoning
+    assert read(form, ["<think>a</think> b"]) == {"reasoning": "a", "content": "b", "calls": []}
+
+
+@given(
+    value=st.recursive(st.none() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v))
+)
+def test_the_end_of_an_object_is_found(value: Any) -> None:
+    text = json.dumps({"a": value})
+    scan = JsonScan()
+    assert scan.feed(text + '}"{') == len(text)
+    assert scan.is_over
+
+
+def test_formats_are_chosen_by_name_or_by_template() -> None:
+    for form in FORMATS:
+        assert format_named(form.name, "") == form
+    assert format_named("auto", "<tool_call>\n<function=example") == format_named("qwen3_xml", "")
+    assert format_named("auto", "uses <tool_call> tags") == HERMES
+    assert format_named("auto", 'use {"name": n, "parameters": p}').name == "llama3_json"
+    assert format_named("auto", "nothing") == HERMES
+    with pytest.raises(ValueError, match="no tool-call parser 'x': use auto or one of phi4"):
+        format_named("x", "")
+
+
+def test_what_xml_writes_without_quotes() -> None:
+    assert is_text({"type": "string", "description": "a city"})
+    assert is_text({"type": "string", "enum": ["a", "b"]})
+    for schema in ({"type": "string", "pattern": "a"}, {"type": "integer"}, True,
+                   {"type": "string", "enum": ["a\nb"]}):  # fmt: skip
+        assert not is_text(schema)

@@ -1,0 +1,239 @@
+"""Tools and reasoning through the server: calls fit, streamed as whole, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.api.test_llm import VOCAB, write_model
+from tests.server.serving import Served, serving
+
+CHAT = "/v1/chat/completions"
+TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]<tool_call>{% endfor %}"
+    "{% for m in messages %}<|end|>{{ m.role }}:{{ m.reasoning_content or '' }}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|end|>assistant:"
+    "{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}{% endif %}"
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 0, "maximum": 9},
+        "b": {"type": "string", "maxLength": 3},
+    },
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "add", "parameters": SCHEMA, "description": "x"}},
+    {"type": "function", "function": {"name": "now", "strict": True}},
+]
+END_OF_THOUGHT = VOCAB - 5  # without a spelling of its own
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+ASK: dict[str, Any] = {"messages": HELLO, "tools": TOOLS, "seed": 3, "max_tokens": 300}
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A random model whose template knows tools and reasoning."""
+    path = write_model(tmp_path_factory.mktemp("models") / "tools")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({"id": END_OF_THOUGHT, "content": "</think>"})
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": TEMPLATE, "add_bos_token": False})
+    )
+    with serving(path, {"kv_cache_memory": "8MiB"}) as served:
+        yield served
+        served.assert_idle()
+
+
+def check(call: Any) -> None:
+    assert call.type == "function"
+    assert call.id.startswith("call_")
+    assert len(call.id) == 29
+    schema = SCHEMA if call.function.name == "add" else {"type": "object", "maxProperties": 0}
+    jsonschema.validate(json.loads(call.function.arguments), schema)
+
+
+def both(served: Served, **fields: Any) -> Any:
+    """The choice of a request, which must be the same streamed and whole."""
+    client = served.client()
+    ask: dict[str, Any] = {"model": "tiny", **ASK, **fields}
+    whole = client.chat.completions.create(**ask).choices[0]
+    state: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None}
+    for chunk in client.chat.completions.create(**ask, stream=True):
+        [choice] = chunk.choices
+        delta = choice.delta
+        state["content"] += delta.content or ""
+        state["reasoning"] += getattr(delta, "reasoning_content", None) or ""
+        for call in delta.tool_calls or []:
+            if call.id:
+                assert call.index == len(state["calls"])
+                state["calls"].append([call.function.name, ""])  # type: ignore[union-attr]
+            state["calls"][call.index][1] += call.function.arguments  # type: ignore[union-attr]
+        state["finish"] = choice.finish_reason or state["finish"]
+    message = whole.message
+    calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or []]
+    assert state["calls"] == calls
+    assert state["content"] == (message.content or "")
+    assert state["reasoning"] == (getattr(message, "reasoning_content", None) or "")
+    assert state["finish"] == whole.finish_reason
+    return whole
+
+
+def test_a_call_that_is_required(thinker: Served) -> None:
+    names = set()
+    for seed in range(8):
+        choice = both(thinker, tool_choice="required", seed=seed)
+        assert choice.message.content is None
+        if choice.finish_reason == "tool_calls":
+            for call in choice.message.tool_calls:
+                check(call)
+                names.add(call.function.name)
+    assert "add" in names
+
+
+def test_the_call_that_is_named(thinker: Served) -> None:
+    for name in ("add", "now"):
+        choice = both(thinker, tool_choice={"type": "function", "function": {"name": name}})
+        [call] = choice.message.tool_calls
+        check(call)
+        assert (call.function.name, choice.finish_reason) == (name, "stop")
+
+
+def test_what_may_be_called_can_be_less(thinker: Served) -> None:
+    now = {"type": "function", "function": {"name": "now"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [now]}}
+    for seed in range(3):
+        choice = both(thinker, tool_choice=allowed, parallel_tool_calls=False, seed=seed)
+        [call] = choice.message.tool_calls
+        check(call)
+        assert (call.function.name, choice.finish_reason) == ("now", "tool_calls")
+
+
+def test_text_where_calls_are_free_or_forbidden(thinker: Served) -> None:
+    for wish in ("auto", "none"):
+        choice = both(thinker, tool_choice=wish, max_tokens=20)
+        assert choice.message.tool_calls is None
+        assert choice.message.content
+    without = {name: value for name, value in ASK.items() if name != "tools"} | {"max_tokens": 20}
+    answers = [
+        thinker.call(CHAT, fields)[1]
+        for fields in (ASK | without | {"tool_choice": "none"}, without)
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"], "tools that are not shown change nothing"
+    assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
+
+
+def test_a_call_that_is_cut_is_delivered(thinker: Served) -> None:
+    named = {"type": "function", "function": {"name": "add"}}
+    whole = both(thinker, tool_choice=named).message.tool_calls[0].function.arguments
+    seen = set()
+    for most in range(1, 60, 4):
+        choice = both(thinker, tool_choice=named, max_tokens=most)
+        for call in choice.message.tool_calls or []:
+            assert whole.startswith(call.function.arguments)
+            seen.add((choice.finish_reason, call.function.arguments == whole))
+    assert ("length", False) in seen
+
+
+def test_a_conversation_goes_on_with_results(thinker: Served) -> None:
+    call = both(thinker, tool_choice={"type": "function", "function": {"name": "add"}})
+    message = call.message.model_dump(exclude_none=True)
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "7"}
+    status, answer, _ = thinker.call(
+        CHAT, ASK | {"messages": [*HELLO, message, result], "max_tokens": 5}
+    )
+    assert status == 200, answer
+    tokens = thinker.call("/tokenize", {"messages": [*HELLO, message, result], "tools": TOOLS})[1]
+    shown = thinker.call("/detokenize", {"tokens": tokens["tokens"]})[1]["prompt"]
+    arguments = json.loads(message["tool_calls"][0]["function"]["arguments"])
+    assert json.dumps(arguments, ensure_ascii=False) in shown
+    assert shown.startswith("[add]<tool_call>[now]")
+
+
+def test_reasoning_is_told_apart(thinker: Served) -> None:
+    ask: dict[str, Any] = {"tools": None, "chat_template_kwargs": {"enable_thinking": True}}
+    status, answer, _ = thinker.call(CHAT, ASK | ask | {"max_tokens": 30})
+    assert status == 200
+    message = answer["choices"][0]["message"]
+    assert message["content"] == ""  # a random model does not stop thinking
+    assert message["reasoning_content"]
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 30}
+    for off in ({"chat_template_kwargs": {}}, {"reasoning_effort": "none"}):
+        answer = thinker.call(CHAT, ASK | ask | {"max_tokens": 30} | off)[1]
+        assert answer["choices"][0]["message"]["content"]
+        assert "completion_tokens_details" not in answer["usage"]
+    said = [{"role": "assistant", "content": "A", field: "B"} for field in
+            ("reasoning_content", "reasoning")]  # fmt: skip
+    tokens = [thinker.call("/tokenize", {"messages": [one]})[1]["tokens"] for one in said]
+    assert tokens[0] == tokens[1]
+    assert "assistant:BA" in thinker.call("/detokenize", {"tokens": tokens[0]})[1]["prompt"]
+
+
+def test_a_form_and_tools_begin_behind_reasoning(thinker: Served) -> None:
+    think: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    think["logit_bias"] = {str(END_OF_THOUGHT): 100}  # it thinks as briefly as can be
+    form = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    }
+    choice = both(thinker, **form, tools=None, extra_body=think)
+    jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+    choice = both(thinker, tool_choice="required", parallel_tool_calls=False, extra_body=think)
+    [call] = choice.message.tool_calls
+    check(call)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "tools[0].function"),
+        ({"tools": TOOLS[:1] * 129}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "must"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": []}}},
+         "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": {"type": "allowed_tools",
+                          "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}}},
+         "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": "required", "json_schema": {"type": "object"}}, "json_schema"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters":
+                     {"type": "object", "properties": {"b": {"not": {}}}}}}]}, "tools"),
+        ({"functions": [{"name": "a"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_by_name(thinker: Served, fields: dict[str, Any], param: str) -> None:
+    status, error = thinker.refused(CHAT, ASK | fields)
+    assert status == 400
+    assert (error["param"] or "").startswith(param), error
+
+
+def test_the_server_says_how_calls_are_written(thinker: Served, tmp_path: Path) -> None:
+    [model] = thinker.call("/v1/models")[1]["data"]
+    assert (model["tool_call_parser"], model["reasoning"]) == ("hermes", True)
+    path = write_model(tmp_path / "other")
+    options = {"tool_call_parser": "mistral", "reasoning_parser": "none"}
+    with serving(path, **options) as other:
+        [model] = other.call("/v1/models")[1]["data"]
+        assert (model["tool_call_parser"], model["reasoning"]) == ("mistral", False)
+    for name in options:
+        with pytest.raises(ValueError, match="there is no"):
+            other.running.options.__class__(**{name: "x"})
