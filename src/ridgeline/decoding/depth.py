@@ -15,7 +15,9 @@ from ridgeline.core.request import Sequence
 from ridgeline.core.speculate import Guess
 from ridgeline.core.step import SeqId
 
-_TRY_EVERY, _TRY_CHANCE = 256, 0.5  # steps: likely drafts are timed again, although too slow
+# Steps without drafts, after which likely ones are timed again although they seemed too slow: soon
+# at first, since the first step of a size is slow, as it touches memory for the first time.
+_FIRST_TRIAL, _LAST_TRIAL, _TRY_CHANCE = 16, 256, 0.5
 _LEAST_GAIN = 1.02  # a loss is worse than a gain missed
 _SLOPE = 0.15  # of a step's time, for each row more, until it is known
 _RATES = (0.5, 0.65, 0.75, 0.85, 0.9, 0.95)  # by length of the match, before anything is known
@@ -46,14 +48,15 @@ class Depth:
         self._rates = list(_RATES)
         self._records: dict[SeqId, _Record] = {}
         self._times_s: dict[int, dict[int, float]] = {}  # by sequences, then by rows
-        self._num_steps = 0
+        self._num_steps, self._patience = 0, _FIRST_TRIAL  # without drafts
 
     def note_step(self, num_seqs: int, num_rows: int, seconds: float) -> None:
         """Add a step without prompts. A step that was much slower than usual counts for less."""
         times_s = self._times_s.setdefault(num_seqs, {})
         known_s = times_s.setdefault(num_rows, seconds)
-        times_s[num_rows] += (min(seconds, 1.5 * known_s) - known_s) / 8
-        self._num_steps += 1
+        share = 1 / 2 if seconds < known_s / 1.5 else 1 / 8  # what is known was no usual step
+        times_s[num_rows] += (min(seconds, 1.5 * known_s) - known_s) * share
+        self._num_steps = self._num_steps + 1 if num_rows == num_seqs else 0
 
     def note_text(self, seq: Sequence, guess: Guess) -> None:
         """Compare an earlier guess with the tokens that are there by now; remember a new one."""
@@ -86,7 +89,7 @@ class Depth:
             for j in range(1, len(guess.tokens) + 1)
         )
         depths, best = none.copy(), none
-        is_trial = self._num_steps % _TRY_EVERY == _TRY_EVERY - 1
+        is_trial = self._num_steps >= self._patience
         tokens, rate = float(num_rows), num_rows / times_s[num_rows]
         for rows, (chance, minus_i) in enumerate(reversed(worth), start=num_rows + 1):
             tokens += chance
@@ -94,6 +97,8 @@ class Depth:
             goodput = tokens / _time_s(times_s, num_rows, rows)
             if goodput > rate * _LEAST_GAIN or (is_trial and chance > _TRY_CHANCE):
                 rate, best = goodput, depths.copy()
+        if is_trial and any(best):
+            self._patience = min(2 * self._patience, _LAST_TRIAL)
         return best
 
     def _rate(self, seq: Sequence, guess: Guess) -> float:
