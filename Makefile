@@ -8,6 +8,7 @@ PEERS ?=
 export PROMPT
 
 BIN := .venv/bin
+WITH_SERVER := examples/openai_client.py examples/tool_calls.py
 PARITY := .venv-parity/bin
 STEP := sh tools/step.sh
 REST := --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
@@ -84,10 +85,10 @@ mutants: .venv/ready-test
 	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants
 
 examples: .venv/ready-test
-	@for example in $(filter-out %/openai_client.py,$(wildcard examples/*.py)); do \
+	@for example in $(filter-out $(WITH_SERVER),$(wildcard examples/*.py)); do \
 		$(STEP) "Example $$example" $(BIN)/python $$example || exit 1; done
-	@$(STEP) "Example examples/openai_client.py" \
-		$(BIN)/python tools/with_server.py $(MODEL) examples/openai_client.py
+	@for example in $(WITH_SERVER); do $(STEP) "Example $$example" \
+		$(BIN)/python tools/with_server.py $(MODEL) $$example || exit 1; done
 
 test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity

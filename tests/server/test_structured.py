@@ -166,3 +166,18 @@ def test_a_neighbour_never_pauses_for_a_second(served: Served) -> None:
     is_over.set()
     watcher.join()
     assert max(b - a for a, b in pairwise(times_s)) < 1
+
+
+def test_grammars_are_counted(served: Served) -> None:
+    name = "ridgeline:grammar_compilation_time_seconds_count"
+    before = served.metrics()
+    assert served.call(CHAT, ASK | openai_schema())[0] == 200
+    bad: dict[str, Any] = {"structured_outputs": {"regex": "("}}
+    long: dict[str, Any] = {"structured_outputs": {"regex": "a" * 70_000}}
+    for fields in (bad, long):
+        served.refused(COMPLETE, GO_ON | fields)
+    after = served.metrics()
+    assert after[name] == before[name] + 1
+    for reason in ("invalid", "too_long"):
+        key = f'ridgeline:num_grammar_refused_total{{,reason="{reason}"}}'
+        assert after[key] == before[key] + 1, sorted(after)

@@ -60,7 +60,7 @@ class Service:
         self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
-        self.prompts = Prompts(text, max_model_len)
+        self.prompts = Prompts(text, max_model_len, metrics)
         self.live = Live(bridge)
         self.limits = Limits(
             options.max_requests_per_minute,

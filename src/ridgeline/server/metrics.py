@@ -39,6 +39,7 @@ _HISTOGRAMS = {
     "request_decode_time_seconds": (_REQUEST_S, "From the first token to the last."),
     "iteration_tokens_total": (_TOKENS, "Tokens computed in a step."),
     "step_duration_seconds": (_STEP_S, "Duration of a step."),
+    "grammar_compilation_time_seconds": (_STEP_S, "To get a grammar ready, kept ones included."),
 }
 _COUNTERS = {
     "prompt_tokens": "Prompt tokens of requests that got an answer.",
@@ -93,6 +94,7 @@ class Metrics:
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
+        self._refused: Counter[str] = Counter(invalid=0, too_long=0, too_slow=0)  # grammars
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
         self._registry = CollectorRegistry(auto_describe=False)
@@ -110,6 +112,16 @@ class Metrics:
         """Add an HTTP request; the caller ensures that there are few handlers and methods."""
         with self._lock:
             self._http[handler, method, str(status)] += 1
+
+    def note_grammar(self, seconds: float) -> None:
+        """Add the time that a grammar took until it could be used."""
+        with self._lock:
+            self._histograms["grammar_compilation_time_seconds"].observe(seconds)
+
+    def count_refused_grammar(self, reason: str) -> None:
+        """Add a grammar that cannot be used."""
+        with self._lock:
+            self._refused[reason] += 1
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format 0.0.4."""
@@ -196,6 +208,14 @@ class Metrics:
         for place, count in sorted(self._accepted.items()):
             accepted.add_metric([*values, str(place)], count)
         yield accepted
+        refused = CounterMetricFamily(
+            "ridgeline:num_grammar_refused",
+            "Grammars that cannot be used.",
+            labels=[*labels, "reason"],
+        )
+        for reason, count in self._refused.items():
+            refused.add_metric([*values, reason], count)
+        yield refused
         ends = CounterMetricFamily(
             "ridgeline:request_success", "Answers that ended.", labels=[*labels, "finished_reason"]
         )

@@ -7,6 +7,7 @@ A prompt that can never run is refused here, with the numbers.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from ridgeline.core.request import Constraint
 from ridgeline.decoding.message import MessageForm
 from ridgeline.server.conversation import Rendering
 from ridgeline.server.errors import ApiError
+from ridgeline.server.metrics import Metrics
 from ridgeline.server.structured import wanted_form
 
 Ids = tuple[int, ...]
@@ -27,8 +29,9 @@ _NUM_THREADS = 2
 class Prompts:
     """Turns messages, texts and token ids into prompts of one model."""
 
-    def __init__(self, text: TextSide, max_model_len: int) -> None:
+    def __init__(self, text: TextSide, max_model_len: int, metrics: Metrics) -> None:
         self._text, self._max_model_len = text, max_model_len
+        self._metrics = metrics
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prompts")
         self._compiler = ThreadPoolExecutor(1, "grammars")  # one takes time, and prompts go on
         text.tokenizer.prepare()
@@ -99,11 +102,16 @@ class Prompts:
                     constrained = replace(params, structured_outputs=form.wish)
                 except ValueError as error:
                     raise _bad(str(error).split(" ")[0], str(error)) from None
+            shape = message and replace(message, has_body=form is not None)
+            begin_s = time.monotonic()
             try:
-                shape = message and replace(message, has_body=form is not None)
-                return constrained, self._text.new_constraint(constrained, shape), shape
+                constraint = self._text.new_constraint(constrained, shape)
             except ValueError as error:
+                self._metrics.count_refused_grammar(getattr(error, "reason", "invalid"))
                 raise _bad(param, f"{param} cannot be used: {error}") from None
+            if constraint is not None:
+                self._metrics.note_grammar(time.monotonic() - begin_s)
+            return constrained, constraint, shape
 
         return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
 

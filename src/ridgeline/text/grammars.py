@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from ridgeline.text.grammar_error import GrammarError
 from ridgeline.text.grammar_process import LIMITS, Vocabulary
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -69,12 +70,13 @@ class Grammars:
         self._library: LLTokenizer | None = None
 
     def constraint(self, source: Source) -> Callable[[], GrammarState]:
-        """Return what begins an answer. Raises ValueError, with the reason, if nothing can."""
+        """Return what begins an answer. Raises GrammarError, with the reason, if nothing can."""
         num_bytes = _size(source)
         if num_bytes > self._max_bytes:
-            raise ValueError(
+            raise GrammarError(
                 f"the grammar has {num_bytes} bytes: at most {self._max_bytes} "
-                f"(--max-grammar-bytes)"
+                f"(--max-grammar-bytes)",
+                "too_long",
             )
         with self._lock:
             if source not in self._kept:
@@ -97,12 +99,12 @@ class Grammars:
         reply = self._ask(self._running(), _line(asked), self._timeout_s)
         if not reply:
             self._end()
-            raise ValueError(
-                f"the grammar takes more than {self._timeout_s:g} s or 1 GiB to compile"
+            raise GrammarError(
+                f"the grammar takes more than {self._timeout_s:g} s or 1 GiB to compile", "too_slow"
             )
         answer: dict[str, str] = json.loads(reply)
         if "error" in answer:
-            raise ValueError(answer["error"])
+            raise GrammarError(answer["error"], "invalid")
         limits = LLParserLimits(**LIMITS)
         return LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
 
