@@ -286,14 +286,15 @@ def ask_with_predictions(
         {"kv_cache_tokens": 256},
         {"policy": "static", "max_num_seqs": 4},
         {"threads": 2},
+        {"speculative_config": DRAFTS["speculative_config"] | {"method": "suffix"}},
     ],
-    ids=["together", "in chunks", "preempted", "static", "two threads"],
+    ids=["together", "in chunks", "preempted", "static", "two threads", "earlier answers"],
 )
 def test_with_drafts(
     every_backend: str, options: dict[str, Any], load: Load, alone: Callable[[str], Expected]
 ) -> None:
     wanted = alone(every_backend)
-    llm, log = load(every_backend, **DRAFTS, **options)
+    llm, log = load(every_backend, **DRAFTS | options)
     for indexes in ([0], [4], [5], [3, 2, 1, 0], list(range(len(REQUESTS)))):
         outs = ask_with_predictions(llm, indexes, wanted)
         assert_same(every_backend, outs, [wanted[i] for i in indexes])

@@ -10,8 +10,9 @@ from typing import Any
 from ridgeline.core.speculate import MOST_DRAFTS, Speculation
 from ridgeline.decoding.depth import Depth
 from ridgeline.decoding.lookup import PromptLookup
+from ridgeline.decoding.suffix import SuffixLookup
 
-_METHODS = ("ngram",)
+_METHODS = {"ngram": PromptLookup, "suffix": SuffixLookup}
 _RANGES = {
     "num_speculative_tokens": (1, MOST_DRAFTS),
     "prompt_lookup_min": (1, 64),
@@ -24,7 +25,8 @@ class SpeculativeConfig:
     """What the JSON of ``--speculative-config`` may say.
 
     Attributes:
-        method: "ngram" guesses what followed the same tokens before.
+        method: "ngram" guesses what followed the same tokens before; "suffix" also in earlier
+            answers to the same API key.
         num_speculative_tokens: most drafts of a sequence in a step.
         prompt_lookup_min: fewest tokens that must be the same as before.
         prompt_lookup_max: most that are compared.
@@ -39,7 +41,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value that is not one of those above."""
-        if self.method not in _METHODS:
+        if self.method not in tuple(_METHODS):  # which an unhashable value is not, either
             raise ValueError(
                 f"--speculative-config: method {self.method!r} is not one of {', '.join(_METHODS)};"
                 f" 'off' in place of the JSON switches speculation off"
@@ -61,9 +63,11 @@ class SpeculativeConfig:
 
     def new_speculation(self) -> Speculation:
         """Return what makes and weighs drafts."""
-        lookup = PromptLookup(shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max)
+        drafter = _METHODS[self.method](
+            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
+        )
         depth = None if self.always else Depth()
-        return Speculation(lookup, most=self.num_speculative_tokens, depth=depth)
+        return Speculation(drafter, most=self.num_speculative_tokens, depth=depth)
 
 
 def parse_speculative(value: str | Mapping[str, Any] | None) -> SpeculativeConfig | None:
