@@ -39,6 +39,7 @@ QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
 SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
 DEPTH, SUFFIX = "decoding/depth.py", "decoding/suffix.py"
+JACOBI = "decoding/jacobi.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "block is not None and self.content[block] == content", "True",
@@ -201,6 +202,11 @@ MUTANTS = (
            "what was dropped is never freed"),
     Mutant(SUFFIX, "while self._num_tokens > self._most_tokens", "while False",
            "every answer is kept for ever"),
+    Mutant(JACOBI, "start=1):", "start=0):",
+           "n-grams are of the wrong places"),
+    Mutant(JACOBI, "if rounds := self._rounds.get(work.seq_id):",
+           "if rounds := self._rounds.setdefault(work.seq_id, _Rounds()):",
+           "requests that were aborted are kept for ever"),
     Mutant(PARAMS, "isinstance(value, bool) or", "",
            "true is a number"),
     Mutant(PARAMS, "return dict(biases)", "return biases",

@@ -13,6 +13,7 @@ from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import FinishReason, StepOutput
 from ridgeline.decoding.depth import Depth
+from ridgeline.decoding.jacobi import Lookahead
 from ridgeline.decoding.suffix import SuffixLookup
 from tests.core.harness import (
     POLICIES,
@@ -78,6 +79,24 @@ def test_earlier_answers_change_no_answer() -> None:
             num_steps[when] += len(runner.steps)
         assert answers["again"] == answers["first"]
     assert num_steps["again"] < 0.8 * num_steps["first"]
+
+
+def test_lookahead_changes_no_answer() -> None:
+    num_drafts = 0
+    for number in range(60):
+        dice = random.Random(number)
+        num_blocks = -(-MAX_LEN // 4) + dice.choice((0, 1, 4, 30))
+        speculation = Speculation(drafter := Lookahead())
+        _, runner = serve(
+            workload(dice, dice.randint(1, 6)),
+            num_blocks,
+            4,
+            policy=POLICIES[number % 3],
+            speculation=speculation,
+        )  # which compares with what a lone sequence gets
+        assert not drafter._rounds
+        num_drafts += sum(work.drafts for step in runner.steps for work in step.work)
+    assert num_drafts > 1000
 
 
 def test_right_drafts_are_worth_a_step_each() -> None:
@@ -180,9 +199,10 @@ def virtual_s(num_streams: int, accuracy: float, slope: float, depth: Depth | No
         step = scheduler.schedule()
         rows = sum(len(work.tokens) for work in step.work)
         seconds = 1 + slope * (rows - 1)
+        output = ledger.execute(step)
         if speculation:
-            speculation.note_step(step, seconds * dice.uniform(0.8, 1.2))
-        commit(scheduler.queues, step, ledger.execute(step))
+            speculation.note_step(step, output, seconds * dice.uniform(0.8, 1.2))
+        commit(scheduler.queues, step, output)
         steps_s.append(seconds)
     return steps_s
 

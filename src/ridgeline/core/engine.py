@@ -162,7 +162,7 @@ class Engine:
             raise
         executed_s = self._clock()
         if self.scheduler.speculation:
-            self.scheduler.speculation.note_step(step, executed_s - scheduled_s)
+            self.scheduler.speculation.note_step(step, output, executed_s - scheduled_s)
         events = fold.commit(self.scheduler.queues, step, output)
         if any(work.drafts for work in step.work):
             output = output._replace(tokens=_kept(step, output, events))

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Listing
 
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.speculate import Guess
-from ridgeline.core.step import SeqId
+from ridgeline.core.step import SeqId, Work
 
 PLACES = 8  # earlier places that are compared
 NO_TOKEN = -1  # between two texts
@@ -78,6 +78,9 @@ class PromptLookup:
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
         """Return a guess for each sequence, of at most so many tokens."""
         return [self._of(seq).guess(seq.tokens, most) for seq, most in wanted]
+
+    def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
+        """Take nothing: the text has all that counts."""
 
     def _of(self, seq: Sequence) -> Lookup:
         lookup = self._lookups.get(seq.id)

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Listing
 
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.speculate import Guess
+from ridgeline.core.step import Work
 from ridgeline.decoding.lookup import NO_TOKEN, PLACES, PromptLookup
 
 MOST_TOKENS = 1 << 20  # of all answers that are kept; each takes 12 to 16 bytes
@@ -133,6 +134,9 @@ class SuffixLookup:
             if other.match_len > guesses[i].match_len:
                 guesses[i] = other
         return guesses
+
+    def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
+        """Take nothing: the texts have all that counts."""
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that has ended, and keep its answers."""

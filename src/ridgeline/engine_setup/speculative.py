@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ridgeline.core.speculate import MOST_DRAFTS, Speculation
+from ridgeline.core.speculate import MOST_DRAFTS, Drafter, Speculation
 from ridgeline.decoding.depth import Depth
+from ridgeline.decoding.jacobi import Lookahead
 from ridgeline.decoding.lookup import PromptLookup
 from ridgeline.decoding.suffix import SuffixLookup
 
-_METHODS = {"ngram": PromptLookup, "suffix": SuffixLookup}
+_METHODS = ("ngram", "suffix", "lookahead")
 _RANGES = {
     "num_speculative_tokens": (1, MOST_DRAFTS),
     "prompt_lookup_min": (1, 64),
@@ -26,7 +27,8 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram" guesses what followed the same tokens before; "suffix" also in earlier
-            answers to the same API key.
+            answers to the same API key; "lookahead" guesses what was drawn behind wrong
+            drafts.
         num_speculative_tokens: most drafts of a sequence in a step.
         prompt_lookup_min: fewest tokens that must be the same as before.
         prompt_lookup_max: most that are compared.
@@ -41,7 +43,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value that is not one of those above."""
-        if self.method not in tuple(_METHODS):  # which an unhashable value is not, either
+        if self.method not in _METHODS:
             raise ValueError(
                 f"--speculative-config: method {self.method!r} is not one of {', '.join(_METHODS)};"
                 f" 'off' in place of the JSON switches speculation off"
@@ -58,16 +60,27 @@ class SpeculativeConfig:
                 f"--speculative-config: prompt_lookup_min ({self.prompt_lookup_min}) is more than "
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
+        looked_up = self.prompt_lookup_min, self.prompt_lookup_max
+        if self.method == "lookahead" and looked_up != (2, 32):
+            raise ValueError(
+                "--speculative-config: prompt_lookup_min and prompt_lookup_max are for ngram and "
+                "suffix: lookahead looks nothing up"
+            )
         if type(self.always) is not bool:
             raise ValueError(f"--speculative-config: always is {self.always!r}, not true or false")
 
     def new_speculation(self) -> Speculation:
         """Return what makes and weighs drafts."""
-        drafter = _METHODS[self.method](
-            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
-        )
         depth = None if self.always else Depth()
-        return Speculation(drafter, most=self.num_speculative_tokens, depth=depth)
+        return Speculation(self._new_drafter(), most=self.num_speculative_tokens, depth=depth)
+
+    def _new_drafter(self) -> Drafter:
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        if self.method == "ngram":
+            return PromptLookup(shortest=shortest, longest=longest)
+        if self.method == "suffix":
+            return SuffixLookup(shortest=shortest, longest=longest)
+        return Lookahead()
 
 
 def parse_speculative(value: str | Mapping[str, Any] | None) -> SpeculativeConfig | None:
