@@ -38,7 +38,8 @@ SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/eng
 QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
 SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
-DEPTH = "decoding/depth.py"
+DEPTH, SUFFIX = "decoding/depth.py", "decoding/suffix.py"
+JACOBI = "decoding/jacobi.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "block is not None and self.content[block] == content", "True",
@@ -189,8 +190,23 @@ MUTANTS = (
            "drafts empty the pool"),
     Mutant(LOOKUP, "if same > length:", "if same >= length:",
            "an older match of equal length wins"),
-    Mutant(LOOKUP, "            drafts = drafts[: drafts.index(_NO_TOKEN)]\n", "            pass\n",
+    Mutant(LOOKUP, "            drafts = drafts[: drafts.index(NO_TOKEN)]\n", "            pass\n",
            "a guess runs from one text into the next"),
+    Mutant(SUFFIX, "self._pasts.get(seq.request.owner)", "next(iter(self._pasts.values()), None)",
+           "others' answers are guessed from"),
+    Mutant(SUFFIX, "        if length < shortest:", "        if found < 0:",
+           "another key with the same hash counts as a match"),
+    Mutant(SUFFIX, "            if place < self._begin:", "            if place < 0:",
+           "answers that were dropped are followed"),
+    Mutant(SUFFIX, "        if 2 * self._begin > len(self._text):", "        if False:",
+           "what was dropped is never freed"),
+    Mutant(SUFFIX, "while self._num_tokens > self._most_tokens", "while False",
+           "every answer is kept for ever"),
+    Mutant(JACOBI, "start=1):", "start=0):",
+           "n-grams are of the wrong places"),
+    Mutant(JACOBI, "if rounds := self._rounds.get(work.seq_id):",
+           "if rounds := self._rounds.setdefault(work.seq_id, _Rounds()):",
+           "requests that were aborted are kept for ever"),
     Mutant(PARAMS, "isinstance(value, bool) or", "",
            "true is a number"),
     Mutant(PARAMS, "return dict(biases)", "return biases",

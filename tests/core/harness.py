@@ -17,7 +17,7 @@ from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Guess, Speculation
-from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
+from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
 from tests.fakes import Ledger, expected_tokens
 
 POLICIES = (Static(), Orca(), SplitFuse())
@@ -134,6 +134,9 @@ class Oracle:
         ):
             right = self.dice.random() < self.accuracy
             yield token if right else self.dice.randrange(self.vocab_size)
+
+    def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
+        return None
 
     def forget(self, request: Request) -> None:
         return None

@@ -13,6 +13,8 @@ from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import FinishReason, StepOutput
 from ridgeline.decoding.depth import Depth
+from ridgeline.decoding.jacobi import Lookahead
+from ridgeline.decoding.suffix import SuffixLookup
 from tests.core.harness import (
     POLICIES,
     Oracle,
@@ -58,6 +60,43 @@ def test_answers_are_those_without_drafts(policy: Policy) -> None:
         num_drafts += sum(work.drafts for step in runner.steps for work in step.work)
     assert num_drafts > 1000
     assert num_steps < 0.9 * num_plain_steps
+
+
+def test_earlier_answers_change_no_answer() -> None:
+    """Whatever is asked again gets what it got, in far fewer steps; with pools of any size."""
+    num_steps = {"first": 0, "again": 0}
+    for number in range(60):
+        dice = random.Random(number)
+        block_size = number % 7 + 1
+        num_blocks = -(-MAX_LEN // block_size) + dice.choice((0, 1, 4, 30))
+        wishes = workload(dice, dice.randint(1, 6))
+        speculation = Speculation(SuffixLookup(most_tokens=dice.choice((50, 1 << 20))))
+        answers = {}
+        for when in num_steps:
+            answers[when], runner = serve(
+                wishes, num_blocks, block_size, policy=POLICIES[2], speculation=speculation
+            )  # which compares with what a lone sequence gets
+            num_steps[when] += len(runner.steps)
+        assert answers["again"] == answers["first"]
+    assert num_steps["again"] < 0.8 * num_steps["first"]
+
+
+def test_lookahead_changes_no_answer() -> None:
+    num_drafts = 0
+    for number in range(60):
+        dice = random.Random(number)
+        num_blocks = -(-MAX_LEN // 4) + dice.choice((0, 1, 4, 30))
+        speculation = Speculation(drafter := Lookahead())
+        _, runner = serve(
+            workload(dice, dice.randint(1, 6)),
+            num_blocks,
+            4,
+            policy=POLICIES[number % 3],
+            speculation=speculation,
+        )  # which compares with what a lone sequence gets
+        assert not drafter._rounds
+        num_drafts += sum(work.drafts for step in runner.steps for work in step.work)
+    assert num_drafts > 1000
 
 
 def test_right_drafts_are_worth_a_step_each() -> None:
@@ -160,9 +199,10 @@ def virtual_s(num_streams: int, accuracy: float, slope: float, depth: Depth | No
         step = scheduler.schedule()
         rows = sum(len(work.tokens) for work in step.work)
         seconds = 1 + slope * (rows - 1)
+        output = ledger.execute(step)
         if speculation:
-            speculation.note_step(step, seconds * dice.uniform(0.8, 1.2))
-        commit(scheduler.queues, step, ledger.execute(step))
+            speculation.note_step(step, output, seconds * dice.uniform(0.8, 1.2))
+        commit(scheduler.queues, step, output)
         steps_s.append(seconds)
     return steps_s
 

@@ -286,14 +286,15 @@ def ask_with_predictions(
         {"kv_cache_tokens": 256},
         {"policy": "static", "max_num_seqs": 4},
         {"threads": 2},
+        {"speculative_config": DRAFTS["speculative_config"] | {"method": "suffix"}},
     ],
-    ids=["together", "in chunks", "preempted", "static", "two threads"],
+    ids=["together", "in chunks", "preempted", "static", "two threads", "suffix"],
 )
 def test_with_drafts(
     every_backend: str, options: dict[str, Any], load: Load, alone: Callable[[str], Expected]
 ) -> None:
     wanted = alone(every_backend)
-    llm, log = load(every_backend, **DRAFTS, **options)
+    llm, log = load(every_backend, **DRAFTS | options)
     for indexes in ([0], [4], [5], [3, 2, 1, 0], list(range(len(REQUESTS)))):
         outs = ask_with_predictions(llm, indexes, wanted)
         assert_same(every_backend, outs, [wanted[i] for i in indexes])
@@ -302,6 +303,17 @@ def test_with_drafts(
         for name in ("num_draft_tokens", "num_accepted_tokens")
     )
     assert num_drafts > num_accepted > 20
+
+
+def test_with_lookahead(backend: str, load: Load, alone: Callable[[str], Expected]) -> None:
+    """Its drafts are made of draws behind wrong ones, and most are wrong again."""
+    wanted = alone(backend)
+    config = DRAFTS["speculative_config"] | {"method": "lookahead"}
+    llm, log = load(backend, speculative_config=config)
+    for indexes in ([4], [3, 2, 1, 0]):
+        outs = ask(llm, indexes)
+        assert_same(backend, outs, [wanted[i] for i in indexes])
+    assert sum(record.num_accepted_tokens for record in log.requests) > 5
 
 
 def test_drafts_leave_nothing_behind_in_the_cache(

@@ -231,6 +231,8 @@ def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> Non
             '{"method": "ngram", "num_speculative_tokens": 4}',
             SpeculativeConfig(num_speculative_tokens=4),
         ),
+        ({"method": "suffix"}, SpeculativeConfig(method="suffix")),
+        ({"method": "lookahead"}, SpeculativeConfig(method="lookahead")),
         (
             {"prompt_lookup_min": 3, "prompt_lookup_max": 5},
             SpeculativeConfig(prompt_lookup_min=3, prompt_lookup_max=5),
@@ -246,7 +248,9 @@ def test_speculative_config(value: Any, wanted: SpeculativeConfig | None) -> Non
     [
         ("on", "neither JSON nor 'off'"),
         ("[1]", "a JSON object, or 'off'"),
-        ({"method": "eagle"}, "method 'eagle' is not one of ngram"),
+        ({"method": "eagle"}, "method 'eagle' is not one of ngram, suffix, lookahead"),
+        ({"method": ["suffix"]}, "is not one of ngram"),
+        ({"method": "lookahead", "prompt_lookup_max": 9}, "lookahead looks nothing up"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, not a whole number from 1"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens is True"),
         ({"num_speculative_tokens": 99}, "from 1 to 15"),

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.api.test_llm import model, write_model  # noqa: F401  (a fixture)
 from tests.server.browsing import browser, page, slow  # noqa: F401  (fixtures)
 from tests.server.serving import Served, serving
+from tests.text.test_infill import QWEN
+
+
+@pytest.fixture(scope="session")
+def coder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model, with Qwen2.5-Coder's tokens for filling in the middle."""
+    path = write_model(tmp_path_factory.mktemp("models") / "coder")
+    file = path / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    plain = spec["added_tokens"][0] | {"rstrip": False}
+    for i, spelling in enumerate(QWEN, 403):
+        spec["added_tokens"].append(plain | {"id": i, "content": spelling})
+    file.write_text(json.dumps(spec))
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,24 @@ def test_a_stream_with_a_prediction_adds_up(served: Served) -> None:
     assert usage.completion_tokens_details.accepted_prediction_tokens is not None
 
 
+def test_earlier_answers_help_the_key_that_got_them_alone(model: Path) -> None:
+    """Counts of drafts tell nothing of what another key was told."""
+    suffix = {"speculative_config": {"method": "suffix", "always": True}}
+    with serving(model, suffix, api_key=["alice", "bob"]) as served:
+
+        def ask(key: str) -> tuple[Any, dict[str, int]]:
+            body = ASK | {"include_timings": True}
+            body = served.call(CHAT, body, authorization=f"Bearer {key}")[1]
+            return body["choices"], body["metrics"]["speculative_decoding"]
+
+        asked = [ask(key) for key in ("alice", "alice", "bob", "bob", "alice")]
+    assert all(choices == asked[0][0] for choices, _ in asked)
+    first, again, other, other_again, once_more = (counts for _, counts in asked)
+    assert again["num_accepted_tokens"] >= 39 - again["num_drafts"] > first["num_accepted_tokens"]
+    assert other == first
+    assert other_again == again == once_more
+
+
 @pytest.mark.parametrize(
     ("prediction", "param"),
     [

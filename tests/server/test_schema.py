@@ -28,6 +28,7 @@ CHECKS = [
 OPERATIONS = [
     ("POST", "/v1/chat/completions", 60),
     ("POST", "/v1/completions", 60),
+    ("POST", "/infill", 40),
     ("POST", "/tokenize", 40),
     ("POST", "/detokenize", 40),
     ("GET", "/v1/models/{name}", 20),
@@ -36,8 +37,8 @@ OPERATIONS = [
 
 
 @pytest.fixture(scope="module")
-def small(model: Path) -> Iterator[Served]:
-    with serving(model, {"max_model_len": 32}, max_n=2) as served:
+def small(coder_path: Path) -> Iterator[Served]:
+    with serving(coder_path, {"max_model_len": 32}, max_n=2) as served:
         yield served
         served.assert_idle()
 
@@ -73,7 +74,9 @@ def test_what_the_document_allows_and_forbids(
         response = case.call(base_url=small.url)
         statuses[response.status_code] += 1
         check_body(response.status_code, response.content)
-        case.validate_response(response, checks=CHECKS)
+        # A body that is too long is refused before it is read, whatever is wrong in it.
+        checks = CHECKS[:-1] if response.status_code == 413 else CHECKS
+        case.validate_response(response, checks=checks)
 
     check()
     if mode is GenerationMode.POSITIVE:

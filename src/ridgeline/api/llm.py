@@ -85,6 +85,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        suffix: str | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, and return them in order.
@@ -92,15 +93,21 @@ class LLM:
         Args:
             prompts: text, token ids, or a list of either.
             sampling_params: one for all or one for each; None takes the model's defaults.
+            suffix: text that follows the answers: they fill the middle between a prompt and this.
+                For models that were trained for it.
             progress: show a bar; None shows one when there are several prompts.
 
         Raises:
             ValueError: a prompt or its parameters can never run; nothing was computed then.
         """
         many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
-        return self._collect(
-            [self.text.encode(prompt) for prompt in many], many, sampling_params, progress
-        )
+        if not suffix:
+            encoded = [self.text.encode(prompt) for prompt in many]
+            return self._collect(encoded, many, sampling_params, progress)
+        encoded = [self.text.encode_infill(prompt, suffix).ids for prompt in many]
+        params = self._params_of_each(sampling_params, len(many))
+        params = [self.text.ending_at_fim(wish) for wish in params]
+        return self._collect(encoded, many, params, progress)
 
     def chat(
         self,
@@ -148,15 +155,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[Request]:
         """Queue all prompts, or none if one of them can never run."""
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or self.default_params()] * len(prompts)
-        else:
-            params = list(sampling_params)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts, but {len(params)} sampling_params")
-        for wish in params:
-            if not isinstance(wish, SamplingParams):
-                raise ValueError(f"sampling_params must be SamplingParams, not {wish!r:.80}")
+        params = self._params_of_each(sampling_params, len(prompts))
         requests: list[Request] = []
         try:
             for prompt, wish in zip(prompts, params, strict=True):
@@ -176,6 +175,20 @@ class LLM:
             raise
         self._inboxes |= {request.id: deque() for request in requests}
         return requests
+
+    def _params_of_each(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> list[SamplingParams]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or self.default_params()] * num_prompts
+        else:
+            params = list(sampling_params)
+        if len(params) != num_prompts:
+            raise ValueError(f"{num_prompts} prompts, but {len(params)} sampling_params")
+        for wish in params:
+            if not isinstance(wish, SamplingParams):
+                raise ValueError(f"sampling_params must be SamplingParams, not {wish!r:.80}")
+        return params
 
     def _chunks(self, requests: list[Request], load: Load) -> Chunks:
         """Run the engine until these requests have ended; others keep their events."""

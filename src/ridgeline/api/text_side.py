@@ -6,6 +6,7 @@ What ``LLM`` and the server share beside the engine. It computes nothing and sch
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ridgeline.decoding.tool_grammar import message_grammar
 from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class TextSide:
         chat_template: conversations to token ids.
         can_chat: whether the model has a chat template.
         vocab_size: token ids are below this.
+        fim: the model's tokens for filling in the middle, None where it has none.
         generation_defaults: sampling parameters that the model's files or its card recommend.
         tool_format: how the model writes calls of tools.
         reasoning: how it marks its reasoning, if it does.
@@ -49,6 +52,7 @@ class TextSide:
         """Take what the model's files say; ``card`` holds sampling that they leave open."""
         self.vocab_size = checkpoint.arch.vocab_size
         self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
         self._eos_ids = checkpoint.eos_ids
@@ -93,6 +97,30 @@ class TextSide:
                     f"0 to {self.vocab_size - 1}"
                 )
         return list(prompt)
+
+    def encode_infill(
+        self, prefix: Prompt, suffix: str, files: Sequence[File] = (), room: int = sys.maxsize
+    ) -> InfillPrompt:
+        """Return the prompt for what belongs between two texts (``text.infill``).
+
+        Raises ValueError if the model has no tokens for it, or for texts that are none.
+        """
+        if self.fim is None:
+            raise ValueError(
+                "suffix cannot be used: this model has no fill-in-the-middle tokens; "
+                "models for code have them, such as Qwen2.5-Coder"
+            )
+        if not isinstance(suffix, str):
+            raise ValueError(f"suffix must be text, not {suffix!r:.80}")
+        if not isinstance(prefix, str):
+            prefix = self.encode(prefix)
+        return infill_prompt(self.tokenizer, self.fim, prefix, suffix, files, room)
+
+    def ending_at_fim(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters of an answer between two texts: it also ends where it marks one."""
+        if self.fim is None or params.ignore_eos:
+            return params
+        return replace(params, stop_token_ids=(*params.stop_token_ids, *self.fim.stops))
 
     def encode_prediction(self, params: SamplingParams) -> tuple[int, ...]:
         """Return the token ids of what the answer will be like, if that was said."""

@@ -59,8 +59,9 @@ def finish(
         damaged: returns the items whose keys or values are not finite, with the index of the first
             such token; called after the draws.
 
-    A draw behind a wrong draft is dropped, and what is wrong with a draft is not the item's fault:
-    the answer ends before it, and its token, if it is drawn, fails in the next step.
+    Draws behind a wrong draft are returned too: the engine counts none, but guesses from them. What
+    is wrong with a draft is not the item's fault: the result ends before it, and its token, if it
+    is drawn, fails in the next step.
     """
     ends = list(accumulate(len(work.tokens) for work in items))
     asked = [(i, j, ask) for i, work in enumerate(items) for j, ask in _draws(work, ends[i])]
@@ -74,11 +75,7 @@ def finish(
     tokens: list[tuple[int, ...]] = [()] * len(items)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     for (i, j, ask), (picks, is_finite) in zip(asked, answers, strict=True):
-        if j and not (
-            j == len(tokens[i])
-            and j < num_sound.get(i, j + 1)
-            and tokens[i][-1] == items[i].tokens[j - 1 - items[i].drafts]
-        ):
+        if j and not len(tokens[i]) == j < num_sound.get(i, j + 1):
             continue
         drawn = tuple(token for token, _ in picks if token is not None)
         if not is_finite or len(drawn) < len(ask.draws):

@@ -77,13 +77,15 @@ class Engine:
         name: str = "",
         cache_root: bytes = b"",
         prediction: tuple[int, ...] = (),
+        owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
     ) -> int:
         """Queue a request; return its id.
 
         ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
         ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 64
-        bytes, share cached prefixes. ``prediction`` is what the answer may be like, for drafts.
+        bytes, share cached prefixes. ``prediction`` is what the answer may be like, for drafts;
+        they may also come from earlier answers to the same ``owner``, and to no other.
         ``new_constraint`` makes what each answer must comply with. Raises ValueError if it can
         never run, and then nothing has changed.
         """
@@ -99,6 +101,7 @@ class Engine:
             name=name,
             cache_root=cache_root,
             prediction=prediction,
+            owner=owner,
             new_constraint=new_constraint,
         )
         self.scheduler.add(request)
@@ -159,7 +162,7 @@ class Engine:
             raise
         executed_s = self._clock()
         if self.scheduler.speculation:
-            self.scheduler.speculation.note_step(step, executed_s - scheduled_s)
+            self.scheduler.speculation.note_step(step, output, executed_s - scheduled_s)
         events = fold.commit(self.scheduler.queues, step, output)
         if any(work.drafts for work in step.work):
             output = output._replace(tokens=_kept(step, output, events))

@@ -76,14 +76,15 @@ class Request:
         name: str = "",
         cache_root: bytes = b"",
         prediction: tuple[int, ...] = (),
+        owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
     ) -> None:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
         ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
         most 64 bytes, share cached prefixes. ``prediction`` is what the answer may be like; it
-        changes only how soon it comes. Raises ValueError if the prompt is empty or leaves no room
-        for an answer.
+        changes only how soon it comes, as earlier answers to the same ``owner`` may. Raises
+        ValueError if the prompt is empty or leaves no room for an answer.
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
@@ -101,6 +102,7 @@ class Request:
         self.cache_root = cache_root
         self.prompt = prompt
         self.prediction = prediction
+        self.owner = owner
         self.params = params
         self.max_len = len(prompt) + max_tokens
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.request import Request, Sequence
-from ridgeline.core.step import SeqId, Step, Work
+from ridgeline.core.step import SeqId, Step, StepOutput, Work
 
 MOST_DRAFTS = 15  # of one sequence: sixteen rows of it in a step
 FORCED = 1 << 10  # the ``match_len`` of what a constraint forces
@@ -36,6 +36,9 @@ class Drafter(Protocol):
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
         """Return a guess for each sequence, of at most so many tokens."""
+
+    def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
+        """Take what was drawn behind a sequence's drafts, perhaps also behind wrong ones."""
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that has ended."""
@@ -122,8 +125,11 @@ class Speculation:
         depths = self._depth.choose(len(work), pairs)
         return [guess.tokens[:size] for guess, size in zip(guesses, depths, strict=True)]
 
-    def note_step(self, step: Step, seconds: float) -> None:
-        """Learn what a step took."""
+    def note_step(self, step: Step, output: StepOutput, seconds: float) -> None:
+        """Learn what a step took, and what was drawn behind drafts."""
+        for item, draws in zip(step.work, output.tokens, strict=True):
+            if item.drafts:
+                self.drafter.note_draws(item, draws)
         rows = [(len(item.tokens), item.drafts) for item in step.work]
         if self._depth is not None and all(count == drafts + 1 for count, drafts in rows):
             self._depth.note_step(len(rows), sum(count for count, _ in rows), seconds)

@@ -11,10 +11,10 @@ from collections.abc import Sequence as Listing
 
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.speculate import Guess
-from ridgeline.core.step import SeqId
+from ridgeline.core.step import SeqId, Work
 
-_PLACES = 8  # earlier places that are compared
-_NO_TOKEN = -1  # between two texts
+PLACES = 8  # earlier places that are compared
+NO_TOKEN = -1  # between two texts
 
 
 class Lookup:
@@ -28,7 +28,7 @@ class Lookup:
         if not 1 <= shortest <= longest:
             raise ValueError(f"matches of {shortest} to {longest} tokens: there are none")
         self._shortest, self._longest = shortest, longest
-        self._text = [*before, _NO_TOKEN] if before else []
+        self._text = [*before, NO_TOKEN] if before else []
         self._begin = len(self._text)
         self._key = 0  # the last tokens, 32 bits each
         self._key_bits = (1 << 32 * shortest) - 1
@@ -48,7 +48,7 @@ class Lookup:
         self._key = key
         place = self._newest.get(key, -1)
         found, length = -1, 0
-        for _ in range(_PLACES):
+        for _ in range(PLACES):
             if place < shortest:
                 break
             same = shortest
@@ -62,8 +62,8 @@ class Lookup:
         if found < 0:
             return Guess((), 0)
         drafts = text[found : found + most]
-        if _NO_TOKEN in drafts:
-            drafts = drafts[: drafts.index(_NO_TOKEN)]
+        if NO_TOKEN in drafts:
+            drafts = drafts[: drafts.index(NO_TOKEN)]
         return Guess(tuple(drafts), length)
 
 
@@ -78,6 +78,9 @@ class PromptLookup:
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
         """Return a guess for each sequence, of at most so many tokens."""
         return [self._of(seq).guess(seq.tokens, most) for seq, most in wanted]
+
+    def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
+        """Take nothing: the text has all that counts."""
 
     def _of(self, seq: Sequence) -> Lookup:
         lookup = self._lookups.get(seq.id)

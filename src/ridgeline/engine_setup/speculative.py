@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ridgeline.core.speculate import MOST_DRAFTS, Speculation
+from ridgeline.core.speculate import MOST_DRAFTS, Drafter, Speculation
 from ridgeline.decoding.depth import Depth
+from ridgeline.decoding.jacobi import Lookahead
 from ridgeline.decoding.lookup import PromptLookup
+from ridgeline.decoding.suffix import SuffixLookup
 
-_METHODS = ("ngram",)
+_METHODS = ("ngram", "suffix", "lookahead")
 _RANGES = {
     "num_speculative_tokens": (1, MOST_DRAFTS),
     "prompt_lookup_min": (1, 64),
@@ -24,7 +26,9 @@ class SpeculativeConfig:
     """What the JSON of ``--speculative-config`` may say.
 
     Attributes:
-        method: "ngram" guesses what followed the same tokens before.
+        method: "ngram" guesses what followed the same tokens before; "suffix" also in earlier
+            answers to the same API key; "lookahead" guesses what was drawn behind wrong
+            drafts.
         num_speculative_tokens: most drafts of a sequence in a step.
         prompt_lookup_min: fewest tokens that must be the same as before.
         prompt_lookup_max: most that are compared.
@@ -56,14 +60,27 @@ class SpeculativeConfig:
                 f"--speculative-config: prompt_lookup_min ({self.prompt_lookup_min}) is more than "
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
+        looked_up = self.prompt_lookup_min, self.prompt_lookup_max
+        if self.method == "lookahead" and looked_up != (2, 32):
+            raise ValueError(
+                "--speculative-config: prompt_lookup_min and prompt_lookup_max are for ngram and "
+                "suffix: lookahead looks nothing up"
+            )
         if type(self.always) is not bool:
             raise ValueError(f"--speculative-config: always is {self.always!r}, not true or false")
 
     def new_speculation(self) -> Speculation:
         """Return what makes and weighs drafts."""
-        lookup = PromptLookup(shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max)
         depth = None if self.always else Depth()
-        return Speculation(lookup, most=self.num_speculative_tokens, depth=depth)
+        return Speculation(self._new_drafter(), most=self.num_speculative_tokens, depth=depth)
+
+    def _new_drafter(self) -> Drafter:
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        if self.method == "ngram":
+            return PromptLookup(shortest=shortest, longest=longest)
+        if self.method == "suffix":
+            return SuffixLookup(shortest=shortest, longest=longest)
+        return Lookahead()
 
 
 def parse_speculative(value: str | Mapping[str, Any] | None) -> SpeculativeConfig | None:

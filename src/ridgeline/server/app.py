@@ -22,6 +22,7 @@ from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
+from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
 from ridgeline.server.metrics import Metrics
@@ -34,8 +35,14 @@ from ridgeline.server.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
 )
-from ridgeline.server.replies import Reply
-from ridgeline.server.schemas import ChatCompletion, Completion, documented
+from ridgeline.server.replies import OpenAiShape, Reply, Shape
+from ridgeline.server.schemas import (
+    INFILL_CHUNKS,
+    ChatCompletion,
+    Completion,
+    Infilled,
+    documented,
+)
 from ridgeline.server.static import FILES
 from ridgeline.server.stream import Stream
 
@@ -113,9 +120,16 @@ class Service:
         prompts: list[Ids],
         param: str,
         prediction: Ids = (),
+        *,
+        is_middle: bool = False,
+        new_shape: Callable[[Answers, Any, str, str, str], Shape] = OpenAiShape,
     ) -> Reply:
-        """Return the reply to a request; raises ApiError if there cannot be one."""
+        """Return the reply to a request; raises ApiError if there cannot be one.
+
+        Answers of ``is_middle`` end where the model marks that the middle is over.
+        """
         params = body.params(self.text.default_params, self.text.vocab_size)
+        params = self.text.ending_at_fim(params) if is_middle else params
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts))
@@ -137,8 +151,8 @@ class Service:
             new_constraint=new_constraint,
         )
         answers = Answers(self.text, body, stream, form)
-        names = (self.name, self.fingerprint)
-        return Reply(self.bridge, self.limits, stream, answers, body, *names, self.options)
+        shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)
+        return Reply(self.bridge, self.limits, stream, answers, body, shape, self.options)
 
     def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
         """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
@@ -207,8 +221,28 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Continue one prompt or many."""
         service.check_open(body.model)
         service.check_count(len(body.prompts))
-        prompts = [await service.prompts.of_text(prompt) for prompt in body.prompts]
-        return await service.reply(request, body, prompts, "prompt")
+        prepare = service.prompts
+        if body.suffix:
+            prompts = [await prepare.of_middle(prompt, body.suffix) for prompt in body.prompts]
+        else:
+            prompts = [await prepare.of_text(prompt) for prompt in body.prompts]
+        is_middle = bool(body.suffix)
+        return await service.reply(request, body, prompts, "prompt", is_middle=is_middle)
+
+    @app.post("/infill", responses=_ERRORS | documented(Infilled, INFILL_CHUNKS))
+    async def infill(body: InfillRequest, request: Request) -> Response:
+        """Fill in what stands at the cursor of a text, as llama.cpp does."""
+        service.check_open(body.model)
+        prompt, is_truncated = await service.prompts.of_cursor(body)
+        if body.n_predict < 0:
+            body.max_tokens = service.max_model_len - len(prompt)
+        else:
+            body.max_tokens = body.n_predict
+        new_shape = partial(LlamaCppShape, is_truncated=is_truncated)
+        param = "input_prefix"
+        return await service.reply(
+            request, body, [prompt], param, is_middle=True, new_shape=new_shape
+        )
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

@@ -193,6 +193,7 @@ class Bridge:
                 name=stream.name,
                 cache_root=stream.cache_root,
                 prediction=stream.prediction,
+                owner=stream.tenant,
                 new_constraint=stream.new_constraint,
             )
         except ValueError as error:  # it can never run

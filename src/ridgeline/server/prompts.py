@@ -19,11 +19,13 @@ from ridgeline.core.request import Constraint
 from ridgeline.decoding.message import MessageForm
 from ridgeline.server.conversation import Rendering
 from ridgeline.server.errors import ApiError
+from ridgeline.server.infill import InfillRequest
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.structured import wanted_form
 
 Ids = tuple[int, ...]
 _NUM_THREADS = 2
+_MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
 
 class Prompts:
@@ -71,6 +73,37 @@ class Prompts:
             encode = self._text.tokenizer.encode
             return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
         return await self._away(param, lambda: self._text.encode(prompt))
+
+    async def of_middle(self, prompt: str | list[int], suffix: str) -> Ids:
+        """Return the token ids that ask for what stands between two texts; raises ApiError."""
+        self._check_bytes([prompt, suffix], "suffix")
+        encode = self._text.encode_infill
+        return await self._away("suffix", lambda: encode(prompt, suffix).ids)
+
+    async def of_cursor(self, body: InfillRequest) -> tuple[Ids, bool]:
+        """Return the token ids that ask for what stands at a cursor, cut to what the model takes.
+
+        Also returns whether something was left out. Raises ApiError.
+        """
+        if self._text.fim is None:
+            message = "/infill needs a model with fill-in-the-middle tokens: this one has none"
+            raise _bad("input_suffix", message, "unsupported_parameter")
+        answer = self._max_model_len // 4 if body.n_predict < 0 else max(1, body.n_predict)
+        room = self._max_model_len - answer
+        if room < _MIN_ROOM:
+            message = f"n_predict asks for {answer} of the {self._max_model_len} tokens"
+            message += f" of prompt and answer together: leave at least {_MIN_ROOM} for the prompt"
+            raise _bad("n_predict", message, "context_length_exceeded")
+        prefix, suffix, files = body.texts(self.max_bytes)
+        is_truncated = len(files) < len(body.input_extra)
+
+        def encode() -> list[int]:
+            nonlocal is_truncated
+            prompt = self._text.encode_infill(prefix, suffix, files, room)
+            is_truncated |= prompt.is_truncated
+            return prompt.ids
+
+        return await self._away("input_prefix", encode), is_truncated
 
     async def of_form(
         self, params: SamplingParams, given: dict[str, Any], message: MessageForm | None

@@ -259,7 +259,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 class CompletionRequest(_Sampled):
     """POST /v1/completions."""
 
-    not_yet = _NOT_YET | {"best_of": (1,), "prediction": (), "suffix": ("",)}
+    not_yet = _NOT_YET | {"best_of": (1,), "prediction": ()}
 
     prompt: Annotated[
         Annotated[str, Tag("[text]")]
@@ -270,6 +270,13 @@ class CompletionRequest(_Sampled):
     ]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
+    suffix: str | None = None  # empty: the answer just continues the prompt
+
+    @model_validator(mode="after")
+    def _echoes_no_middle(self) -> Self:
+        if self.suffix and self.echo:
+            raise contradiction("echo", "an answer in front of a suffix cannot be echoed")
+        return self
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -291,6 +298,15 @@ class CompletionRequest(_Sampled):
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
         )
+
+
+class ExtraFile(Strict):
+    """A file, or a piece of one, that helps to understand the open one."""
+
+    droppable = ("time",)
+
+    text: str
+    filename: str = "tmp"
 
 
 class TokenizeRequest(Strict):

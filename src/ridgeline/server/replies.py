@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,6 +23,68 @@ from ridgeline.server.stream import ClientGone, Stream, StreamError
 
 _SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _JSON = {"content-type": "application/json"}
+_CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
+
+
+class Shape(Protocol):
+    """How the objects of an answer are written."""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    def chunk(self, choice: Choice) -> bytes:
+        """Return the new part of an answer as a server-sent event, or nothing."""
+
+    def ending(self) -> bytes:
+        """Return the server-sent events that end a stream."""
+
+
+class OpenAiShape:
+    """OpenAI's objects."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        body: ChatRequest | CompletionRequest,
+        request_id: str,
+        model: str,
+        fingerprint: str,
+    ) -> None:
+        """Write ``answers`` as ``body`` wants; the names stand in each object."""
+        self._answers, self._body = answers, body
+        names = {True: ("chatcmpl-", "chat.completion"), False: ("cmpl-", "text_completion")}
+        prefix, kind = names[isinstance(body, ChatRequest)]
+        if body.stream and isinstance(body, ChatRequest):
+            kind += ".chunk"
+        self._start: dict[str, Any] = {"id": prefix + request_id, "object": kind}
+        self._start |= {"created": int(time.time()), "model": model}
+        self._start["system_fingerprint"] = fingerprint
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        return self._closing(self._answers.whole())
+
+    def chunk(self, choice: Choice) -> bytes:
+        """Return the new part of an answer as a server-sent event."""
+        chunk: dict[str, Any] = {**self._start, "choices": [choice]}
+        if self._body.wants_continuous_usage:
+            chunk["usage"] = self._answers.usage()
+        elif self._body.wants_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def ending(self) -> bytes:
+        """Return the server-sent events that end a stream."""
+        last = b"data: [DONE]\n\n"
+        if self._body.wants_usage or self._body.include_timings:
+            last = event(self._closing([])) + last
+        return last
+
+    def _closing(self, choices: list[Choice]) -> dict[str, Any]:
+        closing = {**self._start, "choices": choices, "usage": self._answers.usage()}
+        if self._body.include_timings:
+            closing["metrics"] = self._answers.timings()
+        return closing
 
 
 class Reply(Response):
@@ -35,22 +97,14 @@ class Reply(Response):
         stream: Stream,
         answers: Answers,
         body: ChatRequest | CompletionRequest,
-        model: str,
-        fingerprint: str,
+        shape: Shape,
         options: ServeOptions,
     ) -> None:
-        """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` as ``body`` wants."""
+        """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``."""
         super().__init__()
         del self.headers["content-length"]  # of the body that is still to come
         self._bridge, self._limits, self._stream = bridge, limits, stream
-        self._answers, self._body = answers, body
-        names = {True: ("chatcmpl-", "chat.completion"), False: ("cmpl-", "text_completion")}
-        prefix, kind = names[isinstance(body, ChatRequest)]
-        if body.stream and isinstance(body, ChatRequest):
-            kind += ".chunk"
-        self._start: dict[str, Any] = {"id": prefix + stream.name, "object": kind}
-        self._start |= {"created": int(time.time()), "model": model}
-        self._start["system_fingerprint"] = fingerprint
+        self._answers, self._body, self._shape = answers, body, shape
         self._log_content, self._content = options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._extra: dict[str, str] = {}
@@ -85,37 +139,20 @@ class Reply(Response):
 
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
-            for event in batch:
-                self._answers.take(event)
-        body = {**self._start, "choices": self._answers.whole(), "usage": self._answers.usage()}
-        if self._body.include_timings:
-            body["metrics"] = self._answers.timings()
-        await self._send(send, _encode(body), _JSON, more=False)
+            for one in batch:
+                self._answers.take(one)
+        await self._send(send, _encode(self._shape.whole()), _JSON, more=False)
 
     async def _send_chunks(self, send: Send) -> None:
         while batch := await self._stream.events():  # the first may be an error, before any header
             frames: list[bytes] = []
             try:
-                for event in batch:
-                    frames += map(self._frame, self._answers.take(event))
+                for one in batch:
+                    frames += map(self._shape.chunk, self._answers.take(one))
             finally:
                 if frames:
                     await self._send(send, b"".join(frames), _SSE)
-        last = b"data: [DONE]\n\n"
-        if self._body.wants_usage or self._body.include_timings:
-            closing = {**self._start, "choices": [], "usage": self._answers.usage()}
-            if self._body.include_timings:
-                closing["metrics"] = self._answers.timings()
-            last = b"data: " + _encode(closing) + b"\n\n" + last
-        await self._send(send, last, _SSE, more=False)
-
-    def _frame(self, choice: Choice) -> bytes:
-        chunk: dict[str, Any] = {**self._start, "choices": [choice]}
-        if self._body.wants_continuous_usage:
-            chunk["usage"] = self._answers.usage()
-        elif self._body.wants_usage:
-            chunk["usage"] = None
-        return b"data: " + _encode(chunk) + b"\n\n"
+        await self._send(send, self._shape.ending(), _SSE, more=False)
 
     async def _fail(self, send: Send, error: StreamError) -> None:
         """Say what went wrong: with a status, or where the answer has begun as its last event.
@@ -155,8 +192,13 @@ class Reply(Response):
         for name in ("user", "safety_identifier", "prompt_cache_key", "metadata"):
             self._note[name] = getattr(self._body, name)
         if self._log_content:
-            asked = self._body.model_dump(include={"messages", "prompt"}, exclude_none=True)
+            asked = self._body.model_dump(include=_CONTENT, exclude_none=True)
             self._note |= asked | {"response": self._content.decode()}
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """Return an object as a server-sent event."""
+    return b"data: " + _encode(value) + b"\n\n"
 
 
 def _encode(value: dict[str, Any]) -> bytes:

@@ -159,8 +159,42 @@ class Completion(_Answer):
     choices: list[CompletionChoice]
 
 
-def documented(answer: type[_Answer]) -> dict[int | str, dict[str, Any]]:
-    """Return the entry of a route's successful response."""
-    stream = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."
+class InfillTimings(_Shape):
+    """Tokens, their times and both ratios, of prompt and answer, in llama.cpp's names."""
+
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    prompt_ms: float | None = None
+    prompt_per_token_ms: float | None = None
+    prompt_per_second: float | None = None
+    predicted_n: int | None = None
+    predicted_ms: float | None = None
+    predicted_per_token_ms: float | None = None
+    predicted_per_second: float | None = None
+
+
+class Infilled(_Shape):
+    """What POST /infill returns, unless it streams."""
+
+    index: Literal[0]
+    content: str
+    stop: Literal[True]
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    truncated: bool
+    timings: InfillTimings
+
+
+_CHUNKS = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."
+INFILL_CHUNKS = "After each `data: ` a piece as `content`; the last has `stop: true`, and no text."
+
+
+def documented(
+    answer: type[_Answer | Infilled], stream: str = _CHUNKS
+) -> dict[int | str, dict[str, Any]]:
+    """Return the entry of a route's successful response, and what it streams."""
     content = {"text/event-stream": {"schema": {"description": stream}}}
     return {200: {"model": answer, "description": "The answer", "content": content}}

@@ -19,7 +19,7 @@ from ridgeline.core.policies import Load, Orca, Policy, SplitFuse, Static
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Drafter, Guess, Speculation
-from ridgeline.core.step import SeqId, Step, StepOutput
+from ridgeline.core.step import SeqId, Step, StepOutput, Work
 
 Json = Mapping[str, Any]
 
@@ -71,6 +71,9 @@ class _Recorded:
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
         return [Guess(self.drafts.get(seq.id, ()), 0) for seq, _ in wanted]
+
+    def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
+        return None
 
     def forget(self, request: Request) -> None:
         return None

@@ -221,6 +221,11 @@ class Tokenizer:
         """Return whether ``decode`` leaves the token out of the text."""
         return token_id in self._special_ids
 
+    def control_id(self, spelling: str) -> int | None:
+        """Return the id of the added token with this spelling, None if there is none."""
+        wanted = spelling.encode()
+        return next((i for i, content in self._added.items() if content == wanted), None)
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for; ``b""`` for an id that is not a token.
 
