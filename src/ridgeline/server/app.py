@@ -135,6 +135,7 @@ class Service:
             cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
             prediction=prediction,
             new_constraint=new_constraint,
+            token_rules=await self.prompts.token_rules(params),
         )
         answers = Answers(self.text, body, stream, form)
         names = (self.name, self.fingerprint)

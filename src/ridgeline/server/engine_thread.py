@@ -194,6 +194,7 @@ class Bridge:
                 cache_root=stream.cache_root,
                 prediction=stream.prediction,
                 new_constraint=stream.new_constraint,
+                token_rules=stream.token_rules,
             )
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))
