@@ -100,6 +100,12 @@ def test_a_very_long_repeat_stays_a_number_and_ends_to_grow() -> None:
     assert dry((*half, *half), dry_base=100.0) == {0: float("inf")}
 
 
+def test_the_last_1024_places_count() -> None:
+    for nearer, wanted in ((1023, 0.5), (1024, None)):
+        history = (1, 2, 9, *(3, 2) * nearer, 1, 2)
+        assert dry(history).get(9) == wanted
+
+
 class Counted(int):
     """A token that counts how often it was compared."""
 

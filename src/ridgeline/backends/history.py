@@ -9,7 +9,7 @@ from __future__ import annotations
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenRules
 
-_MOST = 1024  # tokens; a longer repeat counts as so long
+_MOST = 1024  # tokens: a longer repeat counts as so long; and places that are looked at
 
 Ids = tuple[int, ...]
 
@@ -65,13 +65,13 @@ def _matches(text: Ids, most: int) -> dict[int, int]:
         text: the tokens, the last one first.
         most: lengths end here.
 
-    Only places where the last token stood are looked at, with the rule of the Z algorithm (Main and
-    Lorentz, 1984): what lies in a match that is known is not compared again.
+    Only places where the last token stood are looked at, the nearest first, with the rule of the Z
+    algorithm (Main and Lorentz, 1984): what lies in a match that is known is not compared again.
     """
     length_at: dict[int, int] = {}
     found: dict[int, int] = {}
     place = left = right = 0
-    for _ in range(text.count(text[0]) - 1):
+    for _ in range(min(text.count(text[0]) - 1, _MOST)):
         place = text.index(text[0], place + 1)
         length = min(length_at.get(place - left, 0), right - place) if place < right else 0
         if place + length >= right:

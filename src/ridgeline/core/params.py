@@ -67,7 +67,7 @@ class SamplingParams:
             logit of the token that followed there; 0 is off.
         dry_base: the subtraction grows by this factor with each token more that is repeated.
         dry_allowed_length: repeats shorter than this are free. Beyond 1,024 tokens they do not
-            grow.
+            grow, and the last 1,024 places count where the last token stood.
         dry_penalty_last_n: how many of the last tokens, of prompt and answer, are looked at; 0 is
             none, -1 all.
         dry_sequence_breakers: strings across which no repeat is counted. Each token whose text has
