@@ -32,6 +32,10 @@ PARAMS: list[dict[str, Any]] = [
     {"logit_bias": {"7": 3.5, "11": -100.0}, "top_k": 100},
     {"temperature": 0, "repetition_penalty": 1.3},
     {"temperature": 0.3, "min_tokens": 64, "max_tokens": 64},
+    {"typical_p": 0.6},
+    {"top_n_sigma": 1.2, "temperature": 1.5},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.01, "min_p": 0.02},
+    {"temperature": 3, "top_k": 90, "typical_p": 0.9, "top_p": 0.9, "top_n_sigma": 2},
 ]
 VOCAB_SIZE = 1000
 NUM_DRAWS = 12  # of each

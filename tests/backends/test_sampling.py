@@ -1,11 +1,12 @@
-"""Sampling against a plain statement of every filter, and the generator against its published
-test vectors. ``Plain`` below is that statement: dictionaries, sorting and sums, one rule a line.
-Its probabilities are floats: where rounding may decide, nothing is compared."""
+"""Sampling against a plain statement of every filter. ``Plain`` below is that statement:
+dictionaries, sorting and sums, one rule a line. Its probabilities are floats: where rounding may
+decide, nothing is compared."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,21 @@ class Plain:
         for token in set(answer):
             penalty = params.frequency_penalty * answer.count(token) + params.presence_penalty
             self._set(token, self.logits[token] - penalty)
+        for token, amount in row.repeats:
+            self._set(token, self.logits[token] - amount)
         for token, bias in (params.logit_bias or {}).items():
             self._set(token, self.logits[token] + bias)
         if row.position - prompt_len < params.min_tokens:
             for token in row.sampling.suppressed:
                 self.logits[token] = -math.inf
+        for token in row.banned:
+            self.logits[token] = -math.inf
         self.is_at_border = False
         self.order = sorted(self.logits, key=lambda token: (-self.logits[token], token))
-        self.chosen = self._filter(params)
+        self.kept = self._filter(params)
+        self.chosen = self.kept
+        if params.temperature and uniform(row.seed, row.position, 1) < params.xtc_probability:
+            self.chosen = self._without_top(params.xtc_threshold)
 
     def _set(self, token: int, logit: float) -> None:
         self.logits[token] = float(np.float32(logit))
@@ -64,14 +72,42 @@ class Plain:
             return {best: 1.0}
         weight = {t: self._weight(t, best, params.temperature) for t in self.order}
         left = self.order if params.top_k < 1 else self.order[: params.top_k]
+        if params.typical_p < 1:
+            left = self._typical(left, weight, params.typical_p)
         if params.top_p < 1:
             left = left[: self._nucleus([weight[t] for t in left], params.top_p)]
-        shares = [weight[token] / weight[best] - params.min_p for token in left]
-        self.is_at_border |= any(0 < abs(share) < BORDER for share in shares)
-        least = max(params.min_p, 2.0**-40)  # less than that is nothing
-        left = sorted(t for t in left if weight[t] >= least * weight[best])
-        total = math.fsum(weight[token] for token in left)
-        return {token: weight[token] / total for token in left}
+        least = weight[left[0]] * params.min_p
+        if params.top_n_sigma > 0:
+            spread = np.std([x for x in self.logits.values() if x > -math.inf])
+            lowest = self.logits[left[0]] - params.top_n_sigma * spread
+            least = max(least, math.exp((lowest - self.logits[best]) / params.temperature))
+        self.is_at_border |= any(0 < abs(weight[t] - least) < BORDER for t in left)
+        least = max(least, 2.0**-40)  # less than that is nothing
+        return self._shares({t: weight[t] for t in sorted(left) if weight[t] >= least})
+
+    def _shares(self, weight: dict[int, float]) -> dict[int, float]:
+        total = math.fsum(weight.values())
+        return {token: weight[token] / total for token in weight}
+
+    def _typical(self, left: list[int], weight: dict[int, float], typical_p: float) -> list[int]:
+        """Those whose surprise is closest to the expected one, likeliest first."""
+        shares = self._shares({t: weight[t] for t in left if weight[t] >= 2.0**-40})
+        expected = -math.fsum(p * math.log(p) for p in shares.values())
+        far = {token: abs(-math.log(p) - expected) for token, p in shares.items()}
+        order = sorted(far, key=lambda token: (far[token], token))
+        num_kept = self._nucleus([shares[token] for token in order], typical_p)
+        # Rounding may make equals, which are ordered by id: it matters at the end.
+        for a, b in pairwise(order[num_kept - 1 : num_kept + 1]):
+            is_close = far[b] - far[a] < 1e-6 * max(1.0, far[b])
+            self.is_at_border |= is_close and self.logits[a] != self.logits[b]
+        kept = set(order[:num_kept])
+        return [token for token in left if token in kept]
+
+    def _without_top(self, threshold: float) -> dict[int, float]:
+        """Without those that have a share of the threshold, but for the last of them."""
+        self.is_at_border |= any(0 < abs(p - threshold) < BORDER for p in self.kept.values())
+        top = [t for t in self.order if self.kept.get(t, 0) >= max(threshold, 1e-30)]
+        return self._shares({t: p for t, p in self.kept.items() if t not in top[:-1]})
 
     def _weight(self, token: int, best: int, temperature: float) -> float:
         weight = math.exp((self.logits[token] - self.logits[best]) / temperature)
@@ -106,11 +142,14 @@ def make_row(
     prompt: tuple[int, ...] = (),
     answer: tuple[int, ...] = (),
     suppressed: tuple[int, ...] = (),
+    banned: tuple[int, ...] = (),
+    repeats: tuple[tuple[int, float], ...] = (),
 ) -> Row:
     """A row as the backend makes it: history only where penalties need it."""
     history = prompt + answer if params.penalises else ()
     sampling = Sampling(params, len(prompt), suppressed)
-    return Row(sampling, seed, len(prompt) + len(answer), history)
+    position = len(prompt) + len(answer)
+    return Row(sampling, seed, position, history, b"", banned, repeats)
 
 
 def draw(logits: Any, row: Row) -> int | None:
@@ -122,8 +161,8 @@ def survivors(logits: Any, **filters: Any) -> list[int]:
     return list(keep(np.asarray(logits, np.float32), rule(SamplingParams(**filters)))[0])
 
 
-def uniform(seed: int, position: int) -> float:
-    return uniform_bits(seed, position) / 2.0**53
+def uniform(seed: int, position: int, stream: int = 0) -> float:
+    return uniform_bits(seed, position, stream) / 2.0**53
 
 
 # --- every filter ------------------------------------------------------------------------------
@@ -147,14 +186,23 @@ def cases(draw_from: st.DrawFn) -> tuple[np.ndarray, Row]:
         frequency_penalty=draw_from(st.sampled_from([0.0, -0.5, 0.25, 2.0])),
         logit_bias=draw_from(st.none() | st.dictionaries(ids, QUARTERS, max_size=4)),
         min_tokens=draw_from(st.integers(0, 4)),
+        typical_p=draw_from(st.just(1.0) | st.floats(0, 1)),
+        top_n_sigma=draw_from(st.just(-1.0) | st.floats(0, 3)),
+        xtc_probability=draw_from(st.sampled_from([0.0, 0.5, 1.0])),
+        xtc_threshold=draw_from(st.floats(0, 0.6)),
     )
+    amounts = st.sampled_from([0.5, 3.25, 1e30])
     row = make_row(
         params,
         seed=draw_from(st.integers(0, 2**64 - 1)),
         prompt=tuple(draw_from(st.lists(ids, max_size=5))),
         answer=tuple(draw_from(st.lists(ids, max_size=5))),
         suppressed=tuple(draw_from(st.sets(ids, max_size=max(0, size - 1)))),
+        repeats=tuple(draw_from(st.dictionaries(ids, amounts, max_size=3)).items()),
     )
+    left = sorted(set(range(size)) - set(row.sampling.suppressed))
+    banned = draw_from(st.sets(st.sampled_from(left), max_size=len(left) - 1))
+    row = row._replace(banned=tuple(banned))
     return np.array(logits, np.float32), row
 
 
@@ -167,8 +215,8 @@ def test_all_filters_together(case: tuple[np.ndarray, Row]) -> None:
     assume(not plain.is_at_border)
     assert list(adjust(logits, row)) == list(plain.logits.values())
     ids, weights = keep(adjust(logits, row), rule(row.sampling.params))
-    assert list(ids) == list(plain.chosen)
-    np.testing.assert_allclose(weights / weights.sum(), list(plain.chosen.values()), atol=1e-9)
+    assert list(ids) == list(plain.kept)
+    np.testing.assert_allclose(weights / weights.sum(), list(plain.kept.values()), atol=1e-9)
     assert draw(logits, row) == wanted
 
 
@@ -185,6 +233,11 @@ FILTERS = [
     {"top_p": 0.95, "temperature": 5.0},
     {"min_p": 0.05},
     {"top_p": 0.99, "min_p": 0.02, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    {"typical_p": 0.9},
+    {"typical_p": 0.2, "temperature": 5.0},
+    {"typical_p": 0.5, "top_k": 300, "top_p": 0.9, "min_p": 0.3},
+    {"top_n_sigma": 1.5},
+    {"top_n_sigma": 1.0, "temperature": 0.5, "xtc_probability": 1.0, "xtc_threshold": 0.001},
 ]
 
 
@@ -192,13 +245,17 @@ FILTERS = [
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_large_vocabulary(filters: dict[str, Any], ties: bool) -> None:
     logits = np.round(LARGE * 2) / 2 if ties else LARGE
-    params = SamplingParams(**filters)
+    params, num_compared = SamplingParams(**filters), 0
     for i in range(25):
         row = make_row(params, seed=i, prompt=(1, 2, 3), answer=(3, 4, 5 + i))
         plain = Plain(logits, row)
         ids, _ = keep(adjust(logits, row), rule(params))
-        assert list(ids) == list(plain.chosen)
-        assert draw(logits, row) == plain.draw(uniform(row.seed, row.position))
+        wanted = plain.draw(uniform(row.seed, row.position))
+        if not plain.is_at_border:
+            assert list(ids) == list(plain.kept)
+            assert draw(logits, row) == wanted
+            num_compared += 1
+    assert num_compared > 20
 
 
 @pytest.mark.parametrize("size", [1023, 1024, 1025, 2048])
@@ -297,61 +354,6 @@ def test_no_row_is_no_answer() -> None:
 # --- the draw ----------------------------------------------------------------------------------
 
 
-def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> list[int]:
-    """Philox4x32-10 once more, in arrays of numpy (Salmon et al., SC 2011)."""
-    x, k, low = np.array(counter, np.uint64), np.array(key, np.uint64), np.uint64(0xFFFFFFFF)
-    for _ in range(10):
-        product = x[[0, 2]] * np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
-        high = product >> np.uint64(32)
-        x = np.array([high[1] ^ x[1] ^ k[0], product[1] & low, high[0] ^ x[3] ^ k[1], product[0]])
-        x, k = x & low, (k + np.array([0x9E3779B9, 0xBB67AE85], np.uint64)) & low
-    return [int(word) for word in x]
-
-
-@pytest.mark.parametrize(
-    ("counter", "key", "published"),
-    [
-        ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        (
-            "ffffffff ffffffff ffffffff ffffffff",
-            "ffffffff ffffffff",
-            "408f276d 41c83b0e a20bc7c6 6d5451fd",
-        ),
-        (
-            "243f6a88 85a308d3 13198a2e 03707344",
-            "a4093822 299f31d0",
-            "d16cfe09 94fdcceb 5001e420 24126ea1",
-        ),
-    ],
-)
-def test_the_second_statement_has_the_published_values(
-    counter: str, key: str, published: str
-) -> None:
-    words = [tuple(int(word, 16) for word in text.split()) for text in (counter, key, published)]
-    assert philox(words[0], words[1]) == list(words[2])
-
-
-def test_uniform_zero_is_the_published_value() -> None:
-    assert uniform_bits(0, 0) == 0x6627E8D5 << 21 | 0xE169C58D >> 11
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
-@settings(deadline=None)
-def test_uniform_is_the_generator_at_a_position(seed: int, position: int) -> None:
-    counter = (position % 2**32, position // 2**32, 0, 0)
-    x0, x1, _, _ = philox(counter, (seed % 2**32, seed // 2**32))
-    assert uniform_bits(seed, position) == x0 * 2**21 + x1 // 2**11 < 2**53
-
-
-@pytest.mark.parametrize("vary", ["seed", "position"])
-def test_neighbouring_draws_are_unrelated(vary: str) -> None:
-    values = [uniform(i, 5) if vary == "seed" else uniform(5, i) for i in range(6000)]
-    cells = Counter(
-        (int(a * 6), int(b * 6)) for a, b in zip(values[::2], values[1::2], strict=True)
-    )
-    assert chi_square(cells, {(a, b): 1 / 36 for a in range(6) for b in range(6)}) < limit(35)
-
-
 WIDE = np.round(np.random.default_rng(7).normal(0, 2, 200), 2).astype(np.float32)
 MANY: list[dict[str, Any]] = [
     {},
@@ -365,6 +367,9 @@ MANY: list[dict[str, Any]] = [
     {"top_p": 0.9, "min_p": 0.03, "temperature": 1.5},
     {"top_k": 60, "top_p": 0.97, "min_p": 0.004, "temperature": 1.3},
     {"logit_bias": {3: 2.0, 5: -100.0}, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+    {"typical_p": 0.7},
+    {"top_n_sigma": 1.2, "temperature": 1.5},
+    {"typical_p": 0.8, "top_n_sigma": 1.5, "top_p": 0.95},
 ]
 
 

@@ -22,6 +22,8 @@ WHOLE = [
     ("min_tokens", 0, 16),
     ("logprobs", 0, 100),
     ("prompt_logprobs", 0, 100),
+    ("dry_allowed_length", 1, 1024),
+    ("dry_penalty_last_n", -1, 1 << 31),
 ]
 REAL = [
     ("temperature", 0.0, 100.0),
@@ -30,6 +32,12 @@ REAL = [
     ("repetition_penalty", 0.01, 100.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("typical_p", 0.0, 1.0),
+    ("top_n_sigma", -1.0, 100.0),
+    ("xtc_probability", 0.0, 1.0),
+    ("xtc_threshold", 0.0, 1.0),
+    ("dry_multiplier", 0.0, 100.0),
+    ("dry_base", 1.0, 100.0),
 ]
 OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
 
@@ -132,6 +140,37 @@ def test_stop_token_ids_may_come_from_any_iterable() -> None:
 def test_logit_bias_is_checked_entry_by_entry(value: object, named: str) -> None:
     assert refused(logit_bias=value).startswith(named)
     assert SamplingParams(logit_bias={5: 100, 6: -100.0}).logit_bias == {5: 100, 6: -100.0}
+
+
+@pytest.mark.parametrize("name", ["bad_words", "dry_sequence_breakers"])
+def test_lists_of_texts_are_checked(name: str) -> None:
+    assert getattr(SamplingParams(**{name: ["ab", " c"]}), name) == ("ab", " c")
+    assert getattr(SamplingParams(**{name: []}), name) == ()
+    assert refused(**{name: "ab"}) == f"{name} must be a list of strings, not 'ab'"
+    for value in ([""], [1], [None], b"ab", 5, [["a"]]):
+        assert refused(**{name: value}).startswith(f"{name} must be ")
+
+
+def test_allowed_token_ids_are_checked() -> None:
+    assert SamplingParams(allowed_token_ids=[3, 1]).allowed_token_ids == (3, 1)
+    assert SamplingParams().allowed_token_ids is None
+    assert refused(allowed_token_ids=[]).startswith("allowed_token_ids is empty: ")
+    for value in ([-1], [True], ["7"], [1.0], [(1 << 31) + 1], 7, "7", [None]):
+        assert refused(allowed_token_ids=value).startswith("allowed_token_ids ")
+    with pytest.raises(ValueError, match=r"allowed_token_ids names token 8.* end at 7"):
+        SamplingParams(allowed_token_ids=[8]).validate_ids(8)
+
+
+def test_who_needs_the_tokens_before() -> None:
+    assert not SamplingParams().needs_history
+    assert SamplingParams(presence_penalty=1.0).needs_history
+    assert SamplingParams(bad_words=["x"]).needs_history
+    assert SamplingParams(dry_multiplier=0.1).needs_history
+    assert SamplingParams(dry_multiplier=0.1).uses_dry
+    assert not SamplingParams(dry_multiplier=0.1, dry_penalty_last_n=0).needs_history
+    assert not SamplingParams(dry_multiplier=0.1).penalises
+    filters = {"typical_p": 0.5, "top_n_sigma": 1.0, "xtc_probability": 1.0}
+    assert not SamplingParams(**filters, allowed_token_ids=[1]).needs_history  # type: ignore[arg-type]
 
 
 def test_later_changes_of_what_was_passed_do_not_reach_in() -> None:

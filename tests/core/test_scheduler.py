@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.core.fold import commit
+from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Orca, Policy, Static
 from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import FinishReason, StepOutput, TokenLogprobs, Wait
+from ridgeline.core.step import FinishReason, StepOutput, TokenLogprobs, TokenRules, Wait
 from tests.core.harness import YoungestFirst, make_request, make_scheduler, run_step, sizes_of
 
 BUDGET, BLOCKS, SEATS, POLICY = Wait.TOKEN_BUDGET, Wait.BLOCKS, Wait.MAX_NUM_SEQS, Wait.POLICY
@@ -342,6 +343,21 @@ def test_history_and_targets_only_for_those_who_need_them() -> None:
     first, second = run_step(scheduler).work
     assert first.history == (1, 2, 11)
     assert (second.tokens, second.targets) == ((9,), ())
+
+
+def test_dry_and_bad_words_need_the_history_too() -> None:
+    scheduler = make_scheduler(budget=8)
+    scheduler.add(make_request(0, [1, 2], dry_multiplier=1.0))
+    scheduler.add(make_request(1, [3], bad_words=["x"]))
+    scheduler.add(make_request(2, [4], typical_p=0.5))
+    assert [work.history for work in run_step(scheduler).work] == [(1, 2), (3,), ()]
+
+
+def test_what_parameters_mean_in_ids_reaches_the_backend() -> None:
+    rules = TokenRules(allowed=b"\x07", banned=(1,))
+    request = Request(0, (1, 2), SamplingParams(), max_model_len=9, token_rules=rules)
+    assert request.sampling.tokens is rules
+    assert make_request(1, [3]).sampling.tokens == TokenRules()
 
 
 def test_history_is_not_sent_before_a_token_is_sampled() -> None:

@@ -50,6 +50,18 @@ REQUESTS: list[tuple[str, SamplingParams]] = [
     ("2 + 2 =", _params(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)),
     ("Water boils at", _params(temperature=0.8, seed=6, top_k=40, frequency_penalty=0.3)),
     ("The three primary colours are", SEEDED),
+    (
+        "One, two, three. One, two, three. One, two,",
+        _params(
+            temperature=1.0,
+            seed=8,
+            dry_multiplier=0.8,
+            bad_words=["three", "the"],
+            typical_p=0.9,
+            top_n_sigma=2.0,
+            xtc_probability=0.5,
+        ),
+    ),
 ]
 
 
@@ -160,11 +172,11 @@ def test_in_batches(every_backend: str, load: Load, alone: Callable[[str], Expec
     wanted = alone(every_backend)
     llm, log = load(every_backend)
     everyone = list(range(len(REQUESTS)))
-    crowd = [*everyone[::-1] * 7, 0]
+    crowd = [*everyone[::-1] * 6, 0, 3, 4, 5]
     for indexes, num_tokens in [([3, 0], NUM_TOKENS), (everyone, NUM_TOKENS), (crowd, 10)]:
         outs = ask(llm, indexes, num_tokens)
         assert_same(every_backend, outs, [wanted[i] for i in indexes])
-    assert {len(step.work) for step in log.steps} >= {2, 9, 64}
+    assert {len(step.work) for step in log.steps} >= {2, 10, 64}
 
 
 @pytest.mark.parametrize(

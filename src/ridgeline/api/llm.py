@@ -167,6 +167,7 @@ class LLM:
                     new_text=partial(self.text.new_text, ids, wish),
                     prediction=self.text.encode_prediction(wish),
                     new_constraint=self.text.new_constraint(wish),
+                    token_rules=self.text.lexicon.rules(wish),
                 )
                 requests.append(self.engine.requests[request_id])
         except BaseException:

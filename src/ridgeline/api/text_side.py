@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.api.token_rules import Lexicon
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint, Text
 from ridgeline.core.structured import StructuredOutputsParams
@@ -40,6 +41,7 @@ class TextSide:
     Attributes:
         tokenizer: text to token ids, and back.
         chat_template: conversations to token ids.
+        lexicon: what sampling parameters say of tokens, in ids.
         can_chat: whether the model has a chat template.
         vocab_size: token ids are below this.
         fim: the model's tokens for filling in the middle, None where it has none.
@@ -55,6 +57,7 @@ class TextSide:
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
+        self.lexicon = Lexicon(self.tokenizer)
         self._eos_ids = checkpoint.eos_ids
         self._lock = threading.Lock()
         self._grammars: Grammars | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+from ridgeline.backends.history import forbidden, repeats
 from ridgeline.backends.sampling import Row
 from ridgeline.core.step import StepOutput, TokenLogprobs, Work, sampled_from
 
@@ -102,15 +103,28 @@ def finish(
 
 def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
     """Number the draws of an item whose last token is the one before ``end``."""
-    first = sampled_from(work)
+    first, sampling = sampled_from(work), work.sampling
+    params, prompt_len, _, rules = sampling
     for j in range(len(work.tokens) - first):
         history = work.history
         if j and history:
             history += work.tokens[first + 1 : first + 1 + j]
         position = work.start + first + j + 1
-        mask = work.masks[j] if work.masks else b""
-        rows = tuple(Row(work.sampling, seed, position, history, mask) for seed in work.seeds)
-        yield j, Ask(end - len(work.tokens) + first + j, rows, -1, work.sampling.params.logprobs)
+        mask = _both(work.masks[j] if work.masks else b"", rules.allowed)
+        banned = forbidden(history, prompt_len, rules) if params.bad_words else ()
+        again = repeats(history, params, rules) if params.uses_dry else ()
+        rows = tuple(
+            Row(sampling, seed, position, history, mask, banned, again) for seed in work.seeds
+        )
+        yield j, Ask(end - len(work.tokens) + first + j, rows, -1, params.logprobs)
+
+
+def _both(mask: bytes, other: bytes) -> bytes:
+    """Return the mask of ids that two masks have; an empty one has all."""
+    if not mask or not other:
+        return mask or other
+    bits = int.from_bytes(mask, "little") & int.from_bytes(other, "little")
+    return bits.to_bytes(len(mask), "little")
 
 
 def _prompt(work: Work, begin: int, head: Head) -> Iterator[Answer]:

@@ -2,13 +2,14 @@
 
 This is the rule that every backend follows to the bit, whatever computes it and in what order:
 
-* Logits are float32. Penalties, bias, suppressed ids and a mask change them one after the other,
-  each computed in float64 and rounded to float32.
+* Logits are float32. Penalties, DRY, bias, suppressed ids and a mask change them one after the
+  other, each computed in float64 and rounded to float32.
 * A token's weight is a whole number, ``floor(2**40 * 2**z)``, where z = (logit - greatest) *
   log2(e) / temperature. It is made of float64 operations that IEEE 754 defines, none of them fused.
   Whole numbers add up to the same sum in any order.
 * Filters take tokens by falling logit, and by id where logits are equal: top-k by number, top-p by
-  sums of weights. min-p compares weights.
+  sums of weights. Typical sampling takes them by the distance of z from its mean. min-p and
+  top-n-sigma compare weights with a least one, XTC with a share of their sum.
 * The draw takes the number that belongs to (seed, position), scales it to the sum of the weights
   that are left, and finds the first token, by id, whose running sum passes it.
 
@@ -25,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.backends.history import has
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenLogprobs
 
@@ -59,17 +61,19 @@ class Row(NamedTuple):
     position: int
     history: tuple[int, ...]
     mask: bytes = b""  # a bit for each id that may be chosen; none allows all
+    banned: tuple[int, ...] = ()  # ids that cannot be chosen
+    repeats: tuple[tuple[int, float], ...] = ()  # ids, and what DRY subtracts from their logits
 
     @property
     def is_plain_greedy(self) -> bool:
         """Whether the likeliest token of the raw logits is the answer, if the mask allows it."""
         params = self.sampling.params
-        untouched = not (params.penalises or params.logit_bias or self.suppresses)
-        return params.temperature == 0 and untouched
+        changes = params.penalises or self.repeats or params.logit_bias or self.suppresses
+        return params.temperature == 0 and not changes
 
     def allows(self, token: int) -> bool:
-        """Whether the mask has a token."""
-        return not self.mask or bool(self.mask[token >> 3] >> (token & 7) & 1)
+        """Whether the mask has a token, and it is not banned."""
+        return (not self.mask or has(self.mask, token)) and token not in self.banned
 
     @property
     def suppresses(self) -> bool:
@@ -79,23 +83,38 @@ class Row(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Temperature and filters, as the numbers that a draw needs."""
+    """Temperature and filters, as the numbers that a draw needs. Shares are in 2 ** -64."""
 
     factor: float  # log2(e) / temperature
     top_k: int  # 0 keeps all
-    share: int  # top_p in units of 2 ** -64; 0 keeps all
-    least: int  # weight; tokens with less are dropped
+    share: int  # top_p; 0 keeps all
+    least: int  # weight, if the likeliest has 2 ** 40; tokens with less are dropped
+    typical: int = 0  # share; 0 keeps all
+    sigmas: float = 0.0  # top_n_sigma; 0 keeps all
+    chance: int = 0  # of XTC, in 2 ** -53
+    threshold: int = 0  # share from which on XTC excludes
 
 
 def rule(params: SamplingParams) -> Rule:
     """Return the rule of some parameters; greedy means keeping one token."""
     if params.temperature == 0:
         return Rule(1.0, 1, 0, 1)
-    factor = min(LOG2_E / params.temperature, _MOST_FACTOR)
-    share = int(params.top_p * 2.0**64) if params.top_p < 1 else 0
-    keeps_one = params.top_p < 1 and share == 0
-    least = max(1, math.ceil(params.min_p * 2.0**WEIGHT_BITS))
-    return Rule(factor, 1 if keeps_one else max(params.top_k, 0), share, least)
+    excludes = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
+    return Rule(
+        factor=min(LOG2_E / params.temperature, _MOST_FACTOR),
+        top_k=max(params.top_k, 0),
+        share=_share(params.top_p),
+        least=max(1, math.ceil(params.min_p * 2.0**WEIGHT_BITS)),
+        typical=_share(params.typical_p),
+        sigmas=max(params.top_n_sigma, 0.0),
+        chance=math.ceil(params.xtc_probability * 2.0**53) if excludes else 0,
+        threshold=int(params.xtc_threshold * 2.0**64) if excludes else 0,
+    )
+
+
+def _share(probability: float) -> int:
+    """Return it in 2 ** -64, at least one; 0 for all."""
+    return max(1, int(probability * 2.0**64)) if probability < 1 else 0
 
 
 def sample(logits: Floats, row_of: Ints, rows: Sequence[Row]) -> list[int | None]:
@@ -120,21 +139,24 @@ def adjust(logits: Floats, row: Row) -> Floats:
     """Return logits after penalties and bias, at minus infinity where ids cannot be chosen."""
     params, prompt_len = row.sampling.params, row.sampling.prompt_len
     out = logits.copy()
-    if row.history:
+    if row.history and params.penalises:
         seen = np.unique(np.array(row.history))
         old, scale = out[seen].astype(np.float64), params.repetition_penalty
         out[seen] = _rounded(np.where(old > 0, old / scale, old * scale))
         answer, count = np.unique(np.array(row.history[prompt_len:], int), return_counts=True)
         penalty = params.frequency_penalty * count + params.presence_penalty
         out[answer] = _rounded(out[answer].astype(np.float64) - penalty)
+    for token, amount in row.repeats:
+        out[token] = _rounded(out[token].astype(np.float64) - amount)
     if params.logit_bias:
         ids, biases = list(params.logit_bias), list(params.logit_bias.values())
         out[ids] = _rounded(out[ids].astype(np.float64) + biases)
     if row.suppresses:
         out[list(row.sampling.suppressed)] = -np.inf
+    out[list(row.banned)] = -np.inf
     if row.mask:
-        bits = np.unpackbits(np.frombuffer(row.mask, np.uint8), bitorder="little")
-        out[bits[: len(out)] == 0] = -np.inf
+        mask = np.frombuffer(row.mask, np.uint8)
+        out[np.unpackbits(mask, count=len(out), bitorder="little") == 0] = -np.inf
     return out
 
 
@@ -143,35 +165,112 @@ def _rounded(values: NDArray[np.float64]) -> Floats:
 
 
 def _draw(logits: Floats, row: Row) -> int | None:
-    ids, weights = keep(logits, rule(row.sampling.params))
+    wanted = rule(row.sampling.params)
+    ids, weights = keep(logits, wanted)
     if not len(ids):
         return None
+    if wanted.chance and uniform_bits(row.seed, row.position, stream=1) < wanted.chance:
+        ids, weights = exclude_top(logits, ids, weights, wanted.threshold)
     reached = np.cumsum(weights)
     mark = uniform_bits(row.seed, row.position) * int(reached[-1]) >> 53
     return int(ids[np.searchsorted(reached, mark, side="right")])
 
 
 def keep(logits: Floats, rule: Rule) -> tuple[Ints, Weights]:
-    """Return the ids that survive the filters, ascending, and their weights, all above 0."""
-    weights = weigh(logits, rule.factor)
+    """Return the ids that survive all filters but XTC, ascending, and their weights, above 0."""
+    z = exponents(logits.astype(np.float64), float(logits.max()), rule.factor)
+    weights = powers(z)
     ids = np.arange(len(logits))
     if rule.top_k or rule.share:
         ids = np.argsort(-logits, kind="stable")
     if rule.top_k:
         ids = ids[: rule.top_k]
+    if rule.typical:
+        ids = ids[_are_typical(ids, z[ids], weights[ids], rule.typical)]
     if rule.share:
-        reached = np.cumsum(weights[ids])
-        wanted = int(reached[-1]) * rule.share >> 64
-        ids = ids[: int(np.searchsorted(reached, wanted)) + 1]
-    ids = np.sort(ids[weights[ids] >= rule.least])
+        ids = ids[: _reaching(weights[ids], rule.share)]
+    least = max(1, rule.least * int(weights[ids].max()) >> WEIGHT_BITS)
+    if rule.sigmas:
+        lowest = np.array([float(logits[ids].max()) - rule.sigmas * spread(logits)])
+        z = exponents(lowest, float(logits.max()), rule.factor)
+        least = max(least, int(powers(z)[0]))
+    ids = np.sort(ids[weights[ids] >= least])
     return ids, weights[ids]
 
 
-@np.errstate(invalid="ignore", over="ignore")
+def _reaching(weights: Weights, share: int) -> int:
+    """Return how many weights, from the first on, reach a share of their sum; at least one."""
+    reached = np.cumsum(weights)
+    wanted = max(1, int(reached[-1]) * share >> 64)
+    return int(np.searchsorted(reached, wanted)) + 1
+
+
+def _are_typical(
+    ids: Ints, z: NDArray[np.float64], weights: Weights, share: int
+) -> NDArray[np.bool_]:
+    """Return which tokens typical sampling keeps (Meister et al., 2022).
+
+    A token's surprise is -z, but for a constant and a factor; the expected surprise is its mean.
+    """
+    total = int(weights.sum())
+    mean = -np.float64((weights * -z).astype(np.int64).sum()) / np.float64(max(total, 1))
+    distance = np.abs(z - mean).astype(np.float32)
+    order = np.lexsort((ids, distance))
+    kept = np.zeros(len(ids), bool)
+    kept[order[: _reaching(weights[order], share)]] = True
+    return kept & (weights > 0) if total else kept
+
+
+def exclude_top(
+    logits: Floats, ids: Ints, weights: Weights, threshold: int
+) -> tuple[Ints, Weights]:
+    """Return what XTC leaves: of tokens that have a share of ``threshold`` the least likely."""
+    least = max(1, int(weights.sum()) * threshold >> 64)
+    top = np.flatnonzero(weights >= least)
+    if len(top) > 1:
+        values = logits[ids[top]]
+        last = top[np.flatnonzero(values == values.min())[-1]]
+        left = (weights < least) | (np.arange(len(ids)) == last)
+        ids, weights = ids[left], weights[left]
+    return ids, weights
+
+
+def spread(logits: Floats) -> float:
+    """Return the standard deviation of the logits above minus infinity.
+
+    Distances from the greatest are added up in 16 sums, of every 16th logit, which are then joined
+    by halves; so are their squares.
+    """
+    is_there = logits > -np.inf
+    with np.errstate(invalid="ignore"):
+        depth = np.where(is_there, np.float64(logits.max()) - logits.astype(np.float64), 0.0)
+    depth = np.pad(depth, (0, -len(depth) % 16)).reshape(-1, 16)
+    count = max(1, int(is_there.sum()))
+    mean, square = (_sum_of_rows(part) / count for part in (depth, depth * depth))
+    return math.sqrt(square - mean * mean)
+
+
+def _sum_of_rows(rows: NDArray[np.float64]) -> float:
+    sums = np.cumsum(rows, axis=0)[-1]
+    for width in (8, 4, 2, 1):
+        sums = sums[:width] + sums[width:]
+    return float(sums[0])
+
+
 def weigh(logits: Floats, factor: float) -> Weights:
     """Return the tokens' weights; all 0 if no logit is above minus infinity."""
-    z = (logits.astype(np.float64) - np.float64(logits.max())) * factor
-    z = np.where(z > LEAST_EXPONENT, z, LEAST_EXPONENT)  # not a number: nothing is left
+    return powers(exponents(logits.astype(np.float64), float(logits.max()), factor))
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def exponents(logits: NDArray[np.float64], greatest: float, factor: float) -> NDArray[np.float64]:
+    """Return z of each logit, at least -41."""
+    z = (logits - np.float64(greatest)) * factor
+    return np.where(z > LEAST_EXPONENT, z, LEAST_EXPONENT)  # not a number: nothing is left
+
+
+def powers(z: NDArray[np.float64]) -> Weights:
+    """Return ``floor(2**40 * 2**z)``, for z from -41 to 0."""
     whole = np.floor(z)
     fraction = z - whole
     power = np.full_like(z, POLYNOMIAL[-1])
@@ -212,13 +311,14 @@ def ranked(
     return TokenLogprobs(token, logit - norm, ahead + 1, top)
 
 
-def uniform_bits(seed: int, position: int) -> int:
-    """Return the number of 53 bits that belongs to (seed, position): Philox4x32-10.
+def uniform_bits(seed: int, position: int, stream: int = 0) -> int:
+    """Return the number of 53 bits that belongs to (seed, position, stream): Philox4x32-10.
 
     A counter-based generator has no state to share or to lose: the draw for a position is the
-    same in any batch, after any preemption (Salmon et al., SC 2011).
+    same in any batch, after any preemption (Salmon et al., SC 2011). Stream 0 draws the token, 1
+    says whether XTC acts.
     """
-    x0, x1, x2, x3 = position & 0xFFFFFFFF, position >> 32, 0, 0
+    x0, x1, x2, x3 = position & 0xFFFFFFFF, position >> 32, stream, 0
     k0, k1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
     for _ in range(10):
         a, b = x0 * 0xD2511F53, x2 * 0xCD9E8D57

@@ -16,7 +16,7 @@ from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import Constraint, Request, Text
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import Event, Runner, Step, StepOutput
+from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 
 _ALONE = Load()
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
@@ -79,6 +79,7 @@ class Engine:
         prediction: tuple[int, ...] = (),
         owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
+        token_rules: TokenRules = NO_RULES,
     ) -> int:
         """Queue a request; return its id.
 
@@ -86,8 +87,9 @@ class Engine:
         ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 64
         bytes, share cached prefixes. ``prediction`` is what the answer may be like, for drafts;
         they may also come from earlier answers to the same ``owner``, and to no other.
-        ``new_constraint`` makes what each answer must comply with. Raises ValueError if it can
-        never run, and then nothing has changed.
+        ``new_constraint`` makes what each answer must comply with, and ``token_rules`` says what
+        ``params`` mean in token ids. Raises ValueError if it can never run, and then nothing has
+        changed.
         """
         request_id = self._next_id
         request = Request(
@@ -103,6 +105,7 @@ class Engine:
             prediction=prediction,
             owner=owner,
             new_constraint=new_constraint,
+            token_rules=token_rules,
         )
         self.scheduler.add(request)
         self._next_id += 1

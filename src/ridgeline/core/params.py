@@ -18,6 +18,14 @@ _RANGES = {  # lowest and highest; whole numbers where these are
     "top_k": (-1, 1 << 31),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 100.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "dry_allowed_length": (1, 1024),
+    "dry_penalty_last_n": (-1, 1 << 31),
     "repetition_penalty": (0.01, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
@@ -34,8 +42,11 @@ _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 class SamplingParams:
     """Sampling and stopping rules of one request. Names and defaults are those of vLLM.
 
-    Filters apply in this order: penalties, logit bias, temperature, top-k, top-p (on what top-k
-    left), min-p. At least one token always survives.
+    Those that vLLM does not know (typical_p, top_n_sigma, xtc_*, dry_*) are llama.cpp's. They apply
+    in this order, each on what those before it left: penalties, DRY, logit bias, what cannot be
+    chosen (min_tokens, bad_words, structured_outputs, allowed_token_ids), temperature, top-k,
+    typical, top-p, min-p, top-n-sigma, XTC. A filter always leaves at least one token.
+    Temperature 0 takes the likeliest token that can be chosen, so filters change nothing there.
 
     Attributes:
         n: how many answers; they share the prompt's computation.
@@ -43,11 +54,32 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
         top_p: keep the likeliest tokens until their probability reaches this; 0 keeps one.
         min_p: drop tokens less likely than this share of the likeliest.
+        typical_p: keep the tokens whose surprise is closest to the expected one until their
+            probability reaches this (Meister et al., 2022); 1 keeps all.
+        top_n_sigma: drop tokens whose logits are more than so many standard deviations below the
+            greatest; the deviation is that of all logits that can be chosen (Tang et al., 2024).
+            0 and below keep all.
+        xtc_probability: how often XTC acts ("exclude top choices", Weidmann, 2024): of the tokens
+            that have at least ``xtc_threshold`` it keeps the least likely; 0 is never.
+        xtc_threshold: a probability; above 0.5 XTC has nothing to exclude.
+        dry_multiplier: DRY ("don't repeat yourself", Weidmann, 2024): where the end of the text,
+            at least ``dry_allowed_length`` tokens of it, stood before, this is subtracted from the
+            logit of the token that followed there; 0 is off.
+        dry_base: the subtraction grows by this factor with each token more that is repeated.
+        dry_allowed_length: repeats shorter than this are free. Beyond 1,024 tokens they do not
+            grow, and the last 1,024 places count where the last token stood.
+        dry_penalty_last_n: how many of the last tokens, of prompt and answer, are looked at; 0 is
+            none, -1 all.
+        dry_sequence_breakers: strings across which no repeat is counted. Each token whose text has
+            one in it is a breaker.
         repetition_penalty: divides positive (multiplies negative) logits of tokens seen in the
             prompt or the answer (Keskar et al., 2019).
         presence_penalty: subtracted once from logits of tokens seen in the answer.
         frequency_penalty: subtracted for each time a token was seen in the answer.
         logit_bias: token id to a number added to its logit, -100 to 100.
+        allowed_token_ids: only these can be chosen; None allows all.
+        bad_words: texts that the answer must not have, as their tokens are with a space before
+            them and without: where all but the last stand, the last cannot be chosen.
         seed: makes sampling depend on nothing but this, the prompt and these parameters; unset,
             the engine's own seed and the request's number take its place.
         stop: strings that end the answer; the text is cut before them.
@@ -67,10 +99,21 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
@@ -97,8 +140,17 @@ class SamplingParams:
             raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
         self._check_structured_outputs()
         # Frozen for good: what the caller passed may change under us.
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _strings("stop", stop))
+        for name in ("bad_words", "dry_sequence_breakers"):
+            object.__setattr__(self, name, _strings(name, getattr(self, name)))
+        ids = _token_ids("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ids)
+        if self.allowed_token_ids is not None:
+            ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            object.__setattr__(self, "allowed_token_ids", ids)
+            if not ids:
+                raise ValueError("allowed_token_ids is empty: name at least one token")
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
@@ -117,14 +169,24 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Whether sampling needs to know the tokens before."""
+        """Whether logits of tokens seen before are changed, each for itself."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1.0, 0.0, 0.0)
 
+    @property
+    def uses_dry(self) -> bool:
+        """Whether repeats are penalised by their length."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling needs to know the tokens before."""
+        return self.penalises or self.uses_dry or bool(self.bad_words)
+
     def validate_ids(self, vocab_size: int) -> None:
         """Raise ValueError if a token id named here is not in a vocabulary of ``vocab_size``."""
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
-            for token in ids or ():
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
                 if token >= vocab_size:
                     raise ValueError(
                         f"{name} names token {token}, but this model's ids end at {vocab_size - 1}"
@@ -139,18 +201,20 @@ def _check(name: str, value: Any, low: float, high: float) -> None:
         raise ValueError(f"{name} is {value!r}: it must be from {low} to {high}")
 
 
-def _stop_strings(stop: Sequence[str] | str) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else _listed("stop", stop)
+def _strings(name: str, values: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise ValueError(f"{name} must be a list of strings, not {values!r:.80}")
+    strings = _listed(name, values)
     for text in strings:
         if not isinstance(text, str) or not text:
-            raise ValueError(f"stop must be one or more non-empty strings, not {text!r}")
+            raise ValueError(f"{name} must be one or more non-empty strings, not {text!r}")
     return strings
 
 
-def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:
-    tokens = _listed("stop_token_ids", ids)
+def _token_ids(name: str, ids: Sequence[int]) -> tuple[int, ...]:
+    tokens = _listed(name, ids)
     for token in tokens:
-        _check("stop_token_ids", token, 0, 1 << 31)
+        _check(name, token, 0, 1 << 31)
     return tokens
 
 

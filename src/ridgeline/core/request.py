@@ -12,7 +12,14 @@ from enum import Enum, auto
 from typing import Protocol
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import FinishReason, Sampling, SeqId, TokenLogprobs
+from ridgeline.core.step import (
+    NO_RULES,
+    FinishReason,
+    Sampling,
+    SeqId,
+    TokenLogprobs,
+    TokenRules,
+)
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: keeps the seeds of n answers apart
 
@@ -78,6 +85,7 @@ class Request:
         prediction: tuple[int, ...] = (),
         owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
+        token_rules: TokenRules = NO_RULES,
     ) -> None:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
@@ -107,8 +115,8 @@ class Request:
         self.max_len = len(prompt) + max_tokens
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
         suppressed = tuple(sorted(self.stop_ids)) if params.min_tokens else ()
-        self.sampling = Sampling(params, len(prompt), suppressed)
-        self.needs_context = params.penalises or params.prompt_logprobs is not None
+        self.sampling = Sampling(params, len(prompt), suppressed, token_rules)
+        self.needs_context = params.needs_history or params.prompt_logprobs is not None
         self.new_text = new_text
         self.new_constraint = new_constraint
         self.num_cached_tokens = 0  # prompt tokens that the first admission found computed

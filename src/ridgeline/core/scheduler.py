@@ -27,7 +27,7 @@ _ALONE = Load()
 def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return history and targets of a work item (``core.step.Work``)."""
     params, prompt = seq.request.params, seq.request.prompt
-    history = tuple(seq.tokens) if params.penalises and end == len(seq.tokens) else ()
+    history = tuple(seq.tokens) if params.needs_history and end == len(seq.tokens) else ()
     return history, prompt[start + 1 : end + 1] if params.prompt_logprobs is not None else ()
 
 

@@ -35,12 +35,29 @@ class Wait(StrEnum):
     PAUSED = "paused"
 
 
+class TokenRules(NamedTuple):
+    """What the parameters say of tokens, in a model's own ids (``api.token_rules``).
+
+    A set of ids is bytes: a bit for each id, lowest first.
+    """
+
+    allowed: bytes = b""  # ids that may be chosen; none allows all
+    banned: tuple[int, ...] = ()  # bad words of one token
+    bad: Mapping[int, tuple[tuple[int, ...], ...]] = {}  # longer ones, by their last token but one
+    breakers: bytes = b""  # ids that end what DRY takes for repeated
+    break_runs: Mapping[int, tuple[tuple[int, ...], ...]] = {}  # so do these, by their last token
+
+
+NO_RULES = TokenRules()
+
+
 class Sampling(NamedTuple):
     """What the sampler must know about a sequence; one object for the sequence's whole life."""
 
     params: SamplingParams
     prompt_len: int
     suppressed: tuple[int, ...]  # ids that cannot be chosen before min_tokens are there
+    tokens: TokenRules = NO_RULES
 
 
 class Work(NamedTuple):
@@ -57,7 +74,7 @@ class Work(NamedTuple):
     table: tuple[int, ...]  # block ids; position p lives in table[p // block_size]
     seeds: tuple[int, ...]  # one token is sampled for each seed; none in the middle of a prompt
     sampling: Sampling
-    history: tuple[int, ...]  # all tokens so far, if penalties need them
+    history: tuple[int, ...]  # all tokens so far, if sampling needs them
     targets: tuple[int, ...]  # prompt tokens that follow ``tokens``, if prompt_logprobs rank them
     drafts: int = 0
     masks: tuple[

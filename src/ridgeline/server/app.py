@@ -149,6 +149,7 @@ class Service:
             cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
             prediction=prediction,
             new_constraint=new_constraint,
+            token_rules=await self.prompts.token_rules(params),
         )
         answers = Answers(self.text, body, stream, form)
         shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)

@@ -195,6 +195,7 @@ class Bridge:
                 prediction=stream.prediction,
                 owner=stream.tenant,
                 new_constraint=stream.new_constraint,
+                token_rules=stream.token_rules,
             )
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))

@@ -16,6 +16,7 @@ from typing import Any
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
+from ridgeline.core.step import NO_RULES, TokenRules
 from ridgeline.decoding.message import MessageForm
 from ridgeline.server.conversation import Rendering
 from ridgeline.server.errors import ApiError
@@ -147,6 +148,13 @@ class Prompts:
             return constrained, constraint, shape
 
         return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
+
+    async def token_rules(self, params: SamplingParams) -> TokenRules:
+        """Return what the parameters say of tokens; making it may take a search of their texts."""
+        if not (params.allowed_token_ids or params.bad_words or params.uses_dry):
+            return NO_RULES
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._text.lexicon.rules, params)
 
     async def _away(self, param: str, work: Callable[[], list[int]]) -> Ids:
         loop = asyncio.get_running_loop()

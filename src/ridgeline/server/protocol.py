@@ -6,13 +6,14 @@ nothing and renders no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.decoding.tools import ToolUse
+from ridgeline.server import samplers
 from ridgeline.server.conversation import Prediction, Rendering
 from ridgeline.server.errors import ApiError
 from ridgeline.server.strict import Strict, contradiction, wrong
@@ -96,6 +97,14 @@ class _Sampled(Strict):
 
     not_yet = _NOT_YET
 
+    @classmethod
+    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
+        if name not in samplers.REFUSED:
+            return super()._drops(name, given)
+        if why := samplers.refusal(name, given):
+            raise wrong("unsupported_parameter", name, why)
+        return False
+
     model: str | None = None
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: (
@@ -135,6 +144,18 @@ class _Sampled(Strict):
         None
     )
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    # Samplers of llama.cpp and vLLM:
+    typical_p: samplers.Share | None = None
+    top_n_sigma: samplers.Sigmas | None = None
+    xtc_probability: samplers.Share | None = None
+    xtc_threshold: samplers.Share | None = None
+    dry_multiplier: samplers.Multiplier | None = None
+    dry_base: samplers.Base | None = None
+    dry_allowed_length: samplers.AllowedLength | None = None
+    dry_penalty_last_n: samplers.LastN | None = None
+    dry_sequence_breakers: samplers.Breakers | None = None
+    allowed_token_ids: samplers.TokenIds | None = None
+    bad_words: samplers.Words | None = None
     # The form of the answer, under all names that clients use (``server.structured``):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -181,7 +202,7 @@ class _Sampled(Strict):
 
         Raises ApiError that names the field at fault.
         """
-        given = {name: getattr(self, name) for name in _PLAIN} | more
+        given = {name: getattr(self, name) for name in (*_PLAIN, *samplers.NAMES)} | more
         given = {name: value for name, value in given.items() if value is not None}
         given["max_tokens"] = more["max_tokens"]  # None means: to the model's length
         if self.top_k is not None:

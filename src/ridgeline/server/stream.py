@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Constraint, Request, Text
-from ridgeline.core.step import Event
+from ridgeline.core.step import NO_RULES, Event, TokenRules
 
 # Which prompt, what about it: the engine's request comes first, and its record last.
 StreamEvent = tuple[int, Request | Event | RequestRecord]
@@ -47,6 +47,7 @@ class Stream:
         cache_root: bytes = b"",
         prediction: tuple[int, ...] = (),
         new_constraint: Callable[[], Constraint] | None = None,
+        token_rules: TokenRules = NO_RULES,
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -57,6 +58,7 @@ class Stream:
         self.cache_root = cache_root
         self.prediction = prediction
         self.new_constraint = new_constraint
+        self.token_rules = token_rules
         self.arrival_s = time.monotonic()
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come

@@ -6,7 +6,7 @@ It knows no field by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, LiteralString, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
@@ -73,15 +73,7 @@ def _same(value: object, other: object) -> bool:
     return type(value) is type(other) and value == other  # 0 is not False here
 
 
-def wrong(
-    code: str,
-    field: str,
-    what: Literal[
-        "is not a parameter here",
-        "is not supported yet: leave it out",
-        "is wrong: it must be a number from -100 to 100",
-    ],
-) -> PydanticCustomError:
+def wrong(code: LiteralString, field: str, what: LiteralString) -> PydanticCustomError:
     """Return an error about a field of the model, or the pair of the map, that is validated."""
     return PydanticCustomError(code, what, {"field": field})
 

@@ -85,7 +85,10 @@ def row_of(params: SamplingParams, number: int, size: int, rng: np.random.Genera
     history = (*prompt, *answer) if params.penalises else ()
     sampling = Sampling(params, len(prompt), suppressed)
     seed, position = int(rng.integers(0, 1 << 63)) * 2, len(prompt) + len(answer)
-    return Row(sampling, seed, position, history, masks(number, size, rng))
+    banned, again = rng.integers(0, size, (2, number % 3)).tolist()
+    again = {token: float(amount) for token, amount in zip(again, (0.8, 1e30, 7), strict=False)}
+    mask = masks(number, size, rng)
+    return Row(sampling, seed, position, history, mask, tuple(banned), tuple(again.items()))
 
 
 def masks(number: int, size: int, rng: np.random.Generator) -> bytes:
@@ -128,6 +131,30 @@ PARAMS: list[dict[str, Any]] = [
     {"logit_bias": {0: 5.0, 3: -100.0, 6: 0.1}, "repetition_penalty": 1.3},
     {"min_tokens": 16, "max_tokens": 200, "temperature": 0.3},
     {"min_tokens": 200, "max_tokens": 200, "top_k": 3},
+    {"typical_p": 0.9},
+    {"typical_p": 0.0, "min_p": 1.0},
+    {"typical_p": 0.3, "temperature": 3, "top_k": 50, "top_p": 0.8},
+    {"typical_p": 0.2, "top_n_sigma": 0.5, "min_p": 0.5},
+    {"typical_p": 0.999999, "temperature": 1e-6},
+    {"typical_p": 1e-300, "temperature": 100},
+    {"top_n_sigma": 1.0},
+    {"top_n_sigma": 1e-6, "temperature": 2},
+    {"top_n_sigma": 100.0, "top_p": 0.9},
+    {"xtc_probability": 1.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.02, "temperature": 1.3},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.01, "min_p": 0.1, "top_n_sigma": 2.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.5, "top_k": 4, "repetition_penalty": 1.3},
+    {
+        "temperature": 1.2,
+        "top_k": 200,
+        "typical_p": 0.9,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "top_n_sigma": 1.5,
+        "xtc_probability": 1.0,
+        "xtc_threshold": 0.05,
+    },
 ]
 
 
@@ -155,10 +182,10 @@ def test_any_parameters(kernel: Kernel, shape: str, num_top: int | None) -> None
 def test_other_processors(name: str) -> None:
     kernel, rng = Kernel(600, name), np.random.default_rng(3)
     here = kernel.machine.is_local  # elsewhere an entry may not point to anything
-    few = PARAMS if here else [{}, {"top_p": 0.9}, {"temperature": 0.8, "top_k": 40}]
+    few = PARAMS if here else [{}, {"top_p": 0.9}, {"temperature": 0.8, "top_k": 40}, *PARAMS[-15:]]
     rows = [row_of(SamplingParams(**p), i, 600, rng) for i, p in enumerate(few)]
     if not here:
-        rows = [row._replace(mask=b"") for row in rows]
+        rows = [row._replace(mask=b"", banned=(), repeats=(), history=()) for row in rows]
     logits = rng.normal(0, 3, (len(few), 600)).astype(np.float32)
     num_top = 3 if here else 0
     assert drawn(kernel, logits, rows, num_top) == wanted(logits, rows, num_top)
@@ -186,6 +213,10 @@ def cases(draw_from: st.DrawFn) -> tuple[list[float], SamplingParams, int, list[
             st.none() | st.dictionaries(st.integers(0, 39), st.floats(-100, 100), max_size=4)
         ),
         min_tokens=draw_from(st.integers(0, 4)),
+        typical_p=draw_from(st.just(1.0) | share),
+        top_n_sigma=draw_from(st.just(-1.0) | st.floats(0, 4)),
+        xtc_probability=draw_from(st.sampled_from([0.0, 1.0]) | share),
+        xtc_threshold=draw_from(st.floats(0, 0.5)),
     )
     logits = draw_from(st.lists(LOGITS, min_size=40, max_size=40))
     history = draw_from(st.lists(st.integers(0, 39), max_size=9))

@@ -30,7 +30,7 @@ from ridgeline.backends.sampling import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_BITS
 
 PEAKS = Kernel("draw_peaks", ("row", "peaks", "out"))
 NARROW = Kernel("draw_narrow", ("row", "peaks", "wanted", "ids", "values", "out"))
-_GATHER = Kernel("draw_gather", ("row", "peaks", "bound", "ids", "values", "out"))
+GATHER = Kernel("draw_gather", ("row", "peaks", "bound", "ids", "values", "out"))
 WEIGH_LIST = Kernel("draw_weigh_list", ("values", "count", "greatest", "factor", "weights"))
 TOTAL = Kernel("draw_total", ("weights", "count", "least", "out"))
 PICK = Kernel("draw_pick", ("weights", "count", "before", "mark", "out"))
@@ -67,20 +67,31 @@ def emit_candidates(module: object, num_blocks: int) -> None:
 
 def weigh(x: Value, greatest: Value, factor: Value) -> list[Value]:
     """Return the weights of 16 logits: 2 vectors of 8 x i64."""
-    fn, weights = x.fn, []
-    for lanes in (range(8), range(8, 16)):
-        z = (x.shuffle(lanes).signed(F64) - greatest.splat(8)) * factor.splat(8)
-        z = maximum(z, LEAST_EXPONENT)
-        whole = floor(z)
-        fraction = z - whole
-        power = fn.value(POLYNOMIAL[-1], _DOUBLES)
-        for coefficient in POLYNOMIAL[-2::-1]:
-            power = power * fraction + coefficient
-        # It is from 1 to 2, so its mantissa is 2 ** 52 times it.
-        mantissa = (power.bits(_WEIGHTS) & _MANTISSA) | _ONE
-        exponent = (whole + _MAGIC).bits(_WEIGHTS) - _MAGIC_BITS
-        weights.append(mantissa >> ((52 - WEIGHT_BITS) - exponent))
-    return weights
+    return [power(z) for z in exponents(x, greatest, factor)]
+
+
+def exponents(x: Value, greatest: Value, factor: Value) -> list[Value]:
+    """Return z of 16 logits: 2 vectors of 8 x f64, at least -41."""
+    halves = (x.shuffle(lanes).signed(F64) for lanes in (range(8), range(8, 16)))
+    return [exponent(half, greatest, factor) for half in halves]
+
+
+def exponent(x: Value, greatest: Value, factor: Value) -> Value:
+    """Return z of 8 logits, both f64."""
+    return maximum((x - greatest.splat(8)) * factor.splat(8), LEAST_EXPONENT)
+
+
+def power(z: Value) -> Value:
+    """Return the weights of 8 exponents."""
+    whole = floor(z)
+    fraction = z - whole
+    power = z.fn.value(POLYNOMIAL[-1], _DOUBLES)
+    for coefficient in POLYNOMIAL[-2::-1]:
+        power = power * fraction + coefficient
+    # It is from 1 to 2, so its mantissa is 2 ** 52 times it.
+    mantissa = (power.bits(_WEIGHTS) & _MANTISSA) | _ONE
+    exponent = (whole + _MAGIC).bits(_WEIGHTS) - _MAGIC_BITS
+    return mantissa >> ((52 - WEIGHT_BITS) - exponent)
 
 
 def add(values: Value) -> Value:
@@ -137,7 +148,7 @@ def _emit_gather(module: object, num_blocks: int) -> None:
 
     ``bound`` are the bits of an f32. Behind the list come 16 values of minus infinity.
     """
-    fn = _GATHER.begin(module)
+    fn = GATHER.begin(module)
     row, peaks, bound, ids, values, out = fn.args
     least = bound.signed(I32).bits(F32).splat(16)
     count = fn.var(fn.i64(0))
@@ -263,5 +274,5 @@ def _emit_narrow(module: object, num_blocks: int) -> None:
     with fn.when(wanted < num_peaks):
         BOUND_COUNT.call(fn, values=peaks, weights=0, count=num_peaks, wanted=wanted, out=out)
     bound = _in_order(fn.load(out, I64, 8).signed(I32))
-    _GATHER.call(fn, row=row, peaks=peaks, bound=bound.signed(I64), ids=ids, values=values, out=out)
+    GATHER.call(fn, row=row, peaks=peaks, bound=bound.signed(I64), ids=ids, values=values, out=out)
     fn.finish()

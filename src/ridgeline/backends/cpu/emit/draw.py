@@ -25,6 +25,14 @@ from ridgeline.backends.cpu.emit.candidates import (
     emit_candidates,
     weigh,
 )
+from ridgeline.backends.cpu.emit.filters import (
+    DEPTH,
+    EXCLUDE,
+    LEAST,
+    REACHING,
+    TYPICAL,
+    emit_filters,
+)
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     F64,
@@ -63,7 +71,7 @@ _FIND = Kernel(
 _ADJUST = Kernel("draw_adjust", ("entry", "row", "counts", "undo", "out"))
 _RESTORE = Kernel("draw_restore", ("row", "undo", "count"))
 _MASK = Kernel("draw_mask", ("row", "mask", "out"))
-_UNIFORM = Kernel("draw_uniform", ("seed", "position", "out"))
+_UNIFORM = Kernel("draw_uniform", ("seed", "position", "stream", "out"))
 _RANK = Kernel("draw_rank", ("row", "token", "value", "ahead"))
 _FIRST_LOOK = 64  # bounds: top-p alone tries so many, then four times as many, ...
 
@@ -72,6 +80,7 @@ def emit_draw(module: object, vocab_size: int) -> None:
     """Emit ``draw`` and what it is made of."""
     num_blocks = padded_vocab(vocab_size) // BLOCK_LOGITS
     emit_candidates(module, num_blocks)
+    emit_filters(module, num_blocks)
     _emit_sums(module, num_blocks)
     _emit_find(module, num_blocks)
     _emit_adjust(module)
@@ -217,9 +226,9 @@ def _emit_mask(module: object, num_blocks: int) -> None:
 def _emit_uniform(module: object) -> None:
     """``draw_uniform``: Philox4x32-10, 53 bits (Salmon et al., SC 2011)."""
     fn = _UNIFORM.begin(module)
-    seed, position, out = fn.args
+    seed, position, stream, out = fn.args
     low = 0xFFFFFFFF
-    x: Sequence[Value] = (position & low, position >> 32, fn.i64(0), fn.i64(0))
+    x: Sequence[Value] = (position & low, position >> 32, stream, fn.i64(0))
     keys = [seed & low, seed >> 32]
     for _ in range(10):
         a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
@@ -247,78 +256,146 @@ def _emit_rank(module: object, num_blocks: int) -> None:
     fn.finish()
 
 
+class _List:
+    """The list of candidates, while what works on it is emitted; ``count`` is -1 before it is."""
+
+    def __init__(self, fn: Function, row: Value, scale: dict[str, Value], of: dict[str, Value]):
+        self.fn, self.row, self.scale, self.of = fn, row, scale, of
+        self.count = fn.var(fn.i64(-1))
+        self._cell = of["draw_cells"]
+        names = ("peaks", "ids", "values", "weights")
+        self.peaks, self.ids, self.values, self.weights = (of[f"draw_{name}"] for name in names)
+
+    def told(self) -> Value:
+        """Return what a kernel has just said."""
+        return self.fn.load(self._cell, I64, 8)
+
+    def narrow(self, wanted: Value) -> None:
+        """List the so many largest, and perhaps some more."""
+        NARROW.call(
+            self.fn, row=self.row, peaks=self.peaks, wanted=wanted, ids=self.ids,
+            values=self.values, out=self._cell,
+        )  # fmt: skip
+        self.count.set(self.told())
+
+    def reach(self, least: Value) -> None:
+        """List what may have this weight, if there is no list yet."""
+        with self.fn.when(self.count.get() < 0):
+            REACHING.call(
+                self.fn, row=self.row, peaks=self.peaks, **self.scale, least=least, ids=self.ids,
+                values=self.values, weights=self.weights, out=self._cell,
+            )  # fmt: skip
+            self.count.set(self.told())
+
+    def weigh(self) -> None:
+        """Make the weights."""
+        WEIGH_LIST.call(
+            self.fn, values=self.values, count=self.count.get(), **self.scale, weights=self.weights
+        )
+
+    def total(self, least: Value) -> Value:
+        """Return the sum of the weights; make 0 what is below ``least``."""
+        TOTAL.call(
+            self.fn, weights=self.weights, count=self.count.get(), least=least, out=self._cell
+        )
+        return self.told()
+
+    def cut(self, bound: Kernel, cut: Kernel, wanted: Value) -> None:
+        """Keep the largest, by number or by weight."""
+        count = self.count.get()
+        bound.call(
+            self.fn, values=self.values, weights=self.weights, count=count, wanted=wanted,
+            out=self._cell,
+        )  # fmt: skip
+        cut.call(
+            self.fn, ids=self.ids, values=self.values, weights=self.weights, count=count,
+            bound=self.told(), wanted=wanted, out=self._cell,
+        )  # fmt: skip
+        self.count.set(self.told())
+
+    def take_typical(self, share: Value) -> None:
+        """Keep the most typical that have this share."""
+        TYPICAL.call(
+            self.fn, row=self.row, **self.scale, share=share, ids=self.ids, values=self.values,
+            weights=self.weights, count=self.count.get(), out=self._cell,
+        )  # fmt: skip
+        self.count.set(self.told())
+
+    def take_top(self, share: Value, num_blocks: int) -> None:
+        """Keep the largest that have this share; of the whole row if there is no list yet."""
+        fn, wanted = self.fn, self.fn.var(self.fn.i64(0))
+        is_listed = self.count.get() >= 0
+        with fn.when(is_listed):
+            wanted.set(high_product(share, self.total(fn.i64(0))))
+        with fn.when(is_listed.equals(0)):
+            sums = self.of["draw_sums"]
+            _SUMS.call(fn, row=self.row, **self.scale, least=1, sums=sums)
+            wanted.set(high_product(share, fn.load(sums + num_blocks * 8, I64, 8)))
+            look, is_enough = fn.var(fn.i64(_FIRST_LOOK)), fn.var(fn.i64(0))
+            with fn.loop_while(lambda: is_enough.get().equals(0)):
+                self.narrow(look.get())
+                self.weigh()
+                reaches = self.total(fn.i64(0)) >= wanted.get()
+                is_enough.set((reaches | (look.get() >= num_blocks * 16)).unsigned(I64))
+                look.set(look.get() * 4)
+        self.cut(BOUND_WEIGHT, CUT_WEIGHT, maximum(wanted.get(), 1))
+
+
 def _emit_choose(module: object, num_blocks: int) -> None:
     """``draw_choose``: the token of an adjusted row, -1 for none."""
     fn = _CHOOSE.begin(module)
     address, row, *buffers = fn.args
     entry, of = Words(fn, address, ENTRY), dict(zip(_BUFFERS, buffers, strict=True))
-    cell, greatest_at = of["draw_cells"], of["draw_cells"] + 8
-    peaks, ids, values, weights = (
-        of[f"draw_{name}"] for name in ("peaks", "ids", "values", "weights")
-    )
-    factor, least, out = entry["factor"], entry["least"], entry.address("token")
-    PEAKS.call(fn, row=row, peaks=peaks, out=greatest_at)
-    greatest = fn.load(greatest_at, I64, 8)
-    _UNIFORM.call(fn, seed=entry["seed"], position=entry["position"], out=cell)
-    bits = fn.load(cell, I64, 8) << 11
-    count = fn.var(fn.i64(-1))
+    cell, greatest_at, out = of["draw_cells"], of["draw_cells"] + 8, entry.address("token")
+    PEAKS.call(fn, row=row, peaks=of["draw_peaks"], out=greatest_at)
+    scale = {"greatest": fn.load(greatest_at, I64, 8), "factor": entry["factor"]}
 
-    def kept() -> Value:
+    def uniform(stream: int) -> Value:
+        place = {"seed": entry["seed"], "position": entry["position"]}
+        _UNIFORM.call(fn, **place, stream=stream, out=cell)
         return fn.load(cell, I64, 8)
 
-    def total(least: Value) -> Value:
-        TOTAL.call(fn, weights=weights, count=count.get(), least=least, out=cell)
-        return kept()
-
-    def cut(bound: Kernel, cut: Kernel, wanted: Value) -> None:
-        bound.call(fn, values=values, weights=weights, count=count.get(), wanted=wanted, out=cell)
-        cut.call(
-            fn, ids=ids, values=values, weights=weights, count=count.get(), bound=kept(),
-            wanted=wanted, out=cell,
-        )  # fmt: skip
-        count.set(kept())
-
-    def narrow(wanted: Value) -> None:
-        NARROW.call(fn, row=row, peaks=peaks, wanted=wanted, ids=ids, values=values, out=cell)
-        count.set(kept())
-
-    def weigh_list() -> None:
-        WEIGH_LIST.call(
-            fn, values=values, count=count.get(), greatest=greatest, factor=factor,
-            weights=weights,
-        )  # fmt: skip
-
+    bits = uniform(0) << 11
+    left = _List(fn, row, scale, of)
     with fn.when(entry["top_k"] > 0):
-        narrow(entry["top_k"])
-        cut(BOUND_COUNT, CUT_COUNT, entry["top_k"])
-        weigh_list()
-    is_share = entry["share"].equals(0).equals(0)
-    wanted = fn.var(fn.i64(0))
-    with fn.when(is_share & (entry["top_k"] > 0)):
-        wanted.set(high_product(entry["share"], total(fn.i64(0))))
-    with fn.when(is_share & (entry["top_k"] <= 0)):
-        _SUMS.call(fn, row=row, greatest=greatest, factor=factor, least=1, sums=of["draw_sums"])
-        of_all = fn.load(of["draw_sums"] + num_blocks * 8, I64, 8)
-        wanted.set(high_product(entry["share"], of_all))
-        look, is_enough = fn.var(fn.i64(_FIRST_LOOK)), fn.var(fn.i64(0))
-        with fn.loop_while(lambda: is_enough.get().equals(0)):
-            narrow(look.get())
-            weigh_list()
-            reaches = (total(fn.i64(0)) >= wanted.get()) | (look.get() >= num_blocks * 16)
-            is_enough.set(reaches.unsigned(I64))
-            look.set(look.get() * 4)
-    with fn.when(is_share):
-        cut(BOUND_WEIGHT, CUT_WEIGHT, maximum(wanted.get(), 1))
-    with fn.when(count.get() < 0):
-        weighed = {"row": row, "greatest": greatest, "factor": factor, "least": least}
+        left.narrow(entry["top_k"])
+        left.cut(BOUND_COUNT, CUT_COUNT, entry["top_k"])
+        left.weigh()
+    is_typical = entry["typical"].equals(0).equals(0)
+    with fn.when(is_typical):
+        left.reach(fn.i64(1))
+        left.take_typical(entry["typical"])
+    with fn.when(entry["share"].equals(0).equals(0)):
+        left.take_top(entry["share"], num_blocks)
+    least = fn.var(entry["least"])
+    has_sigmas = entry.double("sigmas") > 0.0
+    with fn.when(is_typical | has_sigmas):
+        fn.store(fn.value(-1.0, F64), cell, 8)
+        with fn.when(has_sigmas):
+            DEPTH.call(fn, row=row, greatest=scale["greatest"], sigmas=entry["sigmas"], out=cell)
+        LEAST.call(
+            fn, values=left.values, count=left.count.get(), **scale, least=least.get(),
+            depth=left.told(), out=cell,
+        )  # fmt: skip
+        least.set(left.told())
+    with fn.when(entry["chance"] > 0), fn.when(uniform(1) < entry["chance"]):
+        left.reach(least.get())
+        left.total(least.get())
+        EXCLUDE.call(
+            fn, values=left.values, weights=left.weights, count=left.count.get(),
+            threshold=entry["threshold"],
+        )  # fmt: skip
+    with fn.when(left.count.get() < 0):
+        weighed = {"row": row, **scale, "least": least.get()}
         _SUMS.call(fn, **weighed, sums=of["draw_sums"])
         mark = high_product(bits, fn.load(of["draw_sums"] + num_blocks * 8, I64, 8))
-        _FIND.call(fn, **weighed, sums=of["draw_sums"], mark=mark, weights=weights, out=out)
-    with fn.when(count.get() >= 0):
-        mark = high_product(bits, total(least))
-        PICK.call(fn, weights=weights, count=count.get(), before=0, mark=mark, out=out)
+        _FIND.call(fn, **weighed, sums=of["draw_sums"], mark=mark, weights=left.weights, out=out)
+    with fn.when(left.count.get() >= 0):
+        mark = high_product(bits, left.total(least.get()))
+        count = left.count.get()
+        PICK.call(fn, weights=left.weights, count=count, before=0, mark=mark, out=out)
         with fn.when(entry["token"] >= 0):
-            fn.store(fn.load(ids + entry["token"] * 4, I32, 4).signed(I64), out, 8)
+            fn.store(fn.load(left.ids + entry["token"] * 4, I32, 4).signed(I64), out, 8)
     fn.finish()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.sampling import Row, log_sum_exp, ranked, rule
+from ridgeline.backends.sampling import Row, Rule, log_sum_exp, ranked, rule
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprobs
 
@@ -29,6 +29,7 @@ from ridgeline.core.step import TokenLogprobs
 _WORDS = {
     "row": "q", "draws": "q", "seed": "Q", "position": "q",
     "factor": "d", "top_k": "q", "share": "Q", "least": "q",
+    "typical": "Q", "sigmas": "d", "chance": "q", "threshold": "Q",
     "repetition": "d", "frequency": "d", "presence": "d",
     "history_len": "q", "prompt_len": "q", "num_biases": "q", "num_suppressed": "q", "num_top": "q",
     "history": "q", "biases": "q", "suppressed": "q", "top": "q", "mask": "q",
@@ -54,7 +55,7 @@ def scratch_bytes(vocab_size: int) -> dict[str, int]:
         "draw_values": padded * 4 + 64,
         "draw_weights": padded * 8 + 128,
         "draw_counts": vocab_size * 4,  # zero between draws
-        "draw_undo": 3 * vocab_size * 8,
+        "draw_undo": 6 * vocab_size * 8,  # one for each kind of change
         "draw_masked": padded * 4 + 64,
     }
 
@@ -111,21 +112,26 @@ class Draws:
 
     def add(self, rows: Sequence[Row], num_top: int | None) -> int:
         """Draw once for each of ``rows``, which differ in seed; return their row of logits."""
-        params, prompt_len, suppressed = rows[0].sampling
+        (params, prompt_len, suppressed, _), _, _, history, _, banned, repeats = rows[0]
         tokens, biases = self._token_ids, self._bias_pairs
-        places = 4 * len(tokens), 16 * len(biases), 4 * (len(tokens) + len(rows[0].history))
-        tokens.extend(rows[0].history)
-        num_biases = num_suppressed = 0
+        history = history if params.penalises else ()
+        places = 4 * len(tokens), 16 * len(biases), 4 * (len(tokens) + len(history))
+        tokens.extend(history)
+        num_biases, num_suppressed = len(repeats), len(banned)
+        biases.extend((token, -amount) for token, amount in repeats)
         if params.logit_bias:
-            num_biases = len(params.logit_bias)
+            num_biases += len(params.logit_bias)
             biases.extend(params.logit_bias.items())
         if rows[0].suppresses:
-            num_suppressed = len(suppressed)
+            num_suppressed += len(suppressed)
             tokens.extend(suppressed)
-        factor, top_k, share, least = _rule(
-            params.temperature, params.top_k, params.top_p, params.min_p
-        )
-        top_k = top_k if top_k < self._vocab_size else 0
+        tokens.extend(banned)
+        how = _rule(
+            params.temperature, params.top_k, params.top_p, params.min_p, params.typical_p,
+            params.top_n_sigma, params.xtc_probability, params.xtc_threshold,
+        )  # fmt: skip
+        if how.top_k >= self._vocab_size:
+            how = how._replace(top_k=0)
         num_top = -1 if num_top is None else min(num_top, self._vocab_size)
         row_of_logits = self._next_row()
         mask = -1
@@ -134,10 +140,9 @@ class Draws:
             self._masks.append(rows[0].mask)
         for row in rows:
             entry = (
-                row_of_logits, 1, row.seed & 0xFFFFFFFFFFFFFFFF, row.position,
-                factor, top_k, share, least,
+                row_of_logits, 1, row.seed & 0xFFFFFFFFFFFFFFFF, row.position, *how,
                 params.repetition_penalty, params.frequency_penalty, params.presence_penalty,
-                len(row.history), prompt_len, num_biases, num_suppressed, num_top,
+                len(history), prompt_len, num_biases, num_suppressed, num_top,
             )  # fmt: skip
             self._enter(entry, places, mask, -1)
         return row_of_logits
@@ -145,7 +150,7 @@ class Draws:
     def rank(self, token: int, num_top: int) -> int:
         """Rank a token that is known; return its row of logits."""
         row_of_logits = self._next_row()
-        entry = (row_of_logits, *[0] * 14, min(num_top, self._vocab_size))
+        entry = (row_of_logits, *[0] * 18, min(num_top, self._vocab_size))
         self._enter(entry, (0, 0, 0), -1, token)
         return row_of_logits
 
@@ -218,6 +223,12 @@ def _put(memory: _Memory, values: array[int]) -> None:
 
 @lru_cache(maxsize=256)
 def _rule(
-    temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[float, int, int, int]:
-    return rule(SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+    temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float,
+    top_n_sigma: float, xtc_probability: float, xtc_threshold: float,
+) -> Rule:  # fmt: skip
+    return rule(
+        SamplingParams(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            top_n_sigma=top_n_sigma, xtc_probability=xtc_probability, xtc_threshold=xtc_threshold,
+        )
+    )  # fmt: skip

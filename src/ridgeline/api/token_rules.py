@@ -1,0 +1,93 @@
+"""What sampling parameters say of tokens, from texts to a model's own ids.
+
+The core and the backends know no text: which tokens are bad words, which break what DRY takes for
+repeated, and which are allowed, is decided here, once for each request.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import TokenRules
+from ridgeline.text.tokenizer import Tokenizer
+
+_BETWEEN = b"\xff"  # stands in no text, so nothing is found across two tokens
+
+Ids = tuple[int, ...]
+
+
+class Lexicon:
+    """The texts of a tokenizer's tokens, and which of them a text concerns."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Take the tokenizer; the texts of all tokens are made when they are first needed."""
+        self._tokenizer = tokenizer
+        self._breakers = lru_cache(maxsize=32)(self._find_breakers)
+
+    def rules(self, params: SamplingParams) -> TokenRules:
+        """Return what ``params`` say of tokens. Raises ValueError for a text that is none."""
+        words = self._spellings(params.bad_words)
+        breakers: bytes = b""
+        runs: dict[int, tuple[Ids, ...]] = {}
+        if params.uses_dry:
+            breakers, runs = self._breakers(tuple(params.dry_sequence_breakers))
+        return TokenRules(
+            allowed=_bits(params.allowed_token_ids or ()),
+            banned=tuple(word[0] for word in words if len(word) == 1),
+            bad=_grouped((word for word in words if len(word) > 1), key=-2),
+            breakers=breakers,
+            break_runs=runs,
+        )
+
+    def _spellings(self, texts: Iterable[str]) -> list[Ids]:
+        """Return the tokens of texts, each as it begins a text and as it follows a space."""
+        found: dict[Ids, None] = {}
+        for text in texts:
+            bare = text.lstrip(" ") or text
+            for spelling in (bare, f" {bare}"):
+                ids = tuple(self._tokenizer.encode(spelling, add_bos=False))
+                if ids:
+                    found[ids] = None
+        return list(found)
+
+    def _find_breakers(self, texts: tuple[str, ...]) -> tuple[bytes, dict[int, tuple[Ids, ...]]]:
+        runs = (ids for ids in self._spellings(texts) if len(ids) > 1)
+        tokens = {token: None for text in texts for token in self._tokens_with(text.encode())}
+        return _bits(tokens), _grouped(runs, key=-1)
+
+    def _tokens_with(self, text: bytes) -> Iterator[int]:
+        """Yield the tokens whose texts have ``text`` in them."""
+        joined, starts = self._texts
+        at = joined.find(text)
+        while at >= 0:
+            token = bisect_right(starts, at) - 1
+            yield token
+            at = joined.find(text, starts[token + 1])
+
+    @cached_property
+    def _texts(self) -> tuple[bytes, list[int]]:
+        """The texts of all tokens, one after another, and where each begins."""
+        tokens = range(self._tokenizer.vocab_size)
+        texts = [self._tokenizer.token_bytes(token) + _BETWEEN for token in tokens]
+        return b"".join(texts), [0, *accumulate(map(len, texts))]
+
+
+def _grouped(runs: Iterable[Ids], key: int) -> dict[int, tuple[Ids, ...]]:
+    """Return runs of tokens by one of their tokens."""
+    groups: dict[int, tuple[Ids, ...]] = {}
+    for ids in runs:
+        groups[ids[key]] = (*groups.get(ids[key], ()), ids)
+    return groups
+
+
+def _bits(tokens: Iterable[int]) -> bytes:
+    """Return a set of ids as ``TokenRules`` has it."""
+    ids = list(tokens)
+    bits = bytearray(max(ids, default=-1) // 8 + 1)
+    for token in ids:
+        bits[token >> 3] |= 1 << (token & 7)
+    return bytes(bits)

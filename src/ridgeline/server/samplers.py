@@ -1,0 +1,75 @@
+"""Fields of samplers that OpenAI's API does not know: llama.cpp's and vLLM's names and ranges.
+
+What there is not is refused by name, with what there is instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, LiteralString, NamedTuple
+
+from pydantic import Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Sigmas = Annotated[float, Field(ge=-1, le=100)]
+Multiplier = Annotated[float, Field(ge=0, le=100)]
+Base = Annotated[float, Field(ge=1, le=100)]
+AllowedLength = Annotated[int, Field(ge=1, le=1024)]
+LastN = Annotated[int, Field(ge=-1, lt=1 << 31)]
+Breakers = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=64, fail_fast=True)
+]
+Words = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    Field(max_length=1024, fail_fast=True),
+]
+TokenIds = Annotated[list[int], Field(min_length=1, max_length=1 << 18, fail_fast=True)]
+
+# Fields that the engine knows by the same name.
+NAMES = (
+    *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"),
+    *("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("allowed_token_ids", "bad_words"),
+)
+
+
+class _Refused(NamedTuple):
+    """Why a field is refused, and which values switch it off, in it or in another field."""
+
+    why: LiteralString
+    switch: str = ""  # the field that switches it on; its own, if there is none
+    most_off: float | None = None  # numbers up to here switch it off
+
+
+_MIROSTAT = "is not supported, as a draw must not depend on earlier ones: use top_n_sigma or min_p"
+_DYNATEMP = "is not supported: use temperature with min_p or top_n_sigma"
+_ADAPTIVE = "is not supported, as a draw must not depend on earlier ones: use xtc_probability"
+REFUSED: Mapping[str, _Refused] = {
+    "mirostat": _Refused(_MIROSTAT, most_off=0),
+    "mirostat_tau": _Refused(_MIROSTAT, "mirostat", 0),
+    "mirostat_eta": _Refused(_MIROSTAT, "mirostat", 0),
+    "dynatemp_range": _Refused(_DYNATEMP, most_off=0),
+    "dynatemp_exponent": _Refused(_DYNATEMP, "dynatemp_range", 0),
+    "adaptive_target": _Refused(_ADAPTIVE, most_off=-1e-9),
+    "adaptive_decay": _Refused(_ADAPTIVE, "adaptive_target", -1e-9),
+    "smoothing_factor": _Refused(
+        "is not supported: use temperature with min_p or top_n_sigma", most_off=0
+    ),
+    "samplers": _Refused(
+        "is not supported, as the order of samplers is fixed: "
+        "leave it out, and leave out those that are not wanted"
+    ),
+    "logits_processors": _Refused(
+        "is not supported, as no code runs per request: "
+        "use logit_bias, allowed_token_ids, bad_words or structured_outputs"
+    ),
+}
+
+
+def refusal(name: str, given: Mapping[str, Any]) -> LiteralString | None:
+    """Return why a field of ``REFUSED`` is refused; None where a value switches it off."""
+    why, switch, most_off = REFUSED[name]
+    value = given.get(switch or name)
+    if most_off is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return why
+    return None if value <= most_off else why
