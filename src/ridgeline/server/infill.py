@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.errors import ApiError
-from ridgeline.server.protocol import CompletionRequest, ExtraFile
+from ridgeline.server.protocol import CompletionRequest
 from ridgeline.server.replies import event
+from ridgeline.server.strict import Strict, document
 from ridgeline.text.infill import File
 
 _MAX_FILES = 1 << 10
@@ -36,13 +37,19 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 
 
-_document_completion: Any = CompletionRequest.model_config["json_schema_extra"]
-
-
-def _document(schema: dict[str, Any], model: type[BaseModel]) -> None:
+def _document(schema: dict[str, Any], model: type[Strict]) -> None:
     """Leave out what is refused."""
-    _document_completion(schema, model)
+    document(schema, model)
     schema["properties"] = {k: v for k, v in schema["properties"].items() if k not in _ABSENT}
+
+
+class ExtraFile(Strict):
+    """A file, or a piece of one, that helps to understand the open one."""
+
+    droppable = ("time",)
+
+    text: str
+    filename: str = "tmp"
 
 
 class InfillRequest(CompletionRequest):

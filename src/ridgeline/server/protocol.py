@@ -321,15 +321,6 @@ class CompletionRequest(_Sampled):
         )
 
 
-class ExtraFile(Strict):
-    """A file, or a piece of one, that helps to understand the open one."""
-
-    droppable = ("time",)
-
-    text: str
-    filename: str = "tmp"
-
-
 class TokenizeRequest(Strict):
     """POST /tokenize of a text."""
 
