@@ -92,7 +92,7 @@ def test_a_call_that_must_come_fits(text: TextSide, name: str, reasoning: str) -
     wish = {"none": "", "may": "<think>Hm</think>", "inside": "Hm</think>"}[reasoning]
     num_calls = 0
     for seed in range(12):
-        use = replace(USE, is_required=True, is_parallel=seed % 2 == 0)
+        use = USE._replace(is_required=True, is_parallel=seed % 2 == 0)
         form = MessageForm(marks, reasoning == "inside", (format_named(name, ""), use))
         message = written(text, form, wish, seed)
         if message is None:
@@ -116,7 +116,7 @@ def test_text_is_free_until_a_call_begins(text: TextSide, name: str) -> None:
 
 
 def test_one_call_and_no_more(text: TextSide) -> None:
-    form = MessageForm(tools=(format_named("hermes", ""), replace(USE, is_parallel=False)))
+    form = MessageForm(tools=(format_named("hermes", ""), USE._replace(is_parallel=False)))
     one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     message = written(text, form, f"{one}\n{one}", 1)
     assert message is not None
@@ -150,6 +150,6 @@ def test_a_schema_that_is_not_understood(text: TextSide) -> None:
     message = written(text, form, '<tool_call>\n{"name": "odd", "arguments": {"any": 1}}', 1)
     assert message is not None
     assert '"any": 1' in message
-    use = ToolUse((good, replace(bad, is_strict=True)))
+    use = ToolUse((good, bad._replace(is_strict=True)))
     with pytest.raises(ValueError, match=r"tools\[1\].function.parameters: .*not"):
-        text.new_constraint(FREE, replace(form, tools=(format_named("hermes", ""), use)))
+        text.new_constraint(FREE, form._replace(tools=(format_named("hermes", ""), use)))

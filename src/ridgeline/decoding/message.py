@@ -7,22 +7,20 @@ pieces joined are the same: a streamed message and a whole one are made of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.decoding.calls import CallReader, Piece, new_call_reader, num_held
 from ridgeline.decoding.tools import BARE, ToolFormat, ToolUse, without_markers
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
+class Reasoning(NamedTuple):
     """The markers around what a model thinks before it answers."""
 
     begin: str = "<think>"
     end: str = "</think>"
 
 
-@dataclass(frozen=True, slots=True)
-class MessageForm:
+class MessageForm(NamedTuple):
     """What a message may have.
 
     Attributes:

@@ -7,12 +7,10 @@ in it (``decoding.message``) are the same for all formats but one, whose argumen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(NamedTuple):
     """A function that the model may call.
 
     Attributes:
@@ -26,8 +24,7 @@ class Tool:
     is_strict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(NamedTuple):
     """What one request allows.
 
     Attributes:
@@ -41,8 +38,7 @@ class ToolUse:
     is_parallel: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
+class ToolFormat(NamedTuple):
     """How a family of models writes calls: ``begin opening call (separator call)* closing end``.
 
     Between these may be white space.
@@ -87,7 +83,7 @@ FORMATS = (  # looked for in this order
 def without_markers(form: ToolFormat) -> ToolFormat:
     """Return the format of calls that begin with ``BARE``, where the message begins."""
     separator = "" if form.begin else form.separator
-    return replace(form, begin="", opening="", separator=separator, closing="", end="")
+    return form._replace(begin="", opening="", separator=separator, closing="", end="")
 
 
 def format_named(name: str, template: str) -> ToolFormat:

@@ -136,7 +136,7 @@ class Prompts:
                     constrained = replace(params, structured_outputs=form.wish)
                 except ValueError as error:
                     raise _bad(str(error).split(" ")[0], str(error)) from None
-            shape = message and replace(message, has_body=form is not None)
+            shape = message and message._replace(has_body=form is not None)
             begin_s = time.monotonic()
             try:
                 constraint = self._text.new_constraint(constrained, shape)
