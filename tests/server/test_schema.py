@@ -29,6 +29,7 @@ OPERATIONS = [
     ("POST", "/v1/chat/completions", 60),
     ("POST", "/v1/completions", 60),
     ("POST", "/infill", 40),
+    ("POST", "/v1/responses", 40),
     ("POST", "/tokenize", 40),
     ("POST", "/detokenize", 40),
     ("GET", "/v1/models/{name}", 20),

@@ -36,11 +36,15 @@ from ridgeline.server.protocol import (
     TokenizeChatRequest,
 )
 from ridgeline.server.replies import OpenAiShape, Reply, Shape
+from ridgeline.server.response_shape import ResponseShape
+from ridgeline.server.responses import ResponsesRequest, renamed
 from ridgeline.server.schemas import (
     INFILL_CHUNKS,
+    RESPONSE_EVENTS,
     ChatCompletion,
     Completion,
     Infilled,
+    ResponseObject,
     documented,
 )
 from ridgeline.server.static import FILES
@@ -229,6 +233,18 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             prompts = [await prepare.of_text(prompt) for prompt in body.prompts]
         is_middle = bool(body.suffix)
         return await service.reply(request, body, prompts, "prompt", is_middle=is_middle)
+
+    @app.post("/v1/responses", responses=_ERRORS | documented(ResponseObject, RESPONSE_EVENTS))
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation that is given as items; nothing is stored."""
+        service.check_open(body.model)
+        try:
+            chat = body.chat()
+            prompt = await service.prompts.of_chat(chat)
+            shape = partial(ResponseShape, asked=body)
+            return await service.reply(request, chat, [prompt], "messages", new_shape=shape)
+        except ApiError as error:
+            raise renamed(error) from None
 
     @app.post("/infill", responses=_ERRORS | documented(Infilled, INFILL_CHUNKS))
     async def infill(body: InfillRequest, request: Request) -> Response:

@@ -130,6 +130,10 @@ class Answers:
             found = self._requests[index].prompt_logprobs
             answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
 
+    def rest(self) -> list[Choice]:
+        """Return everything that has not been shown, as a stream would show it."""
+        return [choice for answer in self._answers for choice in self._chunks(answer)]
+
     def whole(self) -> list[Choice]:
         """Return all choices, with everything that has not been shown."""
         return [self._ended(answer, self._shown(answer)) for answer in self._answers]

@@ -135,6 +135,10 @@ class LlamaCppShape:
         """Return the event that ends a stream."""
         return event(self._last(""))
 
+    def failure(self, error: ApiError) -> bytes:
+        """Return the server-sent event of a stream that fails."""
+        return event(error.body())
+
     def _object(self, text: str, *, is_end: bool) -> dict[str, Any]:
         usage = self._answers.usage()
         return {

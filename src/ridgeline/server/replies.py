@@ -38,6 +38,9 @@ class Shape(Protocol):
     def ending(self) -> bytes:
         """Return the server-sent events that end a stream."""
 
+    def failure(self, error: ApiError) -> bytes:
+        """Return the server-sent event of a stream that fails."""
+
 
 class OpenAiShape:
     """OpenAI's objects."""
@@ -79,6 +82,10 @@ class OpenAiShape:
         if self._body.wants_usage or self._body.include_timings:
             last = event(self._closing([])) + last
         return last
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the server-sent event of a stream that fails."""
+        return event(error.body())
 
     def _closing(self, choices: list[Choice]) -> dict[str, Any]:
         closing = {**self._start, "choices": choices, "usage": self._answers.usage()}
@@ -164,7 +171,7 @@ class Reply(Response):
         shown = ApiError(error.status, str(error), code="generation_failed", headers=headers)
         if not self._has_begun:
             raise shown
-        await self._send(send, b"data: " + shown.encode() + b"\n\n", _SSE, more=False)
+        await self._send(send, self._shape.failure(shown), _SSE, more=False)
 
     async def _send(
         self, send: Send, data: bytes, headers: dict[str, str], *, more: bool = True

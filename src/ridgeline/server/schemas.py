@@ -188,12 +188,65 @@ class Infilled(_Shape):
     timings: InfillTimings
 
 
+class InputTokensDetails(_Shape):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(_Shape):
+    """What the answer's tokens were for."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(_Shape):
+    """The count of tokens, in the Responses API's names."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(_Shape):
+    """What POST /v1/responses returns, unless it streams."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "in_progress"]
+    background: Literal[False]
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any] | None
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    store: Literal[False]
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int | None
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
 _CHUNKS = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."
 INFILL_CHUNKS = "After each `data: ` a piece as `content`; the last has `stop: true`, and no text."
+RESPONSE_EVENTS = "Events named `response.*` with a `sequence_number`; the last has the response."
 
 
 def documented(
-    answer: type[_Answer | Infilled], stream: str = _CHUNKS
+    answer: type[_Answer | Infilled | ResponseObject], stream: str = _CHUNKS
 ) -> dict[int | str, dict[str, Any]]:
     """Return the entry of a route's successful response, and what it streams."""
     content = {"text/event-stream": {"schema": {"description": stream}}}
