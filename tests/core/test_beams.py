@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from ridgeline.core.policies import Policy
 from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
 from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import FinishReason, SeqId, Step, StepOutput, Wait
+from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
 from ridgeline.decoding.text import TextStream
 from ridgeline.simulator.replay import replay
 from tests.core.harness import (
     POLICIES,
+    YoungestFirst,
+    expected,
     finish,
     make_engine,
     make_request,
@@ -40,7 +43,7 @@ def beams_of(width: int, **more: Any) -> SamplingParams:
 def add(scheduler: Scheduler, request_id: int, width: int, **params: Any) -> Request:
     """Add a request for ``width`` beams, for one plain answer where it is 0."""
     prompt = PROMPT[: params.pop("prompt_len", 4)]
-    wishes = {"use_beam_search": True, "best_of": width} if width else {}
+    wishes: dict[str, Any] = {"use_beam_search": True, "best_of": width} if width else {}
     request = make_request(request_id, prompt, **wishes, **params)
     scheduler.add(request)
     return request
@@ -114,6 +117,17 @@ def test_as_beams_diverge_they_share_what_they_have_in_common() -> None:
     assert all(tokens == () for step in steps for tokens in step.sampled)
 
 
+def test_a_prompt_in_pieces_is_ranked_at_its_end() -> None:
+    engine, runner = make_engine(make_scheduler(budget=8, seats=3), vocab_size=6)
+    request = engine.requests[engine.add(PROMPT, beams_of(2, max_tokens=5))]
+    expected_tokens = searched(request, 6)
+    assert [*tokens_of(finish(engine)).values()] == expected_tokens
+    assert [(len(work.tokens), work.top) for step in runner.steps[:2] for work in step.work] == [
+        (8, 0),
+        (2, 2),
+    ]
+
+
 def test_a_beam_keeps_its_id_and_forks_take_the_lowest_free() -> None:
     scheduler = make_scheduler()
     request = add(scheduler, 0, 3, max_tokens=9)
@@ -184,9 +198,10 @@ def test_a_beam_with_candidates_waits_for_one_that_was_preempted() -> None:
     assert young.num_preemptions == 1
 
 
-def test_who_waits_may_take_blocks_of_idle_beams_of_younger_requests() -> None:
+@pytest.mark.parametrize("what_lacks", ["blocks", "slots"])
+def test_who_waits_may_take_from_idle_beams_of_younger_requests(what_lacks: str) -> None:
     """Two searches, each with a beam that has what the other's lacks, do not wait for ever."""
-    scheduler = make_scheduler(8, 4, caching=False)
+    scheduler = make_scheduler(8 if what_lacks == "blocks" else 16, 4, caching=False)
     old, young = (add(scheduler, i, 2, max_tokens=10) for i in range(2))
     run(scheduler)
     queues = scheduler.queues
@@ -202,8 +217,11 @@ def test_who_waits_may_take_blocks_of_idle_beams_of_younger_requests() -> None:
     queues.sort()
     other = add(scheduler, 2, 0, max_tokens=2, prompt_len=4)
     queues.check()
-    for beam in (old.sequences[0], young.sequences[0]):
-        queues.kv.reserve(beam, 12)
+    if what_lacks == "blocks":
+        for beam in (old.sequences[0], young.sequences[0]):
+            queues.kv.reserve(beam, 12)
+    else:
+        queues.max_num_seqs = 2  # as if others ran
     queues.check()
     step = scheduler.schedule()
     assert step.preempted == ((1, 0),)
@@ -214,6 +232,7 @@ def test_who_waits_may_take_blocks_of_idle_beams_of_younger_requests() -> None:
         (1, 1): Wait.BLOCKS,
         (2, 0): Wait.BLOCKS,
     }
+    queues.check()
     assert other.sequences[0].status is Status.WAITING
 
 
@@ -235,6 +254,39 @@ def test_a_fork_of_a_preempted_beam_waits_and_finds_what_it_shares() -> None:
     assert [seq.status for seq in request.sequences] == [Status.PREEMPTED, Status.WAITING]
     step = run(scheduler)
     assert dict(step.admitted) == {(0, 0): 8, (0, 1): 8}
+
+
+@pytest.mark.parametrize(
+    "policy", [*POLICIES, YoungestFirst()], ids=lambda policy: type(policy).__name__
+)
+def test_any_crowd_of_searches_comes_to_its_end(policy: Policy) -> None:
+    """In pools and slots for little more than the widest, whatever else comes and goes."""
+    for seed in range(40):
+        dice = random.Random(seed)
+        block_size, widest = dice.choice((1, 2, 4)), dice.randint(2, 4)
+        longest = 16
+        scheduler = make_scheduler(
+            -(-longest // block_size) * widest + dice.randint(0, 4),
+            block_size,
+            policy=policy,
+            budget=dice.randint(longest, 40),
+            seats=widest + dice.choice((0, 0, 1, 3)),
+            caching=dice.random() < 0.5,
+        )
+        engine, _ = make_engine(scheduler, max_model_len=longest, vocab_size=6)
+        wanted: dict[SeqId, list[int]] = {}
+        said: list[Event] = []
+        for _ in range(dice.randint(3, 9)):
+            prompt = tuple(dice.choices((0, 1), k=dice.randint(1, 8)))
+            wishes: dict[str, Any] = {"max_tokens": dice.randint(1, 8)}
+            if dice.random() < 0.7:
+                wishes |= {"use_beam_search": True, "best_of": dice.randint(1, widest)}
+            request = engine.requests[engine.add(prompt, SamplingParams(**wishes))]
+            wanted |= expected(request, 6)
+            for _ in range(dice.choice((0, 0, 1, 4))):
+                said += engine.step()
+                engine.check()
+        assert tokens_of([*said, *finish(engine)]) == wanted
 
 
 # --- ends --------------------------------------------------------------------------------------

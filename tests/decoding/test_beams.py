@@ -138,6 +138,12 @@ def test_of_equal_candidates_the_better_beam_and_the_lower_id_come_first() -> No
     assert tokens == [[0, 5], [0, 6], [0, 7]]
 
 
+def test_a_beam_that_can_only_become_equal_ends_the_search() -> None:
+    beams = Beams(1, 9, frozenset((3,)), length_penalty=0.0)
+    assert beams.advance([((3, -1.0), (5, -1.0))]) == []
+    assert [entry.token for entry in beams.answers()[0]] == [3]
+
+
 def test_tokens_come_with_their_ranks_and_the_likeliest_in_their_place() -> None:
     beams = Beams(2, 2, frozenset(), num_answers=1, num_ranked=5)
     assert beams.num_candidates == 5

@@ -102,6 +102,8 @@ def test_best_of_returns_the_likeliest_per_token_and_counts_all(served: Served, 
             {"early_stopping": "always"},
             {"length_penalty": 11},
             {"best_of": 0},
+            {"typical_p": 0.5},
+            {"bad_words": ["x"]},
         )
     ]
     + [

@@ -84,7 +84,6 @@ class Beams:
         the place of the one that it continues, and the token that it adds.
         """
         length = len(self._running[0].tokens) + 1
-        is_full = len(self._complete) == self._width
         running: list[_Beam] = []
         moves: list[tuple[int, int]] = []
         for place, (score, parent, rank) in enumerate(self._sorted(ranked, length)):
@@ -98,7 +97,7 @@ class Beams:
             if not ends:
                 running.append(_Beam(score, tokens))
                 moves.append((parent, token))
-            elif not (is_full and self._early_stopping is True):
+            else:
                 self._complete.append(_Beam(score / length**self._length_penalty, tokens))
         self._complete.sort(key=lambda beam: -beam.score)  # stable: first come
         del self._complete[self._width :]
