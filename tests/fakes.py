@@ -7,10 +7,11 @@ text is known in advance however it is batched, chunked, shared, preempted or fo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import reduce
 
-from ridgeline.core.step import Step, StepOutput, Work
+from ridgeline.core.step import Candidates, Step, StepOutput, Work
 
 
 def extend(prefix: int, token: int) -> int:
@@ -21,6 +22,13 @@ def extend(prefix: int, token: int) -> int:
 def next_token(prefix: int, seed: int, vocab_size: int) -> int:
     """The token that the ledger's "model" samples after a prefix."""
     return hash((prefix, seed, 17)) % vocab_size
+
+
+def candidates(prefix: int, count: int, vocab_size: int) -> Candidates:
+    """The likeliest tokens after a prefix, as the ledger's "model" has them; many are equal."""
+    weights = [1 + hash((prefix, token, 29)) % 5 for token in range(vocab_size)]
+    order = sorted(range(vocab_size), key=lambda token: -weights[token])[:count]
+    return tuple((token, math.log(weights[token] / sum(weights))) for token in order)
 
 
 def expected_tokens(
@@ -69,9 +77,16 @@ class Ledger:
                 before, prefix = prefix, extend(prefix, token)
                 written[slot] = (before, prefix)
         self.slots |= written
-        tokens = tuple(self._sample(work) for work in step.work)
+        read = [self._read(work) for work in step.work]
+        tokens = tuple(self._sample(*pair) for pair in zip(step.work, read, strict=True))
         failed = {i: self.fail.get(work.seq_id[0]) for i, work in enumerate(step.work)}
-        return StepOutput(tokens, errors={i: error for i, error in failed.items() if error})
+        errors = {i: error for i, error in failed.items() if error}
+        top = {
+            i: candidates(read[i][-1], work.top, self.vocab_size)
+            for i, work in enumerate(step.work)
+            if work.top and i not in errors
+        }
+        return StepOutput(tokens, errors=errors, top=top)
 
     def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
         offsets = range(self.block_size)
@@ -86,13 +101,18 @@ class Ledger:
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
 
-    def _sample(self, work: Work) -> tuple[int, ...]:
+    def _read(self, work: Work) -> list[int]:
+        """The prefix after each token of an item's context, every slot of which is checked."""
         prefix, prefixes = 0, []
         for position in range(work.start + len(work.tokens)):
             before, after = self.slots[self._slot(work, position)]
             assert before == prefix, f"{work.seq_id} reads foreign content at {position}"
             prefix = after
             prefixes.append(prefix)
+        return prefixes
+
+    def _sample(self, work: Work, prefixes: list[int]) -> tuple[int, ...]:
+        prefix = prefixes[-1]
         if work.drafts:  # of what follows a wrong draft, the engine must make nothing
             prefixes = prefixes[-1 - work.drafts :]
             pairs = [(prefix, work.seeds[0]) for prefix in prefixes]

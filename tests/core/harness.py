@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
@@ -18,7 +19,8 @@ from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Guess, Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
-from tests.fakes import Ledger, expected_tokens
+from ridgeline.decoding.beams import new_search
+from tests.fakes import Ledger, candidates, expected_tokens, extend
 
 POLICIES = (Static(), Orca(), SplitFuse())
 
@@ -83,12 +85,17 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     alive = sorted([*running, *waiting, *paused])
     assert sorted([*sizes, *waits]) == alive, "each runs, or says why not"
     assert paused == [seq_id for seq_id, why in step.waits if why is Wait.PAUSED]
-    assert running[0] in sizes, "the oldest that runs must advance"
+    alive_seqs = scheduler.queues.alive
+    idle = [seq_id for seq_id in alive if alive_seqs[seq_id].candidates]
+    assert not set(idle) & set(sizes), "a beam with candidates has nothing to compute"
+    assert all(waits[i] is Wait.BEAMS for i in idle if i in running)
+    assert next(i for i in running if i not in idle) in sizes, "the oldest that runs must advance"
     if scheduler.policy.whole_prompts:
-        assert all(work.seeds for work in step.work), "a prompt ran in pieces"
+        assert all(work.seeds or work.top for work in step.work), "a prompt ran in pieces"
     assert set(step.preempted) <= set(waiting)
-    assert all(waits[seq_id] is Wait.BLOCKS for seq_id in step.preempted)
-    assert all(seq_id > running[-1] for seq_id in step.preempted), "the youngest give way"
+    given = [seq_id for seq_id in step.preempted if waits[seq_id] is Wait.BLOCKS]
+    assert all(seq_id in given or waits[seq_id] is Wait.BEAMS for seq_id in step.preempted)
+    assert all(seq_id > running[-1] for seq_id in given), "the youngest give way"
     for work in step.work:
         assert 0 <= work.drafts < len(work.tokens)
         assert not work.drafts or len(work.seeds) == 1, "drafts where it is not decided who goes on"
@@ -151,6 +158,7 @@ def make_request(
         SamplingParams(**params),
         max_model_len=1000,
         cache_root=cache_root,
+        new_search=new_search,
     )
 
 
@@ -173,18 +181,35 @@ def make_engine(
         max_model_len=max_model_len,
         eos_ids=eos_ids,
         listeners=listeners,
+        new_search=new_search,
     )
     return engine, runner
 
 
 def expected(request: Request, vocab_size: int = 4) -> dict[SeqId, list[int]]:
     """Return what the ledger answers to a request that has not run yet, sequence by sequence."""
+    if request.search:
+        return {(request.id, i): found for i, found in enumerate(searched(request, vocab_size))}
     seeds = request.sequences[0].seeds
     most = request.max_len - len(request.prompt)
     return {
         (request.id, i): expected_tokens(request.prompt, seed, most, vocab_size, request.stop_ids)
         for i, seed in enumerate(seeds)
     }
+
+
+def searched(request: Request, vocab_size: int = 4) -> list[list[int]]:
+    """Return what a request's search answers over the ledger's model, without an engine."""
+    search = new_search(request)
+    assert search is not None
+    texts: list[tuple[int, ...]] = [request.prompt]
+    while True:
+        prefixes = [functools.reduce(extend, text, 0) for text in texts]
+        found = [candidates(prefix, search.num_candidates, vocab_size) for prefix in prefixes]
+        moves = search.advance(found)
+        if not moves:
+            return [[entry.token for entry in answer] for answer in search.answers()]
+        texts = [(*texts[parent], token) for parent, token in moves]
 
 
 def finish(engine: Engine, max_steps: int = 2000) -> list[Event]:

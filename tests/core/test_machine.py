@@ -36,6 +36,17 @@ REQUESTS = st.fixed_dictionaries(
         "stop_token_ids": st.sampled_from(((), (STOP_ID,))),
         "prompt_logprobs": st.sampled_from((None, None, None, 0)),
     }
+) | st.fixed_dictionaries(
+    {
+        "prompt": PROMPTS,
+        "max_tokens": st.integers(1, 8),
+        "n": st.just(1),
+        "best_of": st.integers(1, 3),
+        "stop_token_ids": st.sampled_from(((), (STOP_ID,))),
+        "use_beam_search": st.just(True),
+        "early_stopping": st.sampled_from((True, False, "never")),
+        "length_penalty": st.sampled_from((0.0, 1.0, 2.0)),
+    }
 )
 
 
@@ -53,6 +64,7 @@ class Core(RuleBasedStateMachine):
     @initialize(
         policy=st.sampled_from(POLICIES),
         block_size=st.integers(1, 16),
+        longest=st.sampled_from((1, 1, 2, 3)),
         spare_blocks=st.integers(0, 6),
         seats=st.integers(1, 5),
         budget=st.integers(5, 40),
@@ -64,6 +76,7 @@ class Core(RuleBasedStateMachine):
         self,
         policy: Policy,
         block_size: int,
+        longest: int,
         spare_blocks: int,
         seats: int,
         budget: int,
@@ -73,7 +86,8 @@ class Core(RuleBasedStateMachine):
     ) -> None:
         drafter = None if accuracy is None else Oracle(accuracy, random.Random(budget))
         self.scheduler = make_scheduler(
-            -(-MAX_LEN // block_size) + spare_blocks,  # down to one longest request and no more
+            # Down to one longest request and no more.
+            -(-MAX_LEN // block_size) * longest + spare_blocks,
             block_size,
             policy=policy,
             budget=max(budget, MAX_LEN) if policy.whole_prompts else budget,
@@ -113,6 +127,12 @@ class Core(RuleBasedStateMachine):
     @rule(wish=REQUESTS)
     def add(self, wish: dict[str, Any]) -> None:
         params = {name: value for name, value in wish.items() if name != "prompt"}
+        kv, width = self.scheduler.queues.kv, wish.get("best_of", 1)
+        need = kv.blocks_for(min(len(wish["prompt"]) + wish["max_tokens"], MAX_LEN)) * width
+        if width > self.scheduler.queues.max_num_seqs or need > len(kv.pool.refs):
+            with pytest.raises(ValueError, match="beams"):
+                self.engine.add(wish["prompt"], SamplingParams(**params))
+            return
         request_id = self.engine.add(wish["prompt"], SamplingParams(**params))
         answers = expected(self.engine.requests[request_id])
         self.answers |= answers

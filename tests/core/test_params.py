@@ -16,6 +16,7 @@ from ridgeline.core.structured import StructuredOutputsParams
 # field, the lowest and the highest value allowed, what lies just outside
 WHOLE = [
     ("n", 1, 1024),
+    ("best_of", 1, 1024),
     ("top_k", -1, 1 << 31),
     ("seed", -(1 << 63), (1 << 64) - 1),
     ("max_tokens", 1, 1 << 31),
@@ -39,7 +40,7 @@ REAL = [
     ("dry_multiplier", 0.0, 100.0),
     ("dry_base", 1.0, 100.0),
 ]
-OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
+OPTIONAL = {"best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
 
 
 def refused(**params: Any) -> str:
@@ -248,3 +249,22 @@ def test_a_prediction_is_text() -> None:
     assert SamplingParams(prediction="so").prediction == "so"
     with pytest.raises(ValueError, match="prediction must be text, not 7"):
         SamplingParams(prediction=7)  # type: ignore[arg-type]
+
+
+# --- answers that are chosen -------------------------------------------------------------------
+
+
+def test_of_how_many_answers_how_many_are_chosen() -> None:
+    assert refused(n=3, best_of=2) == "best_of is 2: less than n (3)"
+    assert refused(use_beam_search=1).startswith("use_beam_search must be true or false")
+    assert refused(length_penalty=11.0).startswith("length_penalty is 11.0: ")
+    cases = [
+        ({}, 1, 1),
+        ({"n": 2}, 2, 2),
+        ({"n": 2, "best_of": 2}, 2, 2),
+        ({"n": 2, "best_of": 3}, 3, 3),
+        ({"n": 2, "best_of": 3, "use_beam_search": True}, 3, 2),
+    ]
+    for wishes, num_seqs, num_answers in cases:
+        params = SamplingParams(**wishes)
+        assert (params.num_seqs, params.num_answers) == (num_seqs, num_answers)

@@ -106,3 +106,39 @@ def wrong_top5(prompt: dict[str, Any], logprobs: dict[int, float]) -> str | None
         elif abs(logprobs[token] - wanted) > LOGPROB_TOLERANCE:
             return f"logprob of token {token} is {logprobs[token]:.4f}, not {wanted:.4f}"
     return None
+
+
+@pytest.mark.parametrize("backend", EXACT)
+def test_beams_of_smollm2(backend: str) -> None:
+    """Recorded by tools/record_beams.py: all answers of each search, and their scores."""
+    recording = json.loads((DATA / "smollm2-135m-instruct-q4_1.beams.json").read_text())
+    header, searches = recording["header"], recording["searches"]
+    assert len(searches) >= 30
+    llm = LLM("smollm2", max_model_len=128, **BACKENDS[backend])
+    params = [
+        SamplingParams(
+            use_beam_search=True,
+            n=search["wish"]["num_beams"],
+            length_penalty=search["wish"].get("length_penalty", 1.0),
+            early_stopping=search["wish"].get("early_stopping", False),
+            min_tokens=search["wish"].get("min_new_tokens", 0),
+            ignore_eos=True,
+            stop_token_ids=header["stop_token_ids"],
+            max_tokens=header["max_tokens"],
+        )
+        for search in searches
+    ]
+    outs = llm.generate([search["prompt_ids"] for search in searches], params)
+    num_same = num_answers = 0
+    for search, wish, out in zip(searches, params, outs, strict=True):
+        for ours, theirs in zip(out.outputs, search["answers"], strict=True):
+            length = len(ours.token_ids)
+            assert ours.cumulative_logprob is not None
+            score = ours.cumulative_logprob / length**wish.length_penalty
+            near = LOGPROB_TOLERANCE * length ** (1 - wish.length_penalty)
+            assert score == pytest.approx(theirs["score"], abs=near)
+            num_same += list(ours.token_ids) == theirs["output_ids"]
+            num_answers += 1
+            has_stopped = ours.token_ids[-1] in header["stop_token_ids"]
+            assert ours.finish_reason == ("stop" if has_stopped else "length")
+    assert num_same == num_answers

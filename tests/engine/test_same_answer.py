@@ -342,3 +342,88 @@ def test_drafts_leave_nothing_behind_in_the_cache(
     (expected,) = fresh.generate([told], params)
     assert again.num_cached_tokens >= 16 * (len(told) // 16 - 1)
     assert_same(every_backend, [again], [expected])
+
+
+# --- beams ----------------------------------------------------------------------------------------
+
+BEAMS: list[tuple[str, SamplingParams]] = [
+    (f"{_STORY} who", _params(use_beam_search=True, best_of=4, n=2)),
+    ("2 + 2 =", _params(use_beam_search=True, n=3, length_penalty=2.0)),
+    ("Water boils at", _params(use_beam_search=True, best_of=2)),
+]
+
+
+@pytest.fixture(scope="module")
+def beams_alone(load: Load) -> Callable[[str], Expected]:
+    """Return the function from a backend to the beams that it finds one request at a time."""
+    known: dict[str, Expected] = {}
+
+    def answers(backend: str) -> Expected:
+        if backend not in known:
+            llm, _ = load(backend)
+            known[backend] = [llm.generate(*request)[0] for request in BEAMS]
+        return known[backend]
+
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("options", "is_preempted"),
+    [
+        ({}, False),
+        ({"max_num_batched_tokens": 16, "max_num_seqs": 16}, False),
+        ({"kv_cache_tokens": 256}, True),
+        ({"kv_cache_tokens": 256, "enable_prefix_caching": False}, True),
+        ({"policy": "static", "max_num_seqs": 8}, False),
+        ({"policy": "orca", "kv_cache_tokens": 256}, True),
+        ({"threads": 2}, False),
+        ({"block_size": 32}, False),
+        ({"speculative_config": {"always": True}}, False),
+    ],
+    ids=str,
+)
+def test_beams(
+    backend: str,
+    options: dict[str, Any],
+    is_preempted: bool,
+    load: Load,
+    beams_alone: Callable[[str], Expected],
+    alone: Callable[[str], Expected],
+) -> None:
+    wanted, others = beams_alone(backend), alone(backend)
+    llm, log = load(backend, **options)
+    mixed = [BEAMS[0], REQUESTS[2], BEAMS[1], REQUESTS[4], BEAMS[2], REQUESTS[0]]
+    outs = llm.generate([text for text, _ in mixed], [params for _, params in mixed])
+    assert_same(backend, outs[::2], wanted)
+    assert_same(backend, outs[1::2], [others[2], others[4], others[0]])
+    assert any(record.num_preemptions for record in log.requests) >= is_preempted
+    assert any(step.num_copies for step in log.steps)
+
+
+def test_one_beam_is_greedy(backend: str, load: Load, alone: Callable[[str], Expected]) -> None:
+    llm, _ = load(backend)
+    text, params = REQUESTS[0]
+    assert_same(
+        backend, [llm.generate(text, replace(params, use_beam_search=True))[0]], [alone(backend)[0]]
+    )
+
+
+def test_several_beams_find_a_likelier_answer_than_one(
+    backend: str, beams_alone: Callable[[str], Expected], load: Load
+) -> None:
+    llm, _ = load(backend)
+    for (text, params), found in zip(BEAMS, beams_alone(backend), strict=True):
+        totals = [out.cumulative_logprob for out in found.outputs]
+        assert totals == sorted(totals, reverse=True)
+        greedy = _params(temperature=0)
+        (one,) = llm.generate(text, greedy)
+        assert totals[0] > one.outputs[0].cumulative_logprob
+        (told,) = llm.generate(
+            [*found.prompt_token_ids, *found.outputs[0].token_ids],
+            replace(greedy, max_tokens=1, prompt_logprobs=0),
+        )
+        rows = told.prompt_logprobs[len(found.prompt_token_ids) :]
+        ids = found.outputs[0].token_ids
+        total = sum(row[token].logprob for row, token in zip(rows, ids, strict=True))
+        assert total == pytest.approx(totals[0], abs=NUM_TOKENS * TOLERANCE.get(backend, 1e-9))
+        assert params.best_of is None or len(found.outputs) == params.n

@@ -155,7 +155,7 @@ def test_prompts_that_are_none(served: Served, prompt: Any) -> None:
     assert (error["param"] or "").startswith("prompt"), error
 
 
-@pytest.mark.parametrize("fields", [{"logprobs": 6}, {"best_of": 2}, {"suffix": "x"}])
+@pytest.mark.parametrize("fields", [{"logprobs": 6}, {"best_of": 129}, {"suffix": "x"}])
 def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -> None:
     status, error = served.refused(COMPLETE, GO_ON | fields)
     assert (status, error["param"]) == (400, next(iter(fields)))

@@ -214,6 +214,7 @@ def test_a_form_and_tools_begin_behind_reasoning(thinker: Served) -> None:
         ({"tool_choice": "required", "json_schema": {"type": "object"}}, "json_schema"),
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters":
                      {"type": "object", "properties": {"b": {"not": {}}}}}}]}, "tools"),
+        ({"use_beam_search": True}, "tools"),
         ({"functions": [{"name": "a"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),

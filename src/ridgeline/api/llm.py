@@ -6,21 +6,24 @@ step by step in the caller's thread, events become outputs.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ridgeline.api.interrupts import Interrupts
-from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
+from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, likeliest
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
+from ridgeline.decoding.beams import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
@@ -138,14 +141,19 @@ class LLM:
         prompts: Sequence[Prompt | Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Chunks:
-        """Yield the answers to several prompts, which run side by side, as they grow."""
+        """Yield the answers to several prompts, which run side by side, as they grow.
+
+        Raises:
+            ValueError: as in ``generate``; or answers are to be chosen when all are complete.
+        """
         encoded = [
             self.text.chat_template.render_ids(prompt)  # type: ignore[arg-type]
             if _is_chat(prompt)
             else self.text.encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
-        return self._chunks(self._submit(encoded, sampling_params), Load())
+        requests = self._submit(encoded, sampling_params, is_stream=True)
+        return self._chunks(requests, Load())
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -153,6 +161,8 @@ class LLM:
         self,
         prompts: Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        is_stream: bool = False,
     ) -> list[Request]:
         """Queue all prompts, or none if one of them can never run."""
         params = self._params_of_each(sampling_params, len(prompts))
@@ -160,6 +170,7 @@ class LLM:
         try:
             for prompt, wish in zip(prompts, params, strict=True):
                 wish.validate_ids(self.arch.vocab_size)
+                check_search(wish, is_stream=is_stream)
                 ids = tuple(prompt)
                 request_id = self.engine.add(
                     ids,
@@ -241,8 +252,9 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         requests = self._submit(prompts, sampling_params)
-        chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(r.params.n)] for r in requests]
-        ended, total = 0, sum(request.params.n for request in requests)
+        counts = [request.params.num_answers for request in requests]
+        chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(count)] for count in counts]
+        ended, total = 0, sum(counts)
         show = len(prompts) > 1 if progress is None else progress
         bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
         with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
@@ -258,7 +270,7 @@ class LLM:
                 text if isinstance(text, str) else None,
                 list(request.prompt),
                 self._prompt_logprobs(request),
-                [_completion(i, chunks) for i, chunks in enumerate(answers) if chunks],
+                _completions(request.params, [chunks for chunks in answers if chunks]),
                 request.num_cached_tokens,
                 request.num_draft_tokens,
                 request.num_accepted_tokens,
@@ -309,7 +321,20 @@ def _located(model: str, home: Path) -> Path:
             return pull(model, home, report)
 
 
-def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
+def _completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[CompletionOutput]:
+    """Return the answers; of more than ``n`` the likeliest."""
+    found = [_completion(i, chunks, params.logprobs) for i, chunks in enumerate(answers)]
+    if params.num_answers > params.n:
+        means = [
+            (out.cumulative_logprob or 0.0) / len(out.token_ids) if out.token_ids else -math.inf
+            for out in found
+        ]
+        best = [found[place] for place in likeliest(means, params.n)]
+        found = [replace(out, index=i) for i, out in enumerate(best)]
+    return found
+
+
+def _completion(index: int, chunks: list[Chunk], num_top: int | None) -> CompletionOutput:
     last = chunks[-1]
     tokens = tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
     logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
@@ -319,7 +344,7 @@ def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
         "".join(chunk.text for chunk in chunks),
         tokens,
         total if logprobs else None,
-        logprobs or None,
+        logprobs if logprobs and num_top is not None else None,
         last.finish_reason or "abort",
         last.stop_reason,
         last.error,

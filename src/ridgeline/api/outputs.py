@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -19,10 +20,11 @@ class CompletionOutput:
     """One answer.
 
     Attributes:
-        index: which of the request's ``n`` answers.
+        index: which of the request's ``n`` answers; with ``best_of`` or beam search, best first.
         text: without special tokens, cut before a stop string.
         token_ids: all generated tokens, the stopping one included.
-        cumulative_logprob: sum over the tokens, None unless logprobs were asked for.
+        cumulative_logprob: sum over the tokens; None unless logprobs were asked for, or needed to
+            choose among answers.
         logprobs: per token, by token id; None unless asked for.
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string or stop token id that ended it, if one did.
@@ -87,3 +89,8 @@ class Chunk:
     finish_reason: str | None
     stop_reason: str | int | None
     error: str | None
+
+
+def likeliest(mean_logprobs: Sequence[float], count: int) -> list[int]:
+    """Return the places of the ``count`` answers that are likeliest per token, best first."""
+    return sorted(range(len(mean_logprobs)), key=lambda i: -mean_logprobs[i])[:count]

@@ -87,8 +87,12 @@ class TextSide:
         self._marker_ids = {marker: token for marker, token in ids.items() if token is not None}
 
     def default_params(self, **changes: Any) -> SamplingParams:
-        """Return the recommended sampling with ``changes``. Raises ValueError if out of range."""
-        return SamplingParams(**(self.generation_defaults | changes))
+        """Return the recommended sampling with ``changes``. Raises ValueError if out of range.
+
+        A beam search draws nothing, so recommendations do not apply to it.
+        """
+        defaults = {} if changes.get("use_beam_search") else self.generation_defaults
+        return SamplingParams(**(defaults | changes))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises ValueError if it is neither text nor ids."""

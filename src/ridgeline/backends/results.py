@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ridgeline.backends.history import forbidden, repeats
 from ridgeline.backends.sampling import Row
-from ridgeline.core.step import StepOutput, TokenLogprobs, Work, sampled_from
+from ridgeline.core.step import Candidates, StepOutput, TokenLogprobs, Work, sampled_from
 
 Pick = tuple[int | None, TokenLogprobs | None]  # a token, None for none; and its rank, if wanted
 
@@ -28,7 +28,7 @@ class Ask(NamedTuple):
         token: which one, in the order of the work.
         draws: one for each token to draw; they differ in their seeds. If there is none, ``known``
             is ranked.
-        known: the token that follows in the prompt.
+        known: the token that follows in the prompt, or any where only the likeliest are wanted.
         num_top: how many likeliest tokens to report beside the ranked one; None ranks nothing.
     """
 
@@ -75,6 +75,7 @@ def finish(
             errors[i] = "K/V of this sequence is not finite"
     tokens: list[tuple[int, ...]] = [()] * len(items)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    top: dict[int, Candidates] = {}
     for (i, j, ask), (picks, is_finite) in zip(asked, answers, strict=True):
         if j and not len(tokens[i]) == j < num_sound.get(i, j + 1):
             continue
@@ -82,6 +83,9 @@ def finish(
         if not is_finite or len(drawn) < len(ask.draws):
             if not j:
                 errors.setdefault(i, _MASKED if items[i].masks and is_finite else _NOTHING)
+            continue
+        if items[i].top:
+            top[i] = _ranks(picks)[0].top
             continue
         tokens[i] += drawn
         if ask.num_top is not None:
@@ -98,13 +102,20 @@ def finish(
         logprobs,
         prompt_logprobs,
         errors,
+        {i: found for i, found in top.items() if i not in errors},
     )
 
 
 def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
     """Number the draws of an item whose last token is the one before ``end``."""
+    if work.top:
+        yield 0, Ask(end - 1, (), 0, work.top)  # any token will do: it asks for the likeliest
+        return
     first, sampling = sampled_from(work), work.sampling
     params, prompt_len, _, rules = sampling
+    num_top = params.logprobs
+    if num_top is None and params.num_answers > params.n:
+        num_top = 0  # to choose the likeliest answers
     for j in range(len(work.tokens) - first):
         history = work.history
         if j and history:
@@ -116,7 +127,7 @@ def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
         rows = tuple(
             Row(sampling, seed, position, history, mask, banned, again) for seed in work.seeds
         )
-        yield j, Ask(end - len(work.tokens) + first + j, rows, -1, params.logprobs)
+        yield j, Ask(end - len(work.tokens) + first + j, rows, -1, num_top)
 
 
 def _both(mask: bytes, other: bytes) -> bytes:

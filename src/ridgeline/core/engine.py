@@ -14,7 +14,7 @@ from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.core.request import Constraint, Request, Text
+from ridgeline.core.request import Constraint, Request, Search, Text
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 
@@ -45,11 +45,11 @@ class Engine:
         eos_ids: tuple[int, ...] = (),
         seed: int = 0,
         listeners: Sequence[Callable[[Record], None]] = (),
+        new_search: Callable[[Request], Search | None] = lambda request: None,
     ) -> None:
         """Drive ``scheduler`` and ``runner``; ``clock`` returns seconds and never goes back.
-
         Each of ``listeners`` is called with every record. More may be added to the attribute of
-        this name later; they miss what came before.
+        this name later; they miss what came before. ``new_search`` makes a request's search.
         """
         self.scheduler = scheduler
         self.requests: dict[int, Request] = {}  # those alive
@@ -58,6 +58,7 @@ class Engine:
         self.seed = seed
         self.runner = runner
         self._clock = clock
+        self._new_search = new_search
         self.listeners = list(listeners)
         self._times: dict[int, _Times] = {}
         self._next_id = self._num_steps = 0
@@ -106,6 +107,7 @@ class Engine:
             owner=owner,
             new_constraint=new_constraint,
             token_rules=token_rules,
+            new_search=self._new_search,
         )
         self.scheduler.add(request)
         self._next_id += 1
@@ -213,7 +215,7 @@ class Engine:
                 first_token_s=times.first_token_s,
                 finish_s=now_s,
                 num_cached_tokens=request.num_cached_tokens,
-                num_preemptions=sum(seq.num_preemptions for seq in request.sequences),
+                num_preemptions=request.num_preemptions,
                 num_generated=tuple(seq.num_generated for seq in request.sequences),
                 finish_reasons=tuple(str(seq.finish_reason) for seq in request.sequences),
                 num_drafts=request.num_drafts,
@@ -262,6 +264,7 @@ class Engine:
                 drafts=tuple(
                     (work.seq_id, work.tokens[-work.drafts :]) for work in step.work if work.drafts
                 ),
+                ranked=tuple((step.work[i].seq_id, found) for i, found in output.top.items()),
                 errors=tuple((step.work[i].seq_id, error) for i, error in errors.items()),
                 admitted=step.admitted,
                 preempted=step.preempted,

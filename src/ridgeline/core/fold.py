@@ -6,7 +6,8 @@ It needs only the step and its output, and keeps nothing between two calls.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Sequence as Listing
+from itertools import count, zip_longest
 
 from ridgeline.core.queues import Queues
 from ridgeline.core.request import Request, Sequence, Status
@@ -25,7 +26,10 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
             continue
         if not is_plain:
             if i in output.errors:
-                events.append(_end(queues, seq, FinishReason.ERROR, output.errors[i]))
+                ended = [seq]
+                if seq.request.search:  # beams end together
+                    ended = _conclude(queues, seq.request, seq.request.params.n)
+                events += [_end(queues, one, FinishReason.ERROR, output.errors[i]) for one in ended]
                 continue
             ranked_prompt = output.prompt_logprobs.get(i, ())
             seq.request.prompt_logprobs.update(enumerate(ranked_prompt, work.start + 1))
@@ -38,6 +42,10 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
                 events.append(_append(queues, member, token, logprobs))
         elif work.seeds:
             events.append(_append(queues, seq, tokens[0], ranked[0] if ranked else None))
+        elif work.top:
+            seq.candidates = output.top[i]
+            if all(beam.candidates for beam in seq.request.sequences):
+                events += _next_round(queues, seq.request)
     return events
 
 
@@ -75,6 +83,8 @@ def _verify(
 
 def abort(queues: Queues, request: Request) -> list[Event]:
     """End a request now, whatever its state, even while its step is being computed."""
+    if request.search:
+        _conclude(queues, request, request.params.n)
     alive = [seq for seq in request.sequences if seq.status is not Status.FINISHED]
     return [_end(queues, seq, FinishReason.ABORT) for seq in alive]
 
@@ -112,6 +122,53 @@ def _fork(queues: Queues, parent: Sequence) -> tuple[Sequence, ...]:
         queues.fork(parent, child)
     parent.seeds = parent.seeds[:1]
     return tuple(request.sequences)
+
+
+def _next_round(queues: Queues, request: Request) -> Iterator[Event]:
+    """Let beams that all have candidates go on as the search decides; yield answers at the end."""
+    search = request.search
+    assert search is not None
+    moves = search.advance([beam.candidates for beam in request.sequences])
+    if moves:
+        _move(queues, request, moves)
+        return
+    answers = search.answers()
+    for seq, answer in zip(_conclude(queues, request, len(answers)), answers, strict=True):
+        for entry in answer:
+            yield _append(queues, seq, entry.token, entry)
+
+
+def _move(queues: Queues, request: Request, moves: Listing[tuple[int, int]]) -> None:
+    """Make the next beams. The first to continue a beam is that beam, the others fork from it."""
+    beams, kept = request.sequences, {parent for parent, _ in moves}
+    for place, beam in enumerate(beams):
+        beam.candidates, beam.num_slots = (), 1
+        if place not in kept:
+            queues.drop(beam)
+    request.sequences = []
+    for parent, _ in moves:
+        beam = beams[parent]
+        if beam in request.sequences:
+            index = next(i for i in count() if (request.id, i) not in queues.alive)
+            beam = Sequence(request, index, list(beam.tokens), ())
+            queues.fork(beams[parent], beam)
+        request.sequences.append(beam)
+    for beam, (_, token) in zip(request.sequences, moves, strict=True):
+        beam.tokens.append(token)
+        beam.num_pending += 1
+
+
+def _conclude(queues: Queues, request: Request, num_answers: int) -> list[Sequence]:
+    """Replace beams by sequences for the answers of their search, without a token yet."""
+    del queues.searching[request.id]
+    for beam in request.sequences:
+        queues.drop(beam)
+    request.search = None
+    prompt = request.prompt
+    request.sequences = [Sequence(request, i, list(prompt), ()) for i in range(num_answers)]
+    for seq in request.sequences:
+        queues.add(seq)
+    return request.sequences
 
 
 def _end(queues: Queues, seq: Sequence, reason: FinishReason, error: str | None = None) -> Event:

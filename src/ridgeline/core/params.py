@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ridgeline.core.structured import StructuredOutputsParams
 
 _RANGES = {  # lowest and highest; whole numbers where these are
     "n": (1, 1024),
+    "best_of": (1, 1024),
+    "length_penalty": (-10.0, 10.0),
     "temperature": (0.0, 100.0),
     "top_k": (-1, 1 << 31),
     "top_p": (0.0, 1.0),
@@ -35,7 +37,7 @@ _RANGES = {  # lowest and highest; whole numbers where these are
     "logprobs": (0, 100),
     "prompt_logprobs": (0, 100),
 }
-_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,10 @@ class SamplingParams:
         logprobs: how many likeliest tokens to report per generated token (0: the chosen one
             only). They are of the model's own distribution, before any filter.
         prompt_logprobs: the same for each prompt token but the first.
+        best_of: answers drawn, of which the ``n`` likeliest per token are returned; or beams.
+        use_beam_search: return the ``n`` best answers of a beam search (``decoding.beams``).
+        length_penalty: of beams; above 0 favours long answers.
+        early_stopping: of beams; True, False or "never", as for Hugging Face's ``generate``.
         prediction: text that the answer will be like: it comes sooner where that is right.
         structured_outputs: the form that the answer must have.
     """
@@ -122,6 +128,10 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     prediction: str | None = None
     structured_outputs: StructuredOutputsParams | None = None
 
@@ -134,8 +144,11 @@ class SamplingParams:
             raise ValueError(
                 f"min_tokens is {self.min_tokens}: more than max_tokens ({self.max_tokens})"
             )
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        for name in ("ignore_eos", "use_beam_search"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of is {self.best_of}: less than n ({self.n})")
         if not isinstance(self.prediction, str | None):
             raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
         self._check_structured_outputs()
@@ -166,6 +179,16 @@ class SamplingParams:
         for name in ("ignore_eos", "min_tokens"):
             if wish and getattr(self, name):
                 raise ValueError(f"{name} contradicts structured_outputs, which says when to end")
+
+    @property
+    def num_seqs(self) -> int:
+        """How many answers, or beams, are in the making at the same time."""
+        return self.best_of or self.n
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers the engine gives; the ``n`` best of them are returned."""
+        return self.n if self.use_beam_search else self.num_seqs
 
     @property
     def penalises(self) -> bool:

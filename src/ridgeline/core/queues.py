@@ -27,6 +27,11 @@ class Queues:
         self.waiting: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.alive: dict[SeqId, Sequence] = {}
+        self.searching: dict[int, Request] = {}  # requests whose search is not over
+
+    def slots_taken(self) -> int:
+        """Return how many slots are taken by the sequences that run."""
+        return sum(seq.num_slots for seq in self.running)
 
     def has_work(self) -> bool:
         """Whether any sequence is alive and not paused."""
@@ -40,9 +45,9 @@ class Queues:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a new sequence run with its parent's blocks; without a free slot it waits.
 
-        Later it finds its prompt in the prefix cache.
+        Later it finds its prompt in the prefix cache. A preempted parent has no blocks to share.
         """
-        if len(self.running) >= self.max_num_seqs:
+        if parent.status is not Status.RUNNING or self.slots_taken() >= self.max_num_seqs:
             self.add(child)
             return
         self.kv.fork(parent, child)
@@ -54,7 +59,7 @@ class Queues:
         """Take a sequence's blocks and let it wait again; ``sort`` moves it."""
         self.kv.release(seq)
         seq.status = Status.PREEMPTED
-        seq.num_preemptions += 1
+        seq.request.num_preemptions += 1
 
     def pause(self, request: Request) -> None:
         """Take slots and blocks from a request until ``resume``."""
@@ -79,12 +84,16 @@ class Queues:
         elsewhere = (Status.RUNNING, Status.PAUSED)
         self.waiting = [seq for seq in everyone if seq.status not in elsewhere]
 
-    def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """Take a sequence out of its queue, give its blocks back, release held-back text."""
+    def drop(self, seq: Sequence) -> None:
+        """Take a sequence out of its queue, and give its blocks back."""
         queues = {Status.RUNNING: self.running, Status.PAUSED: self.paused}
         queues.get(seq.status, self.waiting).remove(seq)
         del self.alive[seq.id]
         self.kv.release(seq)
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """Drop a sequence that ends, and release held-back text."""
+        self.drop(seq)
         seq.status = Status.FINISHED
         seq.finish_reason = reason
         if seq.text is not None:
@@ -92,7 +101,7 @@ class Queues:
 
     def check(self) -> None:
         """Raise AssertionError unless everything that must hold between steps holds."""
-        assert len(self.running) <= self.max_num_seqs, "too many sequences run"
+        assert self.slots_taken() <= self.max_num_seqs, "too many sequences run"
         for queue in (self.running, self.waiting, self.paused):
             ages = [seq.id for seq in queue]
             assert ages == sorted(set(ages)), "a queue is out of order"
@@ -102,6 +111,9 @@ class Queues:
         idle = (*self.waiting, *self.paused)
         assert all(not seq.table and seq.num_computed == 0 for seq in idle)
         everyone = sorted((*self.running, *idle), key=by_age)
-        assert all(seq.num_pending > 0 for seq in everyone)
+        assert all(seq.num_pending > 0 or seq.candidates for seq in everyone)
+        for request in self.searching.values():
+            assert all(beam.id in self.alive for beam in request.sequences), "a beam is lost"
+            assert not all(beam.candidates for beam in request.sequences), "beams wait for nothing"
         assert [*map(id, everyone)] == [id(self.alive[key]) for key in sorted(self.alive)]
         self.kv.check(self.running)

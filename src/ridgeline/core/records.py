@@ -88,6 +88,7 @@ class StepRecord:
         drafts: sequences with drafts, and which; these are the last of their tokens in ``work``.
         sampled: tokens sampled for each item, () for one that failed; empty if the backend failed
             and all starts again. Of an item with drafts, those that follow from right ones.
+        ranked: beams, with the likeliest tokens behind each and their log-probabilities.
         errors: sequences that ended here because their item failed, and why.
         admitted: sequences that began to run, with the length of their cached prefix.
         preempted: sequences whose blocks were taken.
@@ -113,6 +114,7 @@ class StepRecord:
     work: tuple[tuple[SeqId, int, int], ...]
     drafts: tuple[tuple[SeqId, tuple[int, ...]], ...]
     sampled: tuple[tuple[int, ...], ...]
+    ranked: tuple[tuple[SeqId, tuple[tuple[int, float], ...]], ...]
     errors: tuple[tuple[SeqId, str], ...]
     admitted: tuple[tuple[SeqId, int], ...]
     preempted: tuple[SeqId, ...]

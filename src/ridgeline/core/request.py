@@ -7,6 +7,7 @@ decides nothing: the scheduler and the cache change these objects.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Listing
 from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -14,6 +15,7 @@ from typing import Protocol
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import (
     NO_RULES,
+    Candidates,
     FinishReason,
     Sampling,
     SeqId,
@@ -67,6 +69,20 @@ class Constraint(Protocol):
         """Take the next token of the answer."""
 
 
+class Search(Protocol):
+    """Which continuations of a prompt are followed (``decoding.beams``)."""
+
+    @property
+    def num_candidates(self) -> int:
+        """How many likeliest tokens behind each beam are needed."""
+
+    def advance(self, ranked: Listing[Candidates]) -> Listing[tuple[int, int]]:
+        """Return the next beams: which one each continues, with which token. None: it is over."""
+
+    def answers(self) -> Listing[Listing[TokenLogprobs]]:
+        """Return the answers of a search that is over, best first."""
+
+
 class Request:
     """A prompt, how to continue it, and the sequences that do."""
 
@@ -86,13 +102,15 @@ class Request:
         owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
+        new_search: Callable[[Request], Search | None] = lambda request: None,
     ) -> None:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
         ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
         most 64 bytes, share cached prefixes. ``prediction`` is what the answer may be like; it
-        changes only how soon it comes, as earlier answers to the same ``owner`` may. Raises
-        ValueError if the prompt is empty or leaves no room for an answer.
+        changes only how soon it comes, as earlier answers to the same ``owner`` may.
+        ``new_search`` returns the search that the parameters ask for. Raises ValueError if the
+        prompt is empty or leaves no room for an answer.
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
@@ -121,9 +139,14 @@ class Request:
         self.new_constraint = new_constraint
         self.num_cached_tokens = 0  # prompt tokens that the first admission found computed
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_preemptions = 0  # of its sequences
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
-        seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(params.n))
-        self.sequences = [Sequence(self, 0, list(prompt), seeds)]
+        self.search = new_search(self)  # until it is over; its beams draw nothing and have no text
+        assert self.search or not params.use_beam_search, "an engine without a search"
+        num_seeds = 0 if self.search else params.num_seqs
+        seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(num_seeds))
+        num_slots = params.num_seqs if self.search else 1
+        self.sequences = [Sequence(self, 0, list(prompt), seeds, num_slots=num_slots)]
 
     @property
     def is_finished(self) -> bool:
@@ -158,11 +181,13 @@ class Sequence:
     num_published: int = 0
     publish_at: int = 0
     num_draft_blocks: int = 0
-    num_preemptions: int = 0
+    num_slots: int = 1  # that it takes while it runs: the first beam has those of the others too
+    candidates: Candidates = ()  # of a beam that waits until the others have theirs
 
     def __post_init__(self, index: int) -> None:
         self.id = (self.request.id, index)
-        self.text = self.request.new_text() if self.request.new_text else None
+        new_text = None if self.request.search else self.request.new_text
+        self.text = new_text() if new_text else None
         new_constraint = self.request.new_constraint
         self.constraint = new_constraint() if new_constraint else None
         self.num_pending = len(self.tokens)

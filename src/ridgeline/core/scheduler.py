@@ -6,6 +6,9 @@ backends. ``core.fold`` folds the results of a step back.
 Why it cannot livelock: wishes may come in any order, but blocks are taken from the youngest for
 the oldest, never the other way round, and the budget has a token for every running sequence. So
 in every step the oldest running sequence advances, whenever the pool can hold one request at all.
+
+A beam that has its candidates keeps its blocks and waits for its request's other beams. Whoever is
+to be admitted may take them if its own request is older. So no two searches wait for each other.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from ridgeline.core.step import SeqId, Step, Wait, Work
 
 _RUNNING = Status.RUNNING
 _ALONE = Load()
+_SCARCE = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
 
 
 def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -37,6 +41,18 @@ def _add_masks(granted: list[Sequence], work: list[Work]) -> None:
         if seq.constraint is not None and item.seeds:
             drafts = item.tokens[len(item.tokens) - item.drafts :]
             work[i] = item._replace(masks=seq.constraint.masks(drafts))
+
+
+def _ready(queues: Queues) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+    """Return who runs and who waits, both without idle beams; and the idle beams with blocks.
+
+    Idle beams have their candidates, and wait for others of their request.
+    """
+    running, waiting, idle = queues.running, queues.waiting, list[Sequence]()
+    if queues.searching:
+        idle = [seq for seq in running if seq.candidates]
+        running, waiting = ([seq for seq in q if not seq.candidates] for q in (running, waiting))
+    return running, waiting, idle
 
 
 class Scheduler:
@@ -68,12 +84,18 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, with the numbers, if it can never run."""
-        kv = self.queues.kv
-        need, have = kv.blocks_for(request.max_len), len(kv.pool.refs)
-        if need > have:
+        kv, first = self.queues.kv, request.sequences[0]
+        need, have, width = kv.blocks_for(request.max_len), len(kv.pool.refs), first.num_slots
+        if width > (most := self.queues.max_num_seqs):
+            raise ValueError(
+                f"best_of asks for {width} beams, but at most {most} sequences run at a time: "
+                f"lower best_of or raise --max-num-seqs"
+            )
+        if width * need > have:
+            each = f" for each of {width} beams" if width > 1 else ""
             raise ValueError(
                 f"prompt and answer need up to {request.max_len} tokens = {need} blocks of "
-                f"{kv.block_size}, but the KV cache has {have}: lower max_tokens or raise "
+                f"{kv.block_size}{each}, but the KV cache has {have}: lower max_tokens or raise "
                 f"--kv-cache-memory"
             )
         if self.policy.whole_prompts and request.max_len > self.max_num_batched_tokens:
@@ -82,7 +104,9 @@ class Scheduler:
                 f"{request.max_len} tokens: more than --max-num-batched-tokens "
                 f"({self.max_num_batched_tokens})"
             )
-        self.queues.add(request.sequences[0])
+        if request.search:
+            self.queues.searching[request.id] = request
+        self.queues.add(first)
 
     def room(self) -> Room:
         """Return what could be started in the next step in addition to the queues.
@@ -90,12 +114,13 @@ class Scheduler:
         Half of a step is kept for short prompts: those of at most an eighth of it.
         """
         queues, budget = self.queues, self.max_num_batched_tokens
-        num_seqs = queues.max_num_seqs - len(queues.running) - len(queues.waiting)
+        free = queues.max_num_seqs
+        free -= sum(seq.num_slots for seq in (*queues.running, *queues.waiting))
         prompts = [seq.num_pending for seq in queues.running if seq.num_pending > 1]
         prompts += [seq.num_pending for seq in queues.waiting]
         short_len = budget // 8
         short = sum(num_tokens for num_tokens in prompts if num_tokens <= short_len)
-        return Room(num_seqs, budget - sum(prompts), short_len, budget // 2 - short)
+        return Room(free, budget - sum(prompts), short_len, budget // 2 - short)
 
     def schedule(self, load: Load = _ALONE) -> Step:
         """Decide the next step. Nothing is final until it is committed; only blocks are taken."""
@@ -105,20 +130,28 @@ class Scheduler:
         left = self.max_num_batched_tokens
         admitted: list[tuple[SeqId, int]] = []
         preempted: list[Sequence] = []
+        running, waiting, idle = _ready(queues)
         verdicts: dict[SeqId, Wait] = {}
+        slots = queues.slots_taken() if waiting else 0
         whole = self.policy.whole_prompts
         unnamed = Wait.POLICY  # why sequences that the policy did not name do not run
-        for seq, wanted in self.policy.wishes(queues.running, queues.waiting, load, left):
+        for seq, wanted in self.policy.wishes(running, waiting, load, left):
             if seq.status is not _RUNNING:
                 if preempted:
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
                 if unnamed is not Wait.POLICY:  # later wishes wait for the same reason
                     continue
-                refusal = self._admit(seq, len(queues.running) + len(admitted), left)
+                refusal = self._admit(seq, slots, left)
+                while refusal in _SCARCE and idle and idle[-1].id[0] > seq.id[0]:
+                    slots -= idle[-1].num_slots
+                    queues.preempt(idle[-1])
+                    preempted.append(idle.pop())
+                    refusal = self._admit(seq, slots, left)
                 if refusal is not None:
                     unnamed = refusal
                     continue
+                slots += seq.num_slots
                 admitted.append((seq.id, seq.num_computed))
             pending = seq.num_pending
             num_tokens = wanted if wanted < pending else pending
@@ -144,6 +177,8 @@ class Scheduler:
             work.append(
                 Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
             )
+            if request.search and num_tokens == pending:
+                work[-1] = work[-1]._replace(top=request.search.num_candidates)
             granted.append(seq)
             left -= num_tokens
         if admitted or preempted:
@@ -163,9 +198,9 @@ class Scheduler:
     def _upto(self, seq: Sequence, end: int) -> int:
         return seq.request.max_len if self.policy.reserve_full else end
 
-    def _admit(self, seq: Sequence, num_running: int, left: int) -> Wait | None:
+    def _admit(self, seq: Sequence, slots_taken: int, left: int) -> Wait | None:
         """Start a waiting sequence with room for all its tokens, or say what is missing."""
-        if num_running >= self.queues.max_num_seqs:
+        if slots_taken + seq.num_slots > self.queues.max_num_seqs:
             return Wait.MAX_NUM_SEQS
         least = 1
         if self.policy.whole_prompts and left < seq.num_pending:  # cached tokens need not run
@@ -207,9 +242,9 @@ class Scheduler:
             chosen = {seq.id for seq in granted}
             for seq in self.queues.running:
                 if seq.id not in chosen:
-                    yield seq.id, verdicts.get(seq.id, unnamed)
+                    yield seq.id, verdicts.get(seq.id, Wait.BEAMS if seq.candidates else unnamed)
         for seq in self.queues.waiting:
-            yield seq.id, verdicts.get(seq.id, unnamed)
+            yield seq.id, verdicts.get(seq.id, Wait.BEAMS if seq.candidates else unnamed)
         for seq in self.queues.paused:
             yield seq.id, Wait.PAUSED
 

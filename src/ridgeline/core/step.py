@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from ridgeline.core.params import SamplingParams
 
 SeqId = tuple[int, int]
+Candidates = tuple[tuple[int, float], ...]  # (token, log-probability): likeliest first, then by id
 
 
 class FinishReason(StrEnum):
@@ -33,6 +34,7 @@ class Wait(StrEnum):
     MAX_NUM_SEQS = "max_num_seqs"
     POLICY = "policy"
     PAUSED = "paused"
+    BEAMS = "other beams"
 
 
 class TokenRules(NamedTuple):
@@ -80,11 +82,12 @@ class Work(NamedTuple):
     masks: tuple[
         bytes, ...
     ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
+    top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
 
 
 def sampled_from(work: Work) -> int:
-    """Return the index of an item's first token after which a token is drawn."""
-    return len(work.tokens) - 1 - work.drafts if work.seeds else len(work.tokens)
+    """Return the index of an item's first token after which a token is drawn, or all are ranked."""
+    return len(work.tokens) - 1 - work.drafts if work.seeds or work.top else len(work.tokens)
 
 
 class Step(NamedTuple):
@@ -117,6 +120,7 @@ class StepOutput(NamedTuple):
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # one for each sampled token
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # of tokens start+1 .. end
     errors: Mapping[int, str] = {}  # why this item failed; its tokens mean nothing
+    top: Mapping[int, Candidates] = {}  # of items with ``top``
 
 
 class Event(NamedTuple):

@@ -14,6 +14,7 @@ from ridgeline.core.kvcache import KVCache
 from ridgeline.core.records import Record
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Runner
+from ridgeline.decoding.beams import new_search
 from ridgeline.engine_setup.home import default_home, why_unwritable
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
@@ -85,4 +86,5 @@ def new_engine(
         eos_ids=checkpoint.eos_ids,
         seed=config.seed,
         listeners=listeners,
+        new_search=new_search,
     )

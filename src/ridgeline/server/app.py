@@ -166,6 +166,7 @@ class Service:
         logprobs = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
         for name, value, most in (
             ("n", params.n, options.max_n),
+            ("best_of", params.best_of or 0, options.max_n),
             ("stop", len(params.stop), options.max_stop),
             (logprobs, params.logprobs or 0, options.max_logprobs),
             ("temperature", body.temperature or 0, options.max_temperature),

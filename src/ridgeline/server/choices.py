@@ -6,10 +6,11 @@ the logprobs of a token are written. It knows no connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ridgeline.api.outputs import likeliest
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
@@ -34,6 +35,7 @@ class _Answer:
     pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
     num_tokens: int = 0
+    cumulative_logprob: float = 0.0  # if tokens are ranked
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     has_begun: bool = False  # a token came
@@ -63,7 +65,7 @@ class Answers:
         self._reasons = form is not None and form.reasoning is not None
         self._answers = [
             _Answer(i, MessageReader(form) if form else None)
-            for i in range(stream.params.n * len(stream.prompts))
+            for i in range(stream.params.num_answers * len(stream.prompts))
         ]
         self._requests: dict[int, Request] = {}  # by prompt
         self._records: list[RequestRecord] = []
@@ -79,7 +81,7 @@ class Answers:
             return []
         if what.finish_reason is FinishReason.ERROR:
             raise StreamError(what.error or "the model failed on this request")
-        answer = self._answers[index * self._stream.params.n + what.seq_id[1]]
+        answer = self._answers[index * self._stream.params.num_answers + what.seq_id[1]]
         if self._echo and not answer.has_begun:
             self._put_prompt(answer, index)
         answer.has_begun = True
@@ -113,6 +115,7 @@ class Answers:
         answer.num_tokens += event.token is not None
         if event.logprobs:
             answer.logprobs.append(event.logprobs)
+            answer.cumulative_logprob += event.logprobs.logprob
         if answer.reader is None:
             answer.pieces += [Piece("content", event.text)] if event.text else []
             return
@@ -135,8 +138,18 @@ class Answers:
         return [choice for answer in self._answers for choice in self._chunks(answer)]
 
     def whole(self) -> list[Choice]:
-        """Return all choices, with everything that has not been shown."""
-        return [self._ended(answer, self._shown(answer)) for answer in self._answers]
+        """Return all choices, with everything that has not been shown.
+
+        Of more than ``n`` answers to a prompt these are the likeliest per token, best first.
+        """
+        params, answers = self._stream.params, self._answers
+        if params.num_answers > params.n:
+            groups = zip(*[iter(answers)] * params.num_answers, strict=True)
+            best = [[group[i] for i in likeliest(_means(group), params.n)] for group in groups]
+            answers = [answer for group in best for answer in group]
+            for index, answer in enumerate(answers):
+                answer.index = index
+        return [self._ended(answer, self._shown(answer)) for answer in answers]
 
     def _shown(self, answer: _Answer) -> Choice:
         """Return a choice with its new part, which then counts as shown."""
@@ -232,7 +245,7 @@ class Answers:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens generated and shown."""
+        """Tokens generated, but for one that only the engine needed."""
         return sum(answer.num_tokens for answer in self._answers)
 
     @property
@@ -241,7 +254,11 @@ class Answers:
         return sum(r.num_cached_tokens for r in self._requests.values())
 
     def usage(self) -> dict[str, Any]:
-        """Return OpenAI's count of tokens; a prompt counts once, however many its answers."""
+        """Return OpenAI's count of tokens; a prompt counts once, however many its answers.
+
+        All answers that were drawn count, of ``best_of`` also those not shown. Of a beam search the
+        answers count, not the beams.
+        """
         prompt, generated = sum(map(len, self._stream.prompts)), self.num_tokens
         usage = {
             "prompt_tokens": prompt,
@@ -290,3 +307,8 @@ class Answers:
                 for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
             },
         }
+
+
+def _means(answers: Iterable[_Answer]) -> list[float]:
+    """Return the mean log-probability of each answer's tokens."""
+    return [answer.cumulative_logprob / max(answer.num_tokens, 1) for answer in answers]

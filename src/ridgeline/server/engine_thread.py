@@ -77,7 +77,7 @@ class Bridge:
         self._streams.add(stream)
         with self._wake:
             prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
-            self._queue.push(stream.tenant, prompts, stream.params.n)
+            self._queue.push(stream.tenant, prompts, stream.params.num_seqs)
             self._wake.notify()
 
     def abandon(self, stream: Stream, why: Exception) -> None:
@@ -200,7 +200,7 @@ class Bridge:
         except ValueError as error:  # it can never run
             self.call(self.abandon, stream, StreamError(str(error), 400))
             return
-        self._held[stream] += params.n
+        self._held[stream] += params.num_seqs
         self._owners[request_id] = stream, index
         self._unseen[request_id] = self.engine.requests[request_id]
 
@@ -219,7 +219,7 @@ class Bridge:
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
-            self._held[stream] -= stream.params.n
+            self._held[stream] -= stream.params.num_seqs
             if not self._held[stream]:
                 del self._held[stream]
             self._unseen.pop(record.request_id, None)

@@ -51,6 +51,7 @@ class ContainedRunner:
             {**first.logprobs, **_moved(second.logprobs, middle)},
             {**first.prompt_logprobs, **_moved(second.prompt_logprobs, middle)},
             {**first.errors, **_moved(second.errors, middle)},
+            {**first.top, **_moved(second.top, middle)},
         )
 
 

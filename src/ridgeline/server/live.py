@@ -67,7 +67,7 @@ class Live:
         if isinstance(record, StepRecord):
             # A prompt's last token, if it comes alone, looks like one of an answer.
             prompt = record.num_prompt_tokens
-            num_sampled = sum(map(len, record.sampled))
+            num_sampled = sum(map(len, record.sampled)) + len(record.ranked)
             self._steps.append((round(1e3 * record.duration_s, 2), prompt, num_sampled))
         if not self._is_due:
             self._is_due = True

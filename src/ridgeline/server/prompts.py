@@ -127,9 +127,10 @@ class Prompts:
             SamplingParams, Callable[[], Constraint] | None, MessageForm | None
         ]:
             form = wanted_form(given)
-            constrained, param = params, "tools"
+            constrained, param = params, form.param if form else "tools"
+            if params.use_beam_search and (form or (message and message.tools)):
+                raise _bad(param, f"{param} cannot be used with use_beam_search")
             if form is not None:
-                param = form.param
                 if message and message.tools and message.tools[1].is_required:
                     raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
                 try:

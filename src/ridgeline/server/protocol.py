@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.decoding.beams import check_search
 from ridgeline.decoding.tools import ToolUse
 from ridgeline.server import samplers
 from ridgeline.server.conversation import Prediction, Rendering
@@ -48,6 +49,7 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 
 # Fields that mean the same to the engine.
 _PLAIN = (
+    *("best_of", "early_stopping", "length_penalty", "use_beam_search"),
     *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
     *("repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "top_k", "top_p"),
 )
@@ -156,6 +158,11 @@ class _Sampled(Strict):
     dry_sequence_breakers: samplers.Breakers | None = None
     allowed_token_ids: samplers.TokenIds | None = None
     bad_words: samplers.Words | None = None
+    # Answers that are chosen among others; OpenAI has the first in its older completions:
+    best_of: int | None = Field(None, ge=1, le=128)
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-10, le=10)
+    early_stopping: bool | Literal["never"] | None = None
     # The form of the answer, under all names that clients use (``server.structured``):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -212,6 +219,7 @@ class _Sampled(Strict):
         try:
             params = default(**given)
             params.validate_ids(vocab_size)
+            check_search(params, is_stream=bool(self.stream))
         except ValueError as error:  # begins with the field's name
             name, _, rest = str(error).partition(" ")
             name = self.length_field if name == "max_tokens" else name
@@ -280,7 +288,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 class CompletionRequest(_Sampled):
     """POST /v1/completions."""
 
-    not_yet = _NOT_YET | {"best_of": (1,), "prediction": ()}
+    not_yet = _NOT_YET | {"prediction": ()}
 
     prompt: Annotated[
         Annotated[str, Tag("[text]")]
@@ -312,6 +320,8 @@ class CompletionRequest(_Sampled):
         The engine cannot generate zero tokens: it generates one, which the answer drops.
         """
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise contradiction("echo", "use_beam_search excludes logprobs of the prompt")
         return self.sampling(
             default,
             vocab_size,

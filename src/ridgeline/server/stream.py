@@ -66,7 +66,7 @@ class Stream:
         self._events: list[StreamEvent] = []
         self._end: Exception | None = None
         self._wake = asyncio.Event()
-        self._max_behind = max(_MAX_BEHIND, 8 * params.n * len(prompts))
+        self._max_behind = max(_MAX_BEHIND, 8 * params.num_answers * len(prompts))
 
     async def events(self) -> list[StreamEvent]:
         """Wait for events; return all there are, none when the stream has ended well.

@@ -20,6 +20,7 @@ from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Drafter, Guess, Speculation
 from ridgeline.core.step import SeqId, Step, StepOutput, Work
+from ridgeline.decoding.beams import new_search
 
 Json = Mapping[str, Any]
 
@@ -144,6 +145,7 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
                 max_model_len=engine["max_model_len"],
                 new_text=partial(next, iter(texts), _Ends(None)),
                 cache_root=bytes.fromhex(record["cache_root"]),
+                new_search=new_search,
             ),
         )
 
@@ -188,4 +190,6 @@ def _fold(scheduler: Scheduler, step: Step, record: Json) -> None:
     failed = {tuple(seq_id): error for seq_id, error in record["errors"]}
     errors = {i: failed[w.seq_id] for i, w in enumerate(step.work) if w.seq_id in failed}
     sampled = tuple(map(tuple, record["sampled"]))
-    commit(scheduler.queues, step, StepOutput(sampled, errors=errors))
+    ranked = {tuple(seq_id): tuple(map(tuple, found)) for seq_id, found in record["ranked"]}
+    top = {i: ranked[work.seq_id] for i, work in enumerate(step.work) if work.seq_id in ranked}
+    commit(scheduler.queues, step, StepOutput(sampled, errors=errors, top=top))

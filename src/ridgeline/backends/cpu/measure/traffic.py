@@ -26,8 +26,9 @@ def step_traffic(
     form = _FORMS.get(sizes.activations, "int8")
     num_tokens = sum(count for _, _, count in step.work)
     drafts = {seq_id: len(tokens) for seq_id, tokens in step.drafts}
-    drawn = [  # rows that are drawn from, of each item
-        bool(tokens) + drafts.get(seq_id, 0)
+    beams = {seq_id for seq_id, _ in step.ranked}
+    drawn = [  # rows that are drawn from, or ranked, of each item
+        (bool(tokens) or seq_id in beams) + drafts.get(seq_id, 0)
         for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=True)
     ]
     num_rows = sum(drawn)
