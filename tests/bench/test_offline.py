@@ -22,6 +22,7 @@ EMPTY = StepRecord(
     work=(),
     drafts=(),
     sampled=(),
+    ranked=(),
     errors=(),
     admitted=(),
     preempted=(),

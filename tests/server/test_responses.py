@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -24,10 +23,10 @@ ASK: dict[str, Any] = {"model": "tiny", "input": "Hello", "temperature": 0, "max
 
 def both(served: Served, **fields: Any) -> Any:
     """The response to a request, which must be the same streamed and whole."""
-    client = served.client()
     ask: dict[str, Any] = ASK | fields
-    whole = client.responses.create(**ask)
-    events = list(client.responses.create(**ask, stream=True))
+    with served.client() as client:
+        whole = client.responses.create(**ask)
+        events = list(client.responses.create(**ask, stream=True))
     assert [one.sequence_number for one in events] == list(range(len(events)))
     assert [one.type for one in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1].type == f"response.{whole.status}"
@@ -48,15 +47,12 @@ def _plain(item: Any) -> dict[str, Any]:
 
 def test_text(thinker: Served) -> None:
     response = both(thinker, instructions="Be brief.")
-    chat = thinker.client().chat.completions.create(
-        model="tiny",
-        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
-        temperature=0,
-        max_tokens=40,
-    )
-    assert response.output_text == chat.choices[0].message.content
-    assert response.usage.input_tokens == chat.usage.prompt_tokens  # type: ignore[union-attr]
-    assert response.usage.total_tokens == chat.usage.total_tokens  # type: ignore[union-attr]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    ask = {"messages": messages, "temperature": 0, "max_tokens": 40}
+    chat = thinker.call("/v1/chat/completions", ask)[1]
+    assert response.output_text == chat["choices"][0]["message"]["content"]
+    assert response.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    assert response.usage.total_tokens == chat["usage"]["total_tokens"]
     assert response.status == "incomplete"
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output[0].status == "incomplete"
@@ -106,14 +102,14 @@ class Sum(BaseModel):
 
 
 def test_a_form(thinker: Served) -> None:
-    client = thinker.client()
     form = {"type": "json_schema", "name": "sum", "schema": SCHEMA, "strict": True}
     response = both(thinker, text={"format": form}, max_output_tokens=300)
     if response.status == "completed":
         jsonschema.validate(json.loads(response.output_text), SCHEMA)
-    parsed = client.responses.parse(
-        model="tiny", input="Hello", text_format=Sum, max_output_tokens=200, temperature=0
-    )
+    with thinker.client() as client:
+        parsed = client.responses.parse(
+            model="tiny", input="Hello", text_format=Sum, max_output_tokens=200, temperature=0
+        )
     assert parsed.status == "incomplete" or isinstance(parsed.output_parsed, Sum)
 
 
@@ -176,8 +172,8 @@ def test_a_stream_that_fails_says_so(thinker: Served) -> None:
 
     thinker.valve.before = fail
     try:
-        events: Iterator[Any] = iter(thinker.client().responses.create(**ASK, stream=True))
-        last = list(events)[-1]
+        with thinker.client() as client:
+            *_, last = client.responses.create(**ASK, stream=True)
     finally:
         thinker.valve.before = lambda step: None
     assert last.type == "response.failed"

@@ -64,23 +64,27 @@ def check(call: Any) -> None:
     jsonschema.validate(json.loads(call.function.arguments), schema)
 
 
+def _add(state: dict[str, Any], delta: Any) -> None:
+    """Add a delta to what was streamed so far."""
+    state["content"] += delta.content or ""
+    state["reasoning"] += getattr(delta, "reasoning_content", None) or ""
+    for call in delta.tool_calls or []:
+        if call.id:
+            assert call.index == len(state["calls"])
+            state["calls"].append([call.function.name, ""])
+        state["calls"][call.index][1] += call.function.arguments
+
+
 def both(served: Served, **fields: Any) -> Any:
     """The choice of a request, which must be the same streamed and whole."""
-    client = served.client()
     ask: dict[str, Any] = {"model": "tiny", **ASK, **fields}
-    whole = client.chat.completions.create(**ask).choices[0]
     state: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None}
-    for chunk in client.chat.completions.create(**ask, stream=True):
-        [choice] = chunk.choices
-        delta = choice.delta
-        state["content"] += delta.content or ""
-        state["reasoning"] += getattr(delta, "reasoning_content", None) or ""
-        for call in delta.tool_calls or []:
-            if call.id:
-                assert call.index == len(state["calls"])
-                state["calls"].append([call.function.name, ""])  # type: ignore[union-attr]
-            state["calls"][call.index][1] += call.function.arguments  # type: ignore[union-attr]
-        state["finish"] = choice.finish_reason or state["finish"]
+    with served.client() as client:
+        whole = client.chat.completions.create(**ask).choices[0]
+        for chunk in client.chat.completions.create(**ask, stream=True):
+            [choice] = chunk.choices
+            _add(state, choice.delta)
+            state["finish"] = choice.finish_reason or state["finish"]
     message = whole.message
     calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or []]
     assert state["calls"] == calls
