@@ -78,8 +78,8 @@ export async function* events(response) {
   }
 }
 
-/** Ask for an answer; tell `onText` each piece, return how it ended. */
-export async function complete(body, onText, signal) {
+/** Ask for an answer; tell `onDelta` each piece, return how it ended. */
+export async function complete(body, onDelta, signal) {
   const response = await call('/v1/chat/completions', {
     method: 'POST',
     headers: { 'content-type': 'application/json' },
@@ -93,7 +93,7 @@ export async function complete(body, onText, signal) {
     if (event === '[DONE]') return end;
     if (event.error) throw problem(event.error.message, event.error.code);
     const choice = event.choices[0];
-    if (choice?.delta?.content) onText(choice.delta.content);
+    if (choice?.delta) onDelta(choice.delta);
     if (choice?.finish_reason) end.reason = choice.finish_reason;
     if (event.usage) end.usage = event.usage;
     if (event.metrics) end.timings = event.metrics;

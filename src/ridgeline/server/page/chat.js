@@ -2,10 +2,11 @@
 
 import { complete, fetchModel } from './api.js';
 import {
-  canLeaveOut, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages, versionsOf,
+  canLeaveOut, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages, toApi, versionsOf,
 } from './conversation.js';
 import { copyButton, element, icon, iconButton } from './dom.js';
 import { render } from './markdown.js';
+import { addDelta, pretty, showCalls, showReasoning } from './parts.js';
 import { conversations, create, isBlocked, onOtherTab, remove, save, settings } from './store.js';
 
 const IDEAS = [
@@ -108,13 +109,20 @@ function showMessage(message) {
   let article = [...at('messages').children].find((child) => child.key === key);
   if (!article) {
     article = element('article', { className: message.role, key, 'aria-label': message.role === 'user' ? 'You' : 'Answer' });
-    article.append(element('div', { className: 'left-out' }), element('div', { className: 'body' }), element('footer'));
+    article.append(
+      element('div', { className: 'left-out' }), element('div'), element('div', { className: 'body' }),
+      element('div', { className: 'calls' }), element('footer'),
+    );
     at('messages').append(article);
   }
-  const [note, body, footer] = article.children;
-  if (message.role !== 'user') render(body, message.content);
-  else if (body.textContent !== message.content) body.textContent = message.content;
+  const [note, thoughts, body, calls, footer] = article.children;
   const isGrowing = running.get(open)?.message === message;
+  if (message.role !== 'user') {
+    render(body, message.isJson && message.content ? `\`\`\`json\n${pretty(message.content)}\n\`\`\`` : message.content);
+    showReasoning(thoughts, message, isGrowing);
+    const canSend = message === shownMessages(open).at(-1) && !running.has(open);
+    showCalls(calls, message, canSend ? () => sendResults() : null);
+  } else if (body.textContent !== message.content) body.textContent = message.content;
   body.classList.toggle('growing', isGrowing);
   footer.replaceChildren(...(isGrowing ? [] : footerOf(message)));
   note.replaceChildren(...(message.id === open.sentFrom ? leftOutNote() : []));
@@ -200,7 +208,12 @@ function refresh() {
 // --- asking ----------------------------------------------------------------------------------
 
 function request(messages) {
-  const body = { messages: messages.map(({ role, content }) => ({ role, content })) };
+  const body = { messages: messages.flatMap(toApi) };
+  if (settings.tools) body.tools = JSON.parse(settings.tools);
+  if (settings.schema) {
+    const schema = JSON.parse(settings.schema);
+    body.response_format = { type: 'json_schema', json_schema: { name: 'answer', schema } };
+  }
   if (settings.system) body.messages.unshift({ role: 'system', content: settings.system });
   for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
     if (typeof settings[name] === 'number') body[name] = settings[name];
@@ -211,12 +224,13 @@ function request(messages) {
 /** Answer the last question; `old` is its answer so far, if any. Returns what went wrong, or null. */
 async function answer(conversation, old) {
   const body = request(sentMessages(conversation).filter((message) => message !== old));
-  const isVersion = Boolean(old?.content);
+  const isVersion = Boolean(old?.content || old?.calls);
   const message = newMessage('assistant', '', isVersion ? { versionOf: keyOf(old), chosenAt: Date.now() } : {});
   if (old && !isVersion) { // it has no text: nothing to keep
     message.id = old.id;
     conversation.messages.splice(conversation.messages.indexOf(old), 1, message);
   } else conversation.messages.push(message);
+  if (settings.schema) message.isJson = true;
   failedAgain = null;
   const controller = new AbortController();
   running.set(conversation, { controller, message, savedAt: Date.now() });
@@ -225,8 +239,8 @@ async function answer(conversation, old) {
     isDrawn = true;
     if (conversation === open) atBottom(() => showMessage(message));
   };
-  const onText = (text) => {
-    message.content += text;
+  const onDelta = (delta) => {
+    addDelta(message, delta);
     message.changedAt = Date.now();
     if (isDrawn) requestAnimationFrame(draw);
     isDrawn = false;
@@ -235,14 +249,14 @@ async function answer(conversation, old) {
   showChange(conversation);
   let failure = null;
   try {
-    Object.assign(message, await complete(body, onText, controller.signal));
+    Object.assign(message, await complete(body, onDelta, controller.signal));
   } catch (error) {
     if (error.name === 'AbortError') message.reason = 'stopped';
     else failure = await explain(error, conversation);
   }
   message.changedAt = Date.now();
   running.delete(conversation);
-  if (isVersion && !message.content) { // nothing came, so the old answer stays
+  if (isVersion && !message.content && !message.calls) { // nothing came, so the old answer stays
     conversation.messages.splice(conversation.messages.indexOf(message), 1);
     if (failure) failedAgain = { id: old.id, ...failure };
   } else Object.assign(message, failure);
@@ -297,6 +311,12 @@ function ask(text) {
   at('scroll').scrollTop = at('scroll').scrollHeight;
 }
 
+/** Go on with what the tools of the last answer returned. */
+function sendResults() {
+  keep(open);
+  return answer(open);
+}
+
 function again() {
   return answer(open, shownMessages(open).at(-1));
 }
@@ -341,6 +361,8 @@ export function showHint() {
   else if (!hasRoom) parts.push('This browser has no room to keep more.');
   at('hint').classList.toggle('problem', isBlocked || !hasRoom);
   if (settings.system) parts.push('system prompt set');
+  if (settings.tools) parts.push('tools set');
+  if (settings.schema) parts.push('JSON schema set');
   for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
     if (typeof settings[name] === 'number') parts.push(`${name.replace('_', ' ')} ${settings[name]}`);
   }

@@ -3,8 +3,9 @@
 //
 // A conversation has id, title, sentFrom (the id of the first message that is sent, null for all),
 // changedAt and messages. A message has id, changedAt, role and content; an answer may also have
-// versionOf (the id of the first answer to the same question) and chosenAt, and how it ended: usage,
-// timings, reason, error, isTooLong. Times are in milliseconds.
+// versionOf (the id of the first answer to the same question) and chosenAt, reasoning, calls of tools
+// (id, name, arguments, result), isJson, and how it ended: usage, timings, reason, error, isTooLong.
+// Times are in milliseconds.
 
 export const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
 
@@ -33,7 +34,18 @@ export function shownMessages(conversation) {
 export function sentMessages(conversation) {
   const shown = shownMessages(conversation);
   const first = shown.findIndex((message) => message.id === conversation.sentFrom);
-  return shown.slice(Math.max(first, 0)).filter((message) => message.content);
+  return shown.slice(Math.max(first, 0)).filter((message) => message.content || message.calls);
+}
+
+/** Return a message as the API has it: several, if tools were called. */
+export function toApi({ role, content, reasoning, calls }) {
+  const said = { role, content };
+  if (reasoning) said.reasoning_content = reasoning;
+  if (!calls) return [said];
+  said.content = content || null;
+  said.tool_calls = calls.map((call) => (
+    { id: call.id, type: 'function', function: { name: call.name, arguments: call.arguments } }));
+  return [said, ...calls.map((call) => ({ role: 'tool', tool_call_id: call.id, content: call.result ?? '' }))];
 }
 
 const questionsOf = (messages) => messages.filter((message) => message.role === 'user');

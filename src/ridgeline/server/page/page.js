@@ -3,6 +3,7 @@
 import { fetchModel } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
+import { problemOf } from './parts.js';
 import { saveSettings, settings } from './store.js';
 
 const at = (id) => document.getElementById(id);
@@ -17,9 +18,21 @@ function showTabs() {
 
 function openSettings() {
   const dialog = at('tune-dialog');
-  for (const field of dialog.querySelectorAll('[name]')) field.value = settings[field.name] ?? '';
+  for (const field of dialog.querySelectorAll('[name]')) {
+    field.value = settings[field.name] ?? '';
+    check(field);
+    field.oninput = () => check(field);
+  }
   dialog.returnValue = '';
   dialog.showModal();
+}
+
+/** Say what is wrong with a field; Done waits until nothing is. */
+function check(field) {
+  const problem = problemOf(field.name, field.value);
+  field.setCustomValidity(problem);
+  const note = field.parentElement.querySelector('.problem');
+  if (note) note.textContent = problem;
 }
 
 /** Take over what was entered; Done has checked it, Escape discards it. */

@@ -63,7 +63,7 @@ export const saveSettings = () => write(SETTINGS, settings);
 export function save(conversation) {
   const stored = readConversation(conversation.id);
   if (stored) Object.assign(conversation, merge(conversation, stored));
-  const messages = conversation.messages.filter((one) => one.content || one.reason || one.error);
+  const messages = conversation.messages.filter((one) => one.content || one.calls || one.reason || one.error);
   return write(PREFIX + conversation.id, { ...conversation, messages });
 }
 
