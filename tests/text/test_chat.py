@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import re
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -205,31 +205,34 @@ def test_the_process_ends_with_its_template() -> None:
     chat = ChatTemplate(CHATML, ours(byte_level))
     chat.render_ids(HELLO)
     assert chat._renderer is not None
-    process = chat._renderer._process
+    process = chat._renderer._child._process
     assert process is not None
     assert process.poll() is None
     chat.close()
     assert process.returncode == 0
     chat.start()  # it may be used again
-    second = chat._renderer._process
+    second = chat._renderer._child._process
     assert second is not None
     del chat
     gc.collect()
     assert second.returncode == 0
 
 
-def test_an_interrupted_rendering_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_rendering_leaves_no_answer_behind() -> None:
     chat = ChatTemplate("{{ messages[0].content }}", ours(byte_level))
     chat.start()
 
-    def interrupted(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-        assert process.stdin is not None
-        process.stdin.write(line)
-        process.stdin.flush()
-        raise KeyboardInterrupt
+    assert chat._renderer is not None
+    process = chat._renderer._child._process
+    assert process is not None
+    assert process.stdout is not None
 
-    with monkeypatch.context() as patch:
-        patch.setattr("ridgeline.text.renderer._exchange", interrupted)
+    class Interrupted(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            raise KeyboardInterrupt
+
+    with process.stdout:
+        process.stdout = Interrupted()  # the question was sent
         with pytest.raises(KeyboardInterrupt):
             chat.render_text([{"role": "user", "content": "first"}])
     assert chat.render_text([{"role": "user", "content": "second"}]) == "second"
@@ -239,9 +242,9 @@ def test_a_process_that_was_killed_is_replaced() -> None:
     chat = ChatTemplate("fine", ours(byte_level))
     chat.start()
     assert chat._renderer is not None
-    assert chat._renderer._process is not None
-    chat._renderer._process.kill()
-    chat._renderer._process.wait()
+    assert chat._renderer._child._process is not None
+    chat._renderer._child._process.kill()
+    chat._renderer._child._process.wait()
     assert chat.render_text(HELLO) == "fine"
 
 

@@ -8,26 +8,22 @@ gets a copy, which advances with its tokens. It knows no requests.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
-import weakref
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from ridgeline.text.child import Child
 from ridgeline.text.grammar_error import GrammarError
 from ridgeline.text.grammar_process import LIMITS, Vocabulary
 from ridgeline.text.tokenizer import Tokenizer
 
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
 _KEPT_BYTES = 4 << 20  # of sources whose grammars are kept
-_GOODBYE_S, _START_S = 1.0, 20.0
 
 
 class Source(NamedTuple):
@@ -66,7 +62,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Source, LLMatcher] = OrderedDict()
         self._kept_bytes = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child = Child(_PROGRAM, self._greeting)
         self._library: LLTokenizer | None = None
 
     def constraint(self, source: Source) -> Callable[[], GrammarState]:
@@ -92,17 +88,18 @@ class Grammars:
     def close(self) -> None:
         """End the process, if there is one."""
         with self._lock:
-            self._end()
+            self._child.close()
 
     def _compiled(self, source: Source) -> LLMatcher:
         asked = {**source._asdict(), "options": json.loads(source.options)}
-        reply = self._ask(self._running(), _line(asked), self._timeout_s)
-        if not reply:
-            self._end()
+        try:
+            answer: dict[str, str] | None = self._child.ask(asked, self._timeout_s)
+        except ChildProcessError as error:
+            raise ValueError(f"grammars cannot be compiled: {error}") from None
+        if answer is None:
             raise GrammarError(
                 f"the grammar takes more than {self._timeout_s:g} s or 1 GiB to compile", "too_slow"
             )
-        answer: dict[str, str] = json.loads(reply)
         if "error" in answer:
             raise GrammarError(answer["error"], "invalid")
         limits = LLParserLimits(**LIMITS)
@@ -117,6 +114,15 @@ class Grammars:
         special = [token for token in ids if tokenizer.is_special(token)]
         return [tokenizer.token_bytes(token) for token in ids], special
 
+    def _greeting(self) -> dict[str, Any]:
+        """Return what the process must know before the first grammar."""
+        tokens, special = self._facts()
+        return {
+            "tokens": [b64encode(token).decode() for token in tokens],
+            "special_ids": special,
+            "eos_ids": self._eos_ids,
+        }
+
     def _tokens(self) -> LLTokenizer:
         if self._library is None:
             tokenizer = self._tokenizer
@@ -129,54 +135,6 @@ class Grammars:
                 TokenizerWrapper(vocabulary), n_vocab=tokenizer.vocab_size, eos_token=self._eos_ids
             )
         return self._library
-
-    # --- the process ---------------------------------------------------------------------------
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process and self._process.poll() is not None:  # it was killed
-            self._end()
-        if self._process is None:
-            self._process = subprocess.Popen(
-                # -P: no module beside the program may replace one of the standard library.
-                [sys.executable, "-P", str(_PROGRAM)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            self._finalizer = weakref.finalize(self, _end, self._process)
-            tokens, special = self._facts()
-            facts = {
-                "tokens": [b64encode(token).decode() for token in tokens],
-                "special_ids": special,
-                "eos_ids": self._eos_ids,
-            }
-            if not self._ask(self._process, _line(facts), _START_S):
-                self._end()
-                raise ValueError("grammars cannot be compiled: their process does not start")
-        return self._process
-
-    def _ask(self, process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytes:
-        """Send a line and return the line that answers it, nothing if the process is gone."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        limit = threading.Timer(limit_s, process.kill)
-        limit.start()
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-            return process.stdout.readline()
-        except BrokenPipeError:
-            return b""
-        except BaseException:  # Ctrl-C: an unread answer must not be taken for the next one
-            process.kill()
-            self._end()
-            raise
-        finally:
-            limit.cancel()
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._finalizer()
-            self._process = None
 
 
 class GrammarState:
@@ -222,21 +180,3 @@ class GrammarState:
 
 def _size(source: Source) -> int:
     return len((source.text + source.frame).encode("utf-8", errors="surrogatepass"))
-
-
-def _line(value: Any) -> bytes:
-    return json.dumps(value).encode() + b"\n"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the process see the end of its input, and wait for it to go."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(BrokenPipeError):  # it is gone, with something unread
-        process.stdin.close()
-    try:
-        process.wait(_GOODBYE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()

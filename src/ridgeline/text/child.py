@@ -1,0 +1,98 @@
+"""A program in a process of its own, which may be stopped: it is asked in lines of JSON.
+
+For work whose time and memory nothing else can limit. The process starts with the first question,
+or when told to, and sleeps between two. When an answer takes too long it is killed, and the next
+question gets a new process. This module knows no program: JSON values go in and come out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_START_S, _GOODBYE_S = 20.0, 1.0
+
+
+class Child:
+    """Asks one program. One question at a time: whoever owns it sees to that."""
+
+    def __init__(self, program: Path, greeting: Callable[[], Any]) -> None:
+        """Prepare to run ``program``, whose first line is what ``greeting`` returns."""
+        self._program, self._greeting = program, greeting
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process, unless it runs. Raises ChildProcessError if it does not answer."""
+        if self._process and self._process.poll() is not None:  # it was killed
+            self.close()
+        if self._process is not None:
+            return
+        self._process = subprocess.Popen(
+            # -P: no module beside the program may replace one of the standard library.
+            [sys.executable, "-P", str(self._program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._finalizer = weakref.finalize(self, _end, self._process)
+        if not self._exchange(self._process, self._greeting(), _START_S):
+            self.close()
+            raise ChildProcessError("its process does not start")
+
+    def ask(self, value: Any, limit_s: float) -> Any:
+        """Return the answer to a value; None if none came in time, and then the process is gone.
+
+        Raises ChildProcessError if it does not start.
+        """
+        self.start()
+        assert self._process is not None
+        reply = self._exchange(self._process, value, limit_s)
+        if not reply:
+            self.close()
+            return None
+        return json.loads(reply)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._finalizer()
+            self._process = None
+
+    def _exchange(self, process: subprocess.Popen[bytes], value: Any, limit_s: float) -> bytes:
+        """Send a value and return the line that answers it, nothing if the process is gone."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        limit = threading.Timer(limit_s, process.kill)
+        limit.start()
+        try:
+            process.stdin.write(json.dumps(value).encode() + b"\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+        except BrokenPipeError:
+            return b""
+        except BaseException:  # Ctrl-C: an unread answer must not be taken for the next one
+            process.kill()
+            self.close()
+            raise
+        finally:
+            limit.cancel()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let the process see the end of its input, and wait for it to go."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):  # it is gone, with something unread
+        process.stdin.close()
+    try:
+        process.wait(_GOODBYE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
