@@ -31,6 +31,14 @@ BACKENDS: dict[str, dict[str, Any]] = {
 OFTEN = ("cpu",)  # that ``make test`` runs; the others are of the full matrix
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most ways of drafting on the slowest backend to ``make test-full``."""
+    for item in items:
+        if item.name.startswith("test_with_drafts[reference-") and "together" not in item.name:
+            item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture(params=BACKENDS)
 def every_backend(request: pytest.FixtureRequest) -> str:
     """Key of ``BACKENDS``; a test that asks for it runs on each."""
