@@ -18,9 +18,10 @@ from ridgeline.core.step import SeqId
 # Steps without drafts, after which likely ones are timed again although they seemed too slow: soon
 # at first, since the first step of a size is slow, as it touches memory for the first time.
 _FIRST_TRIAL, _LAST_TRIAL, _TRY_CHANCE = 16, 256, 0.5
-_LEAST_GAIN = 1.02  # a loss is worse than a gain missed
+_LEAST_GAIN = 1.08  # a loss is worse than a gain missed, and chances are seen too high
 _SLOPE = 0.15  # of a step's time, for each row more, until it is known
-_RATES = (0.5, 0.65, 0.75, 0.85, 0.9, 0.95)  # by length of the match, before anything is known
+_RATES = (0.4, 0.55, 0.7, 0.8, 0.9, 0.95)  # by length of the match, before anything is known
+_RATES_WEIGH = 8  # guesses
 _BOUNDS = (2, 4, 8, 16, 64)  # of the lengths; more than the last is forced by a grammar
 _PRIOR = 2.0  # right guesses of a sequence that weigh as much as what is known of all
 _MOST_CHANCE = 0.98
@@ -45,7 +46,7 @@ class Depth:
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._rates = list(_RATES)
+        self._rates, self._num_seen = list(_RATES), [0] * len(_RATES)
         self._records: dict[SeqId, _Record] = {}
         self._times_s: dict[int, dict[int, float]] = {}  # by sequences, then by rows
         self._num_steps, self._patience = 0, _FIRST_TRIAL  # without drafts
@@ -66,7 +67,9 @@ class Depth:
             is_right = record.guess[0] == seq.tokens[record.place]
             record.num_right += is_right - record.num_right / 32
             record.num_expected += self._rates[bucket] - record.num_expected / 32
-            self._rates[bucket] += (is_right - self._rates[bucket]) / 64
+            self._num_seen[bucket] += 1
+            share = max(1 / (_RATES_WEIGH + self._num_seen[bucket]), 1 / 64)
+            self._rates[bucket] += (is_right - self._rates[bucket]) * share
             record.guess = record.guess[1:] if is_right else ()
             record.place += 1
         if not record.guess:
