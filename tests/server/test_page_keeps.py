@@ -150,9 +150,8 @@ def test_done_refuses_a_wrong_setting_and_says_why(page: Chrome) -> None:
     find(page, "[name=temperature]").clear()
     find(page, "[name=temperature]").send_keys("1.5" + Keys.ENTER)
     sees(lambda: not find(page, "#tune-dialog").is_displayed())
-    assert kept_settings(page) == before | {"temperature": 1.5, "system": ""} | dict.fromkeys(
-        ("top_p", "seed")
-    )
+    empty = {"system": "", "tools": "", "schema": "", "top_p": None, "seed": None}
+    assert kept_settings(page) == before | {"temperature": 1.5} | empty
 
 
 def test_answers_to_one_question_are_all_kept(page: Chrome) -> None:
