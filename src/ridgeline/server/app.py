@@ -37,7 +37,8 @@ from ridgeline.server.protocol import (
 )
 from ridgeline.server.replies import OpenAiShape, Reply, Shape
 from ridgeline.server.response_shape import ResponseShape
-from ridgeline.server.responses import ResponsesRequest, renamed
+from ridgeline.server.responses import chat_request, renamed
+from ridgeline.server.responses_protocol import ResponsesRequest
 from ridgeline.server.schemas import (
     INFILL_CHUNKS,
     RESPONSE_EVENTS,
@@ -240,7 +241,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Answer a conversation that is given as items; nothing is stored."""
         service.check_open(body.model)
         try:
-            chat = body.chat()
+            chat = chat_request(body)
             prompt = await service.prompts.of_chat(chat)
             shape = partial(ResponseShape, asked=body)
             return await service.reply(request, chat, [prompt], "messages", new_shape=shape)

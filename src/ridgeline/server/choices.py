@@ -58,6 +58,7 @@ class Answers:
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one."""
         self._text, self._body, self._stream = text, body, stream
+        self.in_chunks = bool(body.stream)  # whether events give chunks
         self._is_chat = isinstance(body, ChatRequest)
         self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
         self._with_logprobs = stream.params.logprobs is not None
@@ -86,7 +87,7 @@ class Answers:
             self._put_prompt(answer, index)
         answer.has_begun = True
         self._put(answer, what)
-        return self._chunks(answer) if self._body.stream else []
+        return self._chunks(answer) if self.in_chunks else []
 
     def _chunks(self, answer: _Answer) -> list[Choice]:
         """Return the new part of a streamed answer, its end apart from its text.
@@ -132,10 +133,6 @@ class Answers:
         if self._with_logprobs:
             found = self._requests[index].prompt_logprobs
             answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
-
-    def rest(self) -> list[Choice]:
-        """Return everything that has not been shown, as a stream would show it."""
-        return [choice for answer in self._answers for choice in self._chunks(answer)]
 
     def whole(self) -> list[Choice]:
         """Return all choices, with everything that has not been shown.
@@ -249,6 +246,11 @@ class Answers:
         return sum(answer.num_tokens for answer in self._answers)
 
     @property
+    def num_reasoning(self) -> int:
+        """Tokens of reasoning among them."""
+        return sum(answer.num_reasoning for answer in self._answers)
+
+    @property
     def num_cached(self) -> int:
         """Prompt tokens that the prefix cache had."""
         return sum(r.num_cached_tokens for r in self._requests.values())
@@ -273,7 +275,7 @@ class Answers:
     def _details(self) -> dict[str, int]:
         details = {}
         if self._reasons:
-            details["reasoning_tokens"] = sum(answer.num_reasoning for answer in self._answers)
+            details["reasoning_tokens"] = self.num_reasoning
         if self._stream.prediction:
             right = sum(r.num_accepted_tokens for r in self._requests.values())
             made = sum(r.num_draft_tokens for r in self._requests.values())

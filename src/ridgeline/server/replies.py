@@ -147,7 +147,8 @@ class Reply(Response):
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
             for one in batch:
-                self._answers.take(one)
+                for choice in self._answers.take(one):
+                    self._shape.chunk(choice)
         await self._send(send, _encode(self._shape.whole()), _JSON, more=False)
 
     async def _send_chunks(self, send: Send) -> None:

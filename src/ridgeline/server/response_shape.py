@@ -1,7 +1,7 @@
 """The answer of POST /v1/responses: items, and the events that tell how they grow.
 
-Both are made of the deltas of a chat (``server.choices``), so a streamed response and a whole one
-are the same. An item is closed before the next one begins.
+Both are made of the deltas of a streamed chat (``server.choices``), so a streamed response and a
+whole one are the same. An item is closed before the next one begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.errors import ApiError
 from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.replies import event
-from ridgeline.server.responses import ResponsesRequest
+from ridgeline.server.responses_protocol import ResponsesRequest
 
 _PREFIX = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 _PART = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -42,12 +42,11 @@ class ResponseShape:
         self._finish_reason: str | None = None
         self._number = 0  # of events so far
         self._logprobs: list[Any] = []  # of tokens whose text is still to come
+        self._num_reasoning = 0  # tokens so far
+        answers.in_chunks = True  # a whole response is made of them too
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response."""
-        for choice in self._answers.rest():
-            for _ in self._take(choice):
-                pass
         return self._response()
 
     def chunk(self, choice: Choice) -> bytes:
@@ -67,6 +66,8 @@ class ResponseShape:
     # --- events --------------------------------------------------------------------------------
 
     def _event(self, kind: str, **fields: Any) -> bytes:
+        if not self._asked.stream:
+            return b""
         name = f"response.{kind}"
         data = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
@@ -80,7 +81,7 @@ class ResponseShape:
     def _take(self, choice: Choice) -> Iterator[bytes]:
         """Put a delta into the items, and yield the events that say so."""
         delta = choice["delta"]
-        self._logprobs += (choice["logprobs"] or {}).get("content", [])
+        self._hold_logprobs(choice)
         if text := delta.get("reasoning_content"):
             yield from self._grow("reasoning", text)
         if text := delta.get("content"):
@@ -93,8 +94,22 @@ class ResponseShape:
                 self._items[-1]["arguments"] += piece
                 yield self._event("function_call_arguments.delta", **self._place(), delta=piece)
         if choice["finish_reason"]:
+            if not self._items and choice["finish_reason"] == "stop":
+                yield from self._grow("message", "")  # clients look for one
             self._finish_reason = choice["finish_reason"]
             yield from self._close()
+
+    def _hold_logprobs(self, choice: Choice) -> None:
+        """Keep the logprobs of tokens until their text comes; text has them, nothing else does.
+
+        A delta without text is of a token that is held back, or that only marks where things end.
+        """
+        self._logprobs += (choice["logprobs"] or {}).get("content", [])
+        before, self._num_reasoning = self._num_reasoning, self._answers.num_reasoning
+        is_call = self._is_open and self._items[-1]["type"] == "function_call"
+        is_call = "tool_calls" in choice["delta"] or (is_call and not choice["delta"])
+        if self._num_reasoning > before or is_call:
+            self._logprobs = []
 
     def _grow(self, kind: str, text: str) -> Iterator[bytes]:
         if not self._is_open or self._items[-1]["type"] != kind:
@@ -177,8 +192,8 @@ class ResponseShape:
             "usage": self._usage() if reason else None,
             **said,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "tools": asked.tools or [],
-            "tool_choice": asked.tool_choice or "auto",
+            "tools": said["tools"] or [],
+            "tool_choice": said["tool_choice"] or "auto",
         }
 
     def _usage(self) -> dict[str, Any]:

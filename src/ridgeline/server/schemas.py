@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Shape(BaseModel):
@@ -210,13 +210,59 @@ class ResponseUsage(_Shape):
     total_tokens: int
 
 
+class OutputText(_Shape):
+    """Text for the user."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[str] = Field(max_length=0)
+    logprobs: list[RankedTokenLogprob]
+
+
+class ReasoningText(_Shape):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class _OutputItem(_Shape):
+    id: str
+    status: Literal["completed", "incomplete"]
+
+
+class OutputMessage(_OutputItem):
+    """An item with text."""
+
+    type: Literal["message"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputReasoning(_OutputItem):
+    """An item with reasoning, shown whole, so that nothing is summed up."""
+
+    type: Literal["reasoning"]
+    summary: list[str] = Field(max_length=0)
+    content: list[ReasoningText]
+
+
+class OutputCall(_OutputItem):
+    """An item that calls a function: ``arguments`` is a JSON object, as text."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
 class ResponseObject(_Shape):
     """What POST /v1/responses returns, unless it streams."""
 
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete", "in_progress"]
+    status: Literal["completed", "incomplete"]
     background: Literal[False]
     error: None
     incomplete_details: dict[str, str] | None
@@ -224,7 +270,7 @@ class ResponseObject(_Shape):
     max_output_tokens: int | None
     metadata: dict[str, Any] | None
     model: str
-    output: list[dict[str, Any]]
+    output: list[OutputMessage | OutputReasoning | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, str | None]
@@ -236,7 +282,7 @@ class ResponseObject(_Shape):
     top_logprobs: int | None
     top_p: float | None
     truncation: Literal["disabled"]
-    usage: ResponseUsage | None
+    usage: ResponseUsage
     user: str | None
 
 

@@ -34,6 +34,7 @@ class Strict(BaseModel):
     )
     droppable: ClassVar[tuple[str, ...]] = ()  # cannot change an answer
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    instead: ClassVar[Mapping[str, LiteralString]] = {}  # what to do, for some of those
     _dropped: tuple[str, ...] = ()
 
     @model_validator(mode="wrap")
@@ -62,7 +63,8 @@ class Strict(BaseModel):
             return False
         if given.get(_MAY_CALL.get(name, "")) == "none":
             return True
-        raise wrong("unsupported_parameter", name, "is not supported yet: leave it out")
+        why = cls.instead.get(name, "is not supported yet: leave it out")
+        raise wrong("unsupported_parameter", name, why)
 
     def ignored(self) -> list[str]:
         """Return the names of what was dropped, each once."""
