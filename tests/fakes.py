@@ -8,6 +8,7 @@ text is known in advance however it is batched, chunked, shared, preempted or fo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -29,6 +30,12 @@ def candidates(prefix: int, count: int, vocab_size: int) -> Candidates:
     weights = [1 + hash((prefix, token, 29)) % 5 for token in range(vocab_size)]
     order = sorted(range(vocab_size), key=lambda token: -weights[token])[:count]
     return tuple((token, math.log(weights[token] / sum(weights))) for token in order)
+
+
+def similarity(prefixes: Sequence[int]) -> float:
+    """How like the texts before it the last of some prefixes is; often equal to others."""
+    *before, last = prefixes
+    return max((hash((prefix, last, 31)) % 64 / 64 for prefix in before), default=0.0)
 
 
 def expected_tokens(
@@ -61,6 +68,7 @@ class Ledger:
     vocab_size: int = 4
     fail: dict[int, str] = field(default_factory=dict)  # request id -> error of its items
     slots: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    states: set[tuple[int, int]] = field(default_factory=set)  # slots whose states were kept
     num_steps: int = 0
 
     def execute(self, step: Step) -> StepOutput:
@@ -77,6 +85,13 @@ class Ledger:
                 before, prefix = prefix, extend(prefix, token)
                 written[slot] = (before, prefix)
         self.slots |= written
+        self.states -= written.keys()
+        self.states |= {
+            self._slot(work, work.start + i)
+            for work in step.work
+            if work.similar
+            for i in range(len(work.tokens))
+        }
         read = [self._read(work) for work in step.work]
         tokens = tuple(self._sample(*pair) for pair in zip(step.work, read, strict=True))
         failed = {i: self.fail.get(work.seq_id[0]) for i, work in enumerate(step.work)}
@@ -86,11 +101,20 @@ class Ledger:
             for i, work in enumerate(step.work)
             if work.top and i not in errors
         }
-        return StepOutput(tokens, errors=errors, top=top)
+        alike = {i: self._similarity(step.work[i], read[i]) for i in top if step.work[i].similar}
+        return StepOutput(tokens, errors=errors, top=top, similarity=alike)
+
+    def _similarity(self, work: Work, prefixes: list[int]) -> float:
+        slots = {self._slot(work, position) for position in range(len(prefixes))}
+        assert slots <= self.states, f"{work.seq_id} compares states that nobody kept"
+        return similarity(prefixes)
 
     def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
         offsets = range(self.block_size)
         read = [(new, i, self.slots.get((old, i))) for old, new in copies for i in offsets]
+        kept = {(new, i) for old, new in copies for i in offsets if (old, i) in self.states}
+        self.states -= {(new, i) for _, new in copies for i in offsets}
+        self.states |= kept
         for new, i, value in read:
             self.slots.pop((new, i), None)
             if value is not None:

@@ -37,7 +37,7 @@ class Mutant(NamedTuple):
 BLOCKS, CACHE, REQUEST = "core/block_pool.py", "core/kvcache.py", "core/request.py"
 SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/engine.py"
 QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
-BEAMS = "decoding/beams.py"
+BEAMS, CONTRASTIVE = "decoding/beams.py", "decoding/contrastive.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
 SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
 DEPTH, SUFFIX = "decoding/depth.py", "decoding/suffix.py"
@@ -237,6 +237,14 @@ MUTANTS = (
            "with early stopping a full search goes on"),
     Mutant(BEAMS, "best <= self._complete[-1].score", "best < self._complete[-1].score",
            "an equal beam keeps a search alive"),
+    Mutant(CONTRASTIVE, "- alpha * similarity", "+ alpha * similarity",
+           "what repeats the text is preferred"),
+    Mutant(CONTRASTIVE, "top = tuple(ranked[place]", "top = tuple(ranked[0]",
+           "logprobs are those behind another candidate"),
+    Mutant(FOLD, "        queues.swap(chosen, beams[0])\n", "",
+           "a settled token leaves the answer in another beam's place"),
+    Mutant(CACHE, "self.enable_prefix_caching and not seq.request.params.penalty_alpha",
+           "self.enable_prefix_caching", "blocks without states are adopted"),
     Mutant(PARAMS, "isinstance(value, bool) or", "",
            "true is a number"),
     Mutant(PARAMS, "return dict(biases)", "return biases",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
@@ -19,8 +19,8 @@ from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Guess, Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
-from ridgeline.decoding.beams import new_search
-from tests.fakes import Ledger, candidates, expected_tokens, extend
+from ridgeline.decoding.search import new_search
+from tests.fakes import Ledger, candidates, expected_tokens, extend, similarity
 
 POLICIES = (Static(), Orca(), SplitFuse())
 
@@ -204,12 +204,19 @@ def searched(request: Request, vocab_size: int = 4) -> list[list[int]]:
     assert search is not None
     texts: list[tuple[int, ...]] = [request.prompt]
     while True:
-        prefixes = [functools.reduce(extend, text, 0) for text in texts]
-        found = [candidates(prefix, search.num_candidates, vocab_size) for prefix in prefixes]
-        moves = search.advance(found)
-        if not moves:
+        lasts = [prefixes_of(text)[-1] for text in texts]
+        found = [candidates(prefix, search.num_candidates, vocab_size) for prefix in lasts]
+        moves = search.advance(found, [similarity(prefixes_of(text)) for text in texts])
+        last = search.settled[-1].token if search.settled else None
+        is_full = len(request.prompt) + len(search.settled) >= request.max_len
+        if not moves or last in request.stop_ids or is_full:
             return [[entry.token for entry in answer] for answer in search.answers()]
         texts = [(*texts[parent], token) for parent, token in moves]
+
+
+def prefixes_of(text: Listing[int]) -> list[int]:
+    """Return the ledger's prefix after each token of a text."""
+    return [*itertools.accumulate(text, extend, initial=0)][1:]
 
 
 def finish(engine: Engine, max_steps: int = 2000) -> list[Event]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.beams import Beams, check_search
+from ridgeline.decoding.beams import Beams
+from ridgeline.decoding.search import check_search
 
 NOTHING = -1e9
 Model = Callable[[tuple[int, ...]], list[float]]
@@ -184,6 +185,7 @@ CHANGES: dict[str, Any] = {
     "stop": "x",
     "prompt_logprobs": 0,
     "structured_outputs": {"regex": "x"},
+    "penalty_alpha": 0.0,
 }
 TAKEN: dict[str, Any] = {
     "n": 2,

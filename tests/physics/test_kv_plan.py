@@ -36,6 +36,12 @@ def test_one_full_sequence_may_take_more_than_half() -> None:
     assert fit(model_len=500 * 16, num_seqs=8) == KVPlan(500, 8000)
 
 
+def test_what_is_kept_beside_a_block_takes_its_part_of_the_room() -> None:
+    sizes = (1000 * MIB, 300 * MIB, 50 * MIB, MIB, 16, None, 16_000, 4)
+    assert fit_kv_cache(*sizes).num_blocks == 600
+    assert fit_kv_cache(*sizes, other_bytes_per_block=MIB // 2).num_blocks == 400
+
+
 def test_a_last_partial_block_is_counted() -> None:
     assert fit(model_len=161, num_seqs=1) == KVPlan(11, 161)
 

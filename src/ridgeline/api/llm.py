@@ -23,7 +23,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
-from ridgeline.decoding.beams import check_search
+from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
@@ -50,13 +50,14 @@ class LLM:
 
         Args:
             model: a short name, a .gguf file, a Hugging Face directory, or a hub id.
-            **options: as on the command line, with underscores (``config.Options``).
+            **options: as on the command line, with underscores
+                (``engine_setup.options.Options``); contrastive search is enabled unless said.
 
         Raises:
             ValueError: no such model, an option out of range, or not enough memory.
             ModelFileError: the model's files are damaged or not supported (a ValueError too).
         """
-        wishes = Options(**options)
+        wishes = Options(**{"enable_contrastive_search": True} | options)
         self.path = _located(str(model), default_home())
         checkpoint = load_checkpoint(self.path)
         self.arch = checkpoint.arch

@@ -89,9 +89,10 @@ class TextSide:
     def default_params(self, **changes: Any) -> SamplingParams:
         """Return the recommended sampling with ``changes``. Raises ValueError if out of range.
 
-        A beam search draws nothing, so recommendations do not apply to it.
+        A search draws nothing, so recommendations do not apply to it.
         """
-        defaults = {} if changes.get("use_beam_search") else self.generation_defaults
+        searches = changes.get("use_beam_search") or changes.get("penalty_alpha") is not None
+        defaults = {} if searches else self.generation_defaults
         return SamplingParams(**(defaults | changes))
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ridgeline.backends.face import Counters, Footprint, Setup, Surroundings, Traffic
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
+from ridgeline.backends.states import States
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
@@ -100,6 +101,7 @@ class ReferenceRunner:
         shape = (num_blocks, block_size, self.arch.num_kv_heads, self.arch.head_dim)
         self.k_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
         self.v_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
+        self._states = States(num_blocks, block_size, self.arch.hidden_size)
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""
@@ -115,7 +117,8 @@ class ReferenceRunner:
             ends = np.cumsum([len(work.tokens) for work in step.work])
             of_items = enumerate(np.split(finite_T, ends[:-1]))
             damaged = [(i, int(of_item.argmin())) for i, of_item in of_items if not of_item.all()]
-            return finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
+            output = finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
+            return self._states.compare(step, output, lambda tokens: hidden[tokens])
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.

@@ -265,6 +265,9 @@ class Engine:
                     (work.seq_id, work.tokens[-work.drafts :]) for work in step.work if work.drafts
                 ),
                 ranked=tuple((step.work[i].seq_id, found) for i, found in output.top.items()),
+                similarities=tuple(
+                    (step.work[i].seq_id, found) for i, found in output.similarity.items()
+                ),
                 errors=tuple((step.work[i].seq_id, error) for i, error in errors.items()),
                 admitted=step.admitted,
                 preempted=step.preempted,

@@ -43,7 +43,7 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
         elif work.seeds:
             events.append(_append(queues, seq, tokens[0], ranked[0] if ranked else None))
         elif work.top:
-            seq.candidates = output.top[i]
+            seq.candidates, seq.similarity = output.top[i], output.similarity.get(i, 0.0)
             if all(beam.candidates for beam in seq.request.sequences):
                 events += _next_round(queues, seq.request)
     return events
@@ -93,6 +93,11 @@ def _append(queues: Queues, seq: Sequence, token: int, logprobs: TokenLogprobs |
     """Add a sampled token and see whether it is the last."""
     seq.tokens.append(token)
     seq.num_pending += 1
+    return _judge(queues, seq, token, logprobs)
+
+
+def _judge(queues: Queues, seq: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
+    """Say what its last token means for a sequence; end it if it is the last."""
     request = seq.request
     reason: FinishReason | None = None
     stopped_by: str | int | None = None
@@ -128,7 +133,17 @@ def _next_round(queues: Queues, request: Request) -> Iterator[Event]:
     """Let beams that all have candidates go on as the search decides; yield answers at the end."""
     search = request.search
     assert search is not None
-    moves = search.advance([beam.candidates for beam in request.sequences])
+    beams, num_settled = request.sequences, len(search.settled)
+    moves = search.advance([beam.candidates for beam in beams], [beam.similarity for beam in beams])
+    if len(search.settled) > num_settled:
+        chosen, entry = beams[moves[0][0]], search.settled[-1]
+        queues.swap(chosen, beams[0])
+        event = _judge(queues, chosen, entry.token, entry)
+        yield event
+        if event.finish_reason:
+            _drop_search(queues, request)
+            request.sequences = [chosen]
+            return
     if moves:
         _move(queues, request, moves)
         return
@@ -159,16 +174,26 @@ def _move(queues: Queues, request: Request, moves: Listing[tuple[int, int]]) -> 
 
 
 def _conclude(queues: Queues, request: Request, num_answers: int) -> list[Sequence]:
-    """Replace beams by sequences for the answers of their search, without a token yet."""
-    del queues.searching[request.id]
-    for beam in request.sequences:
-        queues.drop(beam)
-    request.search = None
-    prompt = request.prompt
-    request.sequences = [Sequence(request, i, list(prompt), ()) for i in range(num_answers)]
+    """Replace beams by sequences for the answers of their search, with what is settled of them."""
+    first, settled = request.sequences[0], _drop_search(queues, request)
+    tokens = [*request.prompt, *(entry.token for entry in settled)]
+    request.sequences = [Sequence(request, i, list(tokens), ()) for i in range(num_answers)]
+    if settled:
+        request.sequences[0].text = first.text
     for seq in request.sequences:
         queues.add(seq)
     return request.sequences
+
+
+def _drop_search(queues: Queues, request: Request) -> list[TokenLogprobs]:
+    """Drop a search and its beams; return what was settled."""
+    search = queues.searching.pop(request.id).search
+    assert search is not None
+    for beam in request.sequences:
+        if beam.status is not Status.FINISHED:
+            queues.drop(beam)
+    request.search = None
+    return search.settled
 
 
 def _end(queues: Queues, seq: Sequence, reason: FinishReason, error: str | None = None) -> Event:

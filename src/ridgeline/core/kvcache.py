@@ -176,9 +176,10 @@ class KVCache:
         assert held == self.pool.refs, "reference counts and tables disagree"
 
     def _cached_prefix(self, seq: Sequence) -> list[int]:
-        # prompt_logprobs need every prompt token's logits, so nothing may be skipped.
+        # Nothing may be skipped where every prompt token's logits, or its final state, is needed.
         prefix: list[int] = []
-        if not self.enable_prefix_caching or seq.request.params.prompt_logprobs is not None:
+        params = seq.request.params
+        if not self._shares(seq) or params.prompt_logprobs is not None:
             return prefix
         for i in range((len(seq.tokens) - 1) // self.block_size):
             block = self.pool.find(self._content(seq, i, prefix))
@@ -194,7 +195,11 @@ class KVCache:
             seq.keys.append(self._hash_block(parent_key, tokens))
         return Content(seq.keys[i], table[i - 1] if i else seq.request.cache_root, tokens)
 
+    def _shares(self, seq: Sequence) -> bool:
+        """Whether a sequence takes part in the prefix cache; final states are not published."""
+        return self.enable_prefix_caching and not seq.request.params.penalty_alpha
+
     def _next_boundary(self, seq: Sequence) -> int:
-        if not self.enable_prefix_caching:
+        if not self._shares(seq):
             return _NEVER
         return (seq.num_computed // self.block_size + 1) * self.block_size

@@ -17,6 +17,7 @@ _RANGES = {  # lowest and highest; whole numbers where these are
     "best_of": (1, 1024),
     "length_penalty": (-10.0, 10.0),
     "temperature": (0.0, 100.0),
+    "penalty_alpha": (0.0, 1.0),
     "top_k": (-1, 1 << 31),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -37,7 +38,7 @@ _RANGES = {  # lowest and highest; whole numbers where these are
     "logprobs": (0, 100),
     "prompt_logprobs": (0, 100),
 }
-_OPTIONAL = ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("best_of", "penalty_alpha", "seed", "max_tokens", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,8 @@ class SamplingParams:
         use_beam_search: return the ``n`` best answers of a beam search (``decoding.beams``).
         length_penalty: of beams; above 0 favours long answers.
         early_stopping: of beams; True, False or "never", as for Hugging Face's ``generate``.
+        penalty_alpha: contrastive search (``decoding.contrastive``) among the ``top_k`` likeliest
+            tokens: how much it counts that a token repeats what was said. 0 is greedy.
         prediction: text that the answer will be like: it comes sooner where that is right.
         structured_outputs: the form that the answer must have.
     """
@@ -132,6 +135,7 @@ class SamplingParams:
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    penalty_alpha: float | None = None
     prediction: str | None = None
     structured_outputs: StructuredOutputsParams | None = None
 
@@ -151,6 +155,8 @@ class SamplingParams:
             raise ValueError(f"best_of is {self.best_of}: less than n ({self.n})")
         if not isinstance(self.prediction, str | None):
             raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
+        if self.penalty_alpha == 0 and self.temperature == 1.0:
+            object.__setattr__(self, "temperature", 0.0)
         self._check_structured_outputs()
         # Frozen for good: what the caller passed may change under us.
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -183,12 +189,22 @@ class SamplingParams:
     @property
     def num_seqs(self) -> int:
         """How many answers, or beams, are in the making at the same time."""
-        return self.best_of or self.n
+        return self.top_k if self.penalty_alpha else self.best_of or self.n
 
     @property
     def num_answers(self) -> int:
         """How many answers the engine gives; the ``n`` best of them are returned."""
-        return self.n if self.use_beam_search else self.num_seqs
+        return self.n if self.searches else self.num_seqs
+
+    @property
+    def searches(self) -> bool:
+        """Whether tokens are found by a search, not drawn."""
+        return self.use_beam_search or bool(self.penalty_alpha)
+
+    @property
+    def width_field(self) -> str:
+        """The field that says how wide the search is."""
+        return "top_k" if self.penalty_alpha else "best_of"
 
     @property
     def penalises(self) -> bool:

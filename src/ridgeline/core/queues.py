@@ -84,6 +84,13 @@ class Queues:
         elsewhere = (Status.RUNNING, Status.PAUSED)
         self.waiting = [seq for seq in everyone if seq.status not in elsewhere]
 
+    def swap(self, seq: Sequence, other: Sequence) -> None:
+        """Let two sequences of a request change ids, and the text with them."""
+        seq.id, other.id = other.id, seq.id
+        seq.text, other.text = other.text, seq.text
+        self.alive[seq.id], self.alive[other.id] = seq, other
+        self.sort()
+
     def drop(self, seq: Sequence) -> None:
         """Take a sequence out of its queue, and give its blocks back."""
         queues = {Status.RUNNING: self.running, Status.PAUSED: self.paused}

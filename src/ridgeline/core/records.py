@@ -89,6 +89,7 @@ class StepRecord:
         sampled: tokens sampled for each item, () for one that failed; empty if the backend failed
             and all starts again. Of an item with drafts, those that follow from right ones.
         ranked: beams, with the likeliest tokens behind each and their log-probabilities.
+        similarities: of such beams in a contrastive search, how like the text before each is.
         errors: sequences that ended here because their item failed, and why.
         admitted: sequences that began to run, with the length of their cached prefix.
         preempted: sequences whose blocks were taken.
@@ -115,6 +116,7 @@ class StepRecord:
     drafts: tuple[tuple[SeqId, tuple[int, ...]], ...]
     sampled: tuple[tuple[int, ...], ...]
     ranked: tuple[tuple[SeqId, tuple[tuple[int, float], ...]], ...]
+    similarities: tuple[tuple[SeqId, float], ...]
     errors: tuple[tuple[SeqId, str], ...]
     admitted: tuple[tuple[SeqId, int], ...]
     preempted: tuple[SeqId, ...]

@@ -70,14 +70,24 @@ class Constraint(Protocol):
 
 
 class Search(Protocol):
-    """Which continuations of a prompt are followed (``decoding.beams``)."""
+    """Which continuations of a prompt are followed (``decoding.search``).
+
+    ``settled`` is the beginning of the only answer, as far as it is known before the end.
+    """
+
+    settled: list[TokenLogprobs]
 
     @property
     def num_candidates(self) -> int:
         """How many likeliest tokens behind each beam are needed."""
 
-    def advance(self, ranked: Listing[Candidates]) -> Listing[tuple[int, int]]:
-        """Return the next beams: which one each continues, with which token. None: it is over."""
+    def advance(
+        self, ranked: Listing[Candidates], similarities: Listing[float]
+    ) -> Listing[tuple[int, int]]:
+        """Return the next beams: which one each continues, with which token. None: it is over.
+
+        If a token is settled, it is the last of the beam that all of them continue.
+        """
 
     def answers(self) -> Listing[Listing[TokenLogprobs]]:
         """Return the answers of a search that is over, best first."""
@@ -142,7 +152,7 @@ class Request:
         self.num_preemptions = 0  # of its sequences
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
         self.search = new_search(self)  # until it is over; its beams draw nothing and have no text
-        assert self.search or not params.use_beam_search, "an engine without a search"
+        assert self.search or not params.searches, "an engine without a search"
         num_seeds = 0 if self.search else params.num_seqs
         seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(num_seeds))
         num_slots = params.num_seqs if self.search else 1
@@ -183,10 +193,12 @@ class Sequence:
     num_draft_blocks: int = 0
     num_slots: int = 1  # that it takes while it runs: the first beam has those of the others too
     candidates: Candidates = ()  # of a beam that waits until the others have theirs
+    similarity: float = 0.0  # of such a beam's last token
 
     def __post_init__(self, index: int) -> None:
         self.id = (self.request.id, index)
-        new_text = None if self.request.search else self.request.new_text
+        is_beam = self.request.search and self.request.params.use_beam_search
+        new_text = None if is_beam else self.request.new_text
         self.text = new_text() if new_text else None
         new_constraint = self.request.new_constraint
         self.constraint = new_constraint() if new_constraint else None

@@ -87,9 +87,10 @@ class Scheduler:
         kv, first = self.queues.kv, request.sequences[0]
         need, have, width = kv.blocks_for(request.max_len), len(kv.pool.refs), first.num_slots
         if width > (most := self.queues.max_num_seqs):
+            name = request.params.width_field
             raise ValueError(
-                f"best_of asks for {width} beams, but at most {most} sequences run at a time: "
-                f"lower best_of or raise --max-num-seqs"
+                f"{name} asks for {width} beams, but at most {most} sequences run at a time: "
+                f"lower {name} or raise --max-num-seqs"
             )
         if width * need > have:
             each = f" for each of {width} beams" if width > 1 else ""
@@ -177,8 +178,10 @@ class Scheduler:
             work.append(
                 Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
             )
-            if request.search and num_tokens == pending:
-                work[-1] = work[-1]._replace(top=request.search.num_candidates)
+            if request.search:
+                top = request.search.num_candidates if num_tokens == pending else 0
+                similar = bool(request.params.penalty_alpha)
+                work[-1] = work[-1]._replace(top=top, similar=similar)
             granted.append(seq)
             left -= num_tokens
         if admitted or preempted:

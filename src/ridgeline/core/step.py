@@ -83,6 +83,7 @@ class Work(NamedTuple):
         bytes, ...
     ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
     top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
+    similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
 
 
 def sampled_from(work: Work) -> int:
@@ -121,6 +122,7 @@ class StepOutput(NamedTuple):
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = {}  # of tokens start+1 .. end
     errors: Mapping[int, str] = {}  # why this item failed; its tokens mean nothing
     top: Mapping[int, Candidates] = {}  # of items with ``top``
+    similarity: Mapping[int, float] = {}  # of those that are also ``similar``: backends.states
 
 
 class Event(NamedTuple):

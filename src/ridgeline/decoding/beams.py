@@ -8,22 +8,11 @@ continues. It knows no blocks, no model and no order in which beams are computed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Literal, NamedTuple
 
-from ridgeline.core.params import SamplingParams
-from ridgeline.core.request import Request
 from ridgeline.core.step import Candidates, TokenLogprobs
 
 Answer = list[TokenLogprobs]
-
-# What a beam search takes. Whatever else is set, it refuses.
-_OF_BEAMS = ("length_penalty", "early_stopping")
-_WITH_BEAMS = (
-    *("n", "best_of", "use_beam_search", *_OF_BEAMS, "seed", "stop_token_ids", "max_tokens"),
-    *("min_tokens", "ignore_eos", "logprobs", "prediction"),
-)
-_SAME_AS_DEFAULT = {"temperature": 0, "top_k": -1, "logit_bias": {}}  # to a beam search
 
 
 class _Beam(NamedTuple):
@@ -65,6 +54,7 @@ class Beams:
         self._early_stopping = early_stopping
         self._min_tokens = min_tokens
         self._num_ranked = num_ranked
+        self.settled: Answer = []  # nothing is, before the end
         self._running = [_Beam(0.0, [])]  # best first
         self._complete: list[_Beam] = []  # best first, at most ``width``, by their final scores
 
@@ -76,12 +66,15 @@ class Beams:
         """
         return max(self._width + len(self._stop_ids), self._num_ranked)
 
-    def advance(self, ranked: Sequence[Candidates]) -> list[tuple[int, int]]:
+    def advance(
+        self, ranked: Sequence[Candidates], similarities: Sequence[float] = ()
+    ) -> list[tuple[int, int]]:
         """Take the candidates of all beams; return the next beams, none if the search is over.
 
         Among the first ``width`` candidates of all beams, those that end are complete answers. The
         first ``width`` that do not end go on. Of equal ones the better beam's come first. A beam is
-        the place of the one that it continues, and the token that it adds.
+        the place of the one that it continues, and the token that it adds. Similarities mean
+        nothing here.
         """
         length = len(self._running[0].tokens) + 1
         running: list[_Beam] = []
@@ -131,45 +124,3 @@ class Beams:
     def answers(self) -> list[Answer]:
         """Return the answers of a search that is over, best first."""
         return [beam.tokens for beam in self._complete[: self._num_answers]]
-
-
-def check_search(params: SamplingParams, *, is_stream: bool = False) -> None:
-    """Raise ValueError, which begins with a field's name, for what contradicts a search.
-
-    Beams draw nothing, so all that changes a distribution is refused; temperatures 0 and 1 are the
-    same to them. Answers that are chosen when they are complete cannot be streamed.
-    """
-    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
-        raise ValueError("early_stopping must be true, false or 'never'")
-    for field in fields(params):
-        name, value = field.name, getattr(params, field.name)
-        if value in (field.default, _SAME_AS_DEFAULT.get(name, field.default)):
-            continue
-        if params.use_beam_search and name not in _WITH_BEAMS:
-            raise ValueError(f"{name} is {value!r:.80}: use_beam_search excludes it")
-        if not params.use_beam_search and name in _OF_BEAMS:
-            raise ValueError(f"{name} is {value!r}: it needs use_beam_search")
-    if is_stream and (params.use_beam_search or params.num_answers > params.n):
-        name = "use_beam_search" if params.use_beam_search else "best_of"
-        raise ValueError(f"stream is not possible: {name} chooses among complete answers")
-
-
-def new_search(request: Request) -> Beams | None:
-    """Return the search that a request's parameters ask for, None if it draws its tokens.
-
-    Raises ValueError if they contradict it.
-    """
-    params = request.params
-    check_search(params)
-    if not params.use_beam_search:
-        return None
-    return Beams(
-        params.num_seqs,
-        request.max_len - len(request.prompt),
-        request.stop_ids,
-        num_answers=params.n,
-        length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
-        min_tokens=params.min_tokens,
-        num_ranked=params.logprobs or 0,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from ridgeline.backends import BACKENDS
@@ -12,9 +12,10 @@ from ridgeline.backends.face import BackendRunner, Setup, Surroundings
 from ridgeline.core.engine import Engine
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.records import Record
+from ridgeline.core.request import Request, Search
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import Runner
-from ridgeline.decoding.beams import new_search
+from ridgeline.decoding.search import new_search
 from ridgeline.engine_setup.home import default_home, why_unwritable
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
@@ -86,5 +87,14 @@ def new_engine(
         eos_ids=checkpoint.eos_ids,
         seed=config.seed,
         listeners=listeners,
-        new_search=new_search,
+        new_search=partial(_new_search, config),
     )
+
+
+def _new_search(config: EngineConfig, request: Request) -> Search | None:
+    if request.params.penalty_alpha and not config.enable_contrastive_search:
+        raise ValueError(
+            "penalty_alpha needs the final states of all tokens: start with "
+            "--enable-contrastive-search"
+        )
+    return new_search(request)

@@ -55,6 +55,9 @@ class Options:
         "How to guess tokens ahead, as JSON with vLLM's keys, or off. Answers stay the same. "
         "Default: by what the text repeats, where it pays.",
     )
+    enable_contrastive_search: bool = flag_field(
+        False, "Keep final states beside the KV cache, for requests with penalty_alpha."
+    )
     trace: str | Path | None = flag_field(
         None, "Write a record of every step and request to this file, as JSON lines."
     )

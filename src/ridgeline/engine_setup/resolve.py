@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
+from ridgeline.backends.states import STATE_BYTES
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
@@ -42,6 +43,7 @@ class EngineConfig:
     threads: int
     seed: int
     speculative: SpeculativeConfig | None
+    enable_contrastive_search: bool
     notes: tuple[str, ...]
 
 
@@ -80,6 +82,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
     weights_bytes, step_bytes, kv_bytes_per_token = backend.footprint(arch, setup)
     kv_bytes_per_block = options.block_size * kv_bytes_per_token
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
     one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=available_bytes(),
@@ -90,6 +93,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         wanted_kv_bytes=wish,
         wanted_model_len=model_len,
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
+        other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
     )
     return EngineConfig(
         backend=name,
@@ -106,5 +110,6 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         threads=threads,
         seed=options.seed or 0,
         speculative=parse_speculative(options.speculative_config),
+        enable_contrastive_search=options.enable_contrastive_search,
         notes=plan.notes,
     )

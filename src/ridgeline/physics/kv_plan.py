@@ -35,6 +35,7 @@ def fit_kv_cache(
     wanted_kv_bytes: int | None,
     wanted_model_len: int,
     max_num_seqs: int,
+    other_bytes_per_block: int = 0,
 ) -> KVPlan:
     """Size the KV cache from the memory that is there; make it smaller rather than refuse.
 
@@ -51,6 +52,7 @@ def fit_kv_cache(
         wanted_kv_bytes: the user's ``--kv-cache-memory``; None leaves the choice to us.
         wanted_model_len: longest sequence that the user wants, tokens.
         max_num_seqs: sequences that may run at once.
+        other_bytes_per_block: what is kept beside the keys and values of a block.
 
     Raises:
         ValueError: not even one sequence of two blocks fits.
@@ -58,7 +60,7 @@ def fit_kv_cache(
     blocks_per_seq = -(-wanted_model_len // block_size)
     min_blocks = min(2, blocks_per_seq)
     room_bytes = available_bytes - available_bytes // 20 - weights_bytes - step_bytes
-    room_blocks = room_bytes // kv_bytes_per_block
+    room_blocks = room_bytes // (kv_bytes_per_block + other_bytes_per_block)
     if room_blocks < min_blocks:
         raise ValueError(
             f"not enough memory: {_size(available_bytes)} is available, and the smallest start "

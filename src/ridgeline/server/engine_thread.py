@@ -198,7 +198,9 @@ class Bridge:
                 token_rules=stream.token_rules,
             )
         except ValueError as error:  # it can never run
-            self.call(self.abandon, stream, StreamError(str(error), 400))
+            name = str(error).split(" ")[0]
+            param = name if hasattr(params, name) else None
+            self.call(self.abandon, stream, StreamError(str(error), 400, param))
             return
         self._held[stream] += params.num_seqs
         self._owners[request_id] = stream, index

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.beams import check_search
+from ridgeline.decoding.search import check_search
 from ridgeline.decoding.tools import ToolUse
 from ridgeline.server import samplers
 from ridgeline.server.conversation import Prediction, Rendering
@@ -49,7 +49,7 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 
 # Fields that mean the same to the engine.
 _PLAIN = (
-    *("best_of", "early_stopping", "length_penalty", "use_beam_search"),
+    *("best_of", "early_stopping", "length_penalty", "penalty_alpha", "use_beam_search"),
     *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
     *("repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "top_k", "top_p"),
 )
@@ -163,6 +163,7 @@ class _Sampled(Strict):
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=-10, le=10)
     early_stopping: bool | Literal["never"] | None = None
+    penalty_alpha: float | None = Field(None, ge=0, le=1)
     # The form of the answer, under all names that clients use (``server.structured``):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

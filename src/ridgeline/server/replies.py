@@ -169,7 +169,8 @@ class Reply(Response):
         """
         self._note["finish"], self._note["error"] = "error", str(error)
         headers = {"retry-after": "5"} if error.status == 503 else {}
-        shown = ApiError(error.status, str(error), code="generation_failed", headers=headers)
+        code = "invalid_value" if error.param else "generation_failed"
+        shown = ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
         if not self._has_begun:
             raise shown
         await self._send(send, self._shape.failure(shown), _SSE, more=False)

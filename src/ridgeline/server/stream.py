@@ -21,11 +21,15 @@ _MAX_BEHIND = 256  # events that a stream may hold before its requests are pause
 
 
 class StreamError(Exception):
-    """The stream ends early, and why; ``status`` is for a client that has seen nothing yet."""
+    """The stream ends early, and why.
 
-    def __init__(self, message: str, status: int = 500) -> None:
+    ``status``, and ``param``, the field at fault, are for a client that has seen nothing yet.
+    """
+
+    def __init__(self, message: str, status: int = 500, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.param = param
 
 
 class ClientGone(Exception):

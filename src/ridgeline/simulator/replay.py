@@ -20,7 +20,7 @@ from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Drafter, Guess, Speculation
 from ridgeline.core.step import SeqId, Step, StepOutput, Work
-from ridgeline.decoding.beams import new_search
+from ridgeline.decoding.search import new_search
 
 Json = Mapping[str, Any]
 
@@ -192,4 +192,7 @@ def _fold(scheduler: Scheduler, step: Step, record: Json) -> None:
     sampled = tuple(map(tuple, record["sampled"]))
     ranked = {tuple(seq_id): tuple(map(tuple, found)) for seq_id, found in record["ranked"]}
     top = {i: ranked[work.seq_id] for i, work in enumerate(step.work) if work.seq_id in ranked}
-    commit(scheduler.queues, step, StepOutput(sampled, errors=errors, top=top))
+    found = {tuple(seq_id): value for seq_id, value in record["similarities"]}
+    alike = {i: found[work.seq_id] for i, work in enumerate(step.work) if work.seq_id in found}
+    output = StepOutput(sampled, errors=errors, top=top, similarity=alike)
+    commit(scheduler.queues, step, output)

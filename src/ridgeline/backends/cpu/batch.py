@@ -116,7 +116,7 @@ def _assigned(
         count = len(item.tokens)
         for low in range(0, count, size):
             high = min(low + size, count)
-            has_output = item.targets or high > sampled_from(item)
+            has_output = item.targets or item.similar or high > sampled_from(item)
             chunks[bool(has_output)].append((i, low, high))
     assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(num_threads)]
     held = [0] * num_threads

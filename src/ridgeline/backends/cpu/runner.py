@@ -29,6 +29,7 @@ from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.face import Traffic
 from ridgeline.backends.results import Answer, Ask, Pick, finish
+from ridgeline.backends.states import States
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -95,6 +96,7 @@ class CpuRunner:
         self.cache = self._buffers.cache
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
+        self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -134,7 +136,8 @@ class CpuRunner:
             self.cache[new] = self.cache[old]
         batch = self._prepare(step.work)
         damaged = partial(self._damaged, step.work, batch)
-        return finish(step.work, partial(self._answers, batch=batch), damaged)
+        output = finish(step.work, partial(self._answers, batch=batch), damaged)
+        return self._states.compare(step, output, partial(self._hidden, batch=batch))
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the kernels' arguments."""
@@ -206,6 +209,14 @@ class CpuRunner:
         if not ask.draws:
             return self._draws.rank(ask.known, ask.num_top or 0)
         return self._draws.add(ask.draws, ask.num_top)
+
+    def _hidden(self, tokens: range, batch: Batch) -> NDArray[np.float32]:
+        """Return the final states of tokens that have an output, normed."""
+        size = self.arch.hidden_size
+        x = self._buffers.x[batch.row_of_token[tokens.start : tokens.stop], :size]
+        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + self.arch.norm_eps
+        normed: NDArray[np.float32] = x / np.sqrt(mean) * self.weights.final_norm[:size]
+        return normed
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[tuple[int, int]]:
         """Yield the items whose keys or values are not finite, with the first such token."""
