@@ -23,6 +23,7 @@ EMPTY = StepRecord(
     drafts=(),
     sampled=(),
     ranked=(),
+    similarities=(),
     errors=(),
     admitted=(),
     preempted=(),
