@@ -41,7 +41,8 @@ BEAMS, CONTRASTIVE = "decoding/beams.py", "decoding/contrastive.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
 SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
 DEPTH, SUFFIX = "decoding/depth.py", "decoding/suffix.py"
-JACOBI = "decoding/jacobi.py"
+JACOBI, DRAFT_MODEL = "decoding/jacobi.py", "decoding/draft_model.py"
+PACE = "decoding/pace.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "block is not None and self.content[block] == content", "True",
@@ -237,6 +238,16 @@ MUTANTS = (
            "with early stopping a full search goes on"),
     Mutant(BEAMS, "best <= self._complete[-1].score", "best < self._complete[-1].score",
            "an equal beam keeps a search alive"),
+    Mutant(DRAFT_MODEL, "while same < end and shadow.tokens[same] == seq.tokens[same]:",
+           "while same < end:", "what an answer did not take of a guess stays in the cache"),
+    Mutant(DRAFT_MODEL, "len(seq.tokens) - 1)  # the logits", "len(seq.tokens))  # the logits",
+           "nothing is left to compute behind a guess that was right"),
+    Mutant(DRAFT_MODEL, "if name not in wanted]", "if False]",
+           "shadows of who waits keep their blocks"),
+    Mutant(DRAFT_MODEL, "            self.kv.publish(shadow)\n", "            pass\n",
+           "each answer to a prompt computes it again"),
+    Mutant(PACE, "chance *= self._chance", "chance *= 1",
+           "a guess is as likely right far ahead as near"),
     Mutant(CONTRASTIVE, "- alpha * similarity", "+ alpha * similarity",
            "what repeats the text is preferred"),
     Mutant(CONTRASTIVE, "top = tuple(ranked[place]", "top = tuple(ranked[0]",

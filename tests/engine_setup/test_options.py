@@ -234,6 +234,10 @@ def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> Non
         ({"method": "suffix"}, SpeculativeConfig(method="suffix")),
         ({"method": "lookahead"}, SpeculativeConfig(method="lookahead")),
         (
+            {"method": "draft_model", "model": "x.gguf"},
+            SpeculativeConfig(method="draft_model", model="x.gguf"),
+        ),
+        (
             {"prompt_lookup_min": 3, "prompt_lookup_max": 5},
             SpeculativeConfig(prompt_lookup_min=3, prompt_lookup_max=5),
         ),
@@ -248,7 +252,14 @@ def test_speculative_config(value: Any, wanted: SpeculativeConfig | None) -> Non
     [
         ("on", "neither JSON nor 'off'"),
         ("[1]", "a JSON object, or 'off'"),
-        ({"method": "eagle"}, "method 'eagle' is not one of ngram, suffix, lookahead"),
+        ({"method": "eagle"}, "'eagle' is not one of ngram, suffix, draft_model, lookahead"),
+        ({"method": "draft_model"}, "draft_model needs a model"),
+        ({"method": "draft_model", "model": 7}, "model is 7, but it must be the name or path"),
+        ({"model": "x.gguf"}, "model is 'x.gguf', but it must .* and the method draft_model"),
+        (
+            {"method": "draft_model", "model": "x", "prompt_lookup_max": 9},
+            "draft_model looks nothing up",
+        ),
         ({"method": ["suffix"]}, "is not one of ngram"),
         ({"method": "lookahead", "prompt_lookup_max": 9}, "lookahead looks nothing up"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, not a whole number from 1"),

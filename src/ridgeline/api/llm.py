@@ -19,12 +19,14 @@ from ridgeline.api.interrupts import Interrupts
 from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, likeliest
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
+from ridgeline.backends.face import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
+from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import bytes_bar, count_bar
@@ -61,15 +63,19 @@ class LLM:
         self.path = _located(str(model), default_home())
         checkpoint = load_checkpoint(self.path)
         self.arch = checkpoint.arch
-        self.config = resolve(wishes, checkpoint.arch)
+        small = find_small_model(wishes, checkpoint, partial(_located, home=default_home()))
+        taken_bytes = small.config.total_bytes if small else 0
+        self.config = resolve(wishes, checkpoint.arch, taken_bytes=taken_bytes)
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
+        drafting = _small_runner(small) if small else None
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
         entry = SHORT_NAMES.get(str(model))
         self.text = TextSide(checkpoint, entry.sampling if entry else {})
         listeners = [self.trace] if self.trace else []
-        self.engine = new_engine(self.config, checkpoint, self.runner, listeners)
+        speculation = new_speculation(self.config.speculative, small, drafting)
+        self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
         self._interrupts = Interrupts()
         self._inboxes: dict[int, deque[Event]] = {}  # events by request, until they are taken
 
@@ -320,6 +326,11 @@ def _located(model: str, home: Path) -> Path:
 
         with bytes_bar(f"Pulling {model}") as report:
             return pull(model, home, report)
+
+
+def _small_runner(small: SmallModel) -> BackendRunner:
+    with bytes_bar(f"Loading {small.checkpoint.path.name}") as report:
+        return new_runner(small.config, small.checkpoint, report)
 
 
 def _completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[CompletionOutput]:

@@ -150,7 +150,11 @@ class Engine:
         answers stay the same.
         """
         start_s = self._clock()
-        step = self.scheduler.schedule(load)
+        try:
+            step = self.scheduler.schedule(load)
+        except BaseException:  # of a draft model
+            self.scheduler.retract()
+            raise
         if not step.work:
             if self.has_work():
                 raise RuntimeError(f"nothing can run: {step.waits}")
@@ -167,7 +171,7 @@ class Engine:
             raise
         executed_s = self._clock()
         if self.scheduler.speculation:
-            self.scheduler.speculation.note_step(step, output, executed_s - scheduled_s)
+            self.scheduler.speculation.note_step(step, output, executed_s - start_s)
         events = fold.commit(self.scheduler.queues, step, output)
         if any(work.drafts for work in step.work):
             output = output._replace(tokens=_kept(step, output, events))

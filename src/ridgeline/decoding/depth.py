@@ -54,9 +54,7 @@ class Depth:
     def note_step(self, num_seqs: int, num_rows: int, seconds: float) -> None:
         """Add a step without prompts. A step that was much slower than usual counts for less."""
         times_s = self._times_s.setdefault(num_seqs, {})
-        known_s = times_s.setdefault(num_rows, seconds)
-        share = 1 / 2 if seconds < known_s / 1.5 else 1 / 8  # what is known was no usual step
-        times_s[num_rows] += (min(seconds, 1.5 * known_s) - known_s) * share
+        times_s[num_rows] = settled(times_s.get(num_rows, seconds), seconds)
         self._num_steps = self._num_steps + 1 if num_rows == num_seqs else 0
 
     def note_text(self, seq: Sequence, guess: Guess) -> None:
@@ -109,6 +107,12 @@ class Depth:
         record = self._records[seq.id]
         skill = (_PRIOR + record.num_right) / (_PRIOR + record.num_expected)
         return min(self._rates[_bucket(guess.match_len)] * skill, _MOST_CHANCE)
+
+
+def settled(known_s: float, seconds: float) -> float:
+    """Return the time of a kind of step, known so far, after one more that took ``seconds``."""
+    share = 1 / 2 if seconds < known_s / 1.5 else 1 / 8  # what is known was no usual step
+    return known_s + (min(seconds, 1.5 * known_s) - known_s) * share
 
 
 def _time_s(times_s: dict[int, float], least: int, num_rows: int) -> float:

@@ -14,6 +14,7 @@ from ridgeline.core.kvcache import KVCache
 from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Search
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Runner
 from ridgeline.decoding.search import new_search
 from ridgeline.engine_setup.home import default_home, why_unwritable
@@ -67,6 +68,7 @@ def new_engine(
     checkpoint: Checkpoint,
     runner: Runner,
     listeners: Sequence[Callable[[Record], None]],
+    speculation: Speculation | None,
 ) -> Engine:
     """Return an engine over ``runner`` with nothing to do yet; ``listeners`` get its records."""
     kv = KVCache(
@@ -77,7 +79,7 @@ def new_engine(
         config.policy,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
-        speculation=config.speculative.new_speculation() if config.speculative else None,
+        speculation=speculation,
     )
     return Engine(
         scheduler,

@@ -39,6 +39,7 @@ class EngineConfig:
     block_size: int
     num_blocks: int
     kv_bytes: int
+    total_bytes: int
     enable_prefix_caching: bool
     threads: int
     seed: int
@@ -47,10 +48,11 @@ class EngineConfig:
     notes: tuple[str, ...]
 
 
-def resolve(options: Options, arch: ModelArch) -> EngineConfig:
+def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> EngineConfig:
     """Choose everything that is still open, from the model and from the memory that is there.
 
-    Raises ValueError if an option contradicts another or the model, or if nothing fits.
+    ``taken_bytes`` of it are for another model. Raises ValueError if an option contradicts another
+    or the model, or if nothing fits.
     """
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
@@ -85,7 +87,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
     state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
     one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
     plan = fit_kv_cache(
-        available_bytes=available_bytes(),
+        available_bytes=available_bytes() - taken_bytes,
         weights_bytes=weights_bytes,
         step_bytes=step_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
@@ -106,6 +108,7 @@ def resolve(options: Options, arch: ModelArch) -> EngineConfig:
         block_size=options.block_size,
         num_blocks=plan.num_blocks,
         kv_bytes=plan.num_blocks * kv_bytes_per_block,
+        total_bytes=weights_bytes + step_bytes + plan.num_blocks * kv_bytes_per_block,
         enable_prefix_caching=options.enable_prefix_caching,
         threads=threads,
         seed=options.seed or 0,

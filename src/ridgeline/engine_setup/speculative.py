@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ridgeline.core.speculate import MOST_DRAFTS, Drafter, Speculation
-from ridgeline.decoding.depth import Depth
-from ridgeline.decoding.jacobi import Lookahead
-from ridgeline.decoding.lookup import PromptLookup
-from ridgeline.decoding.suffix import SuffixLookup
+from ridgeline.core.speculate import MOST_DRAFTS
 
-_METHODS = ("ngram", "suffix", "lookahead")
+_METHODS = ("ngram", "suffix", "draft_model", "lookahead")
 _RANGES = {
     "num_speculative_tokens": (1, MOST_DRAFTS),
     "prompt_lookup_min": (1, 64),
@@ -27,8 +23,9 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram" guesses what followed the same tokens before; "suffix" also in earlier
-            answers to the same API key; "lookahead" guesses what was drawn behind wrong
-            drafts.
+            answers to the same API key; "draft_model" asks a smaller model; "lookahead" guesses
+            what was drawn behind wrong drafts.
+        model: the draft model, named as any model; it needs the same vocabulary.
         num_speculative_tokens: most drafts of a sequence in a step.
         prompt_lookup_min: fewest tokens that must be the same as before.
         prompt_lookup_max: most that are compared.
@@ -36,6 +33,7 @@ class SpeculativeConfig:
     """
 
     method: str = "ngram"
+    model: str | None = None
     num_speculative_tokens: int = 7
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 32
@@ -60,27 +58,21 @@ class SpeculativeConfig:
                 f"--speculative-config: prompt_lookup_min ({self.prompt_lookup_min}) is more than "
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
-        looked_up = self.prompt_lookup_min, self.prompt_lookup_max
-        if self.method == "lookahead" and looked_up != (2, 32):
+        if (self.method == "draft_model") != isinstance(self.model, str):
             raise ValueError(
-                "--speculative-config: prompt_lookup_min and prompt_lookup_max are for ngram and "
-                "suffix: lookahead looks nothing up"
+                "--speculative-config: draft_model needs a model"
+                if self.model is None
+                else f"--speculative-config: model is {self.model!r}, but it must be the name or "
+                f"path of a model, and the method draft_model"
+            )
+        looked_up = self.prompt_lookup_min, self.prompt_lookup_max
+        if self.method in ("draft_model", "lookahead") and looked_up != (2, 32):
+            raise ValueError(
+                f"--speculative-config: prompt_lookup_min and prompt_lookup_max are for ngram and "
+                f"suffix: {self.method} looks nothing up"
             )
         if type(self.always) is not bool:
             raise ValueError(f"--speculative-config: always is {self.always!r}, not true or false")
-
-    def new_speculation(self) -> Speculation:
-        """Return what makes and weighs drafts."""
-        depth = None if self.always else Depth()
-        return Speculation(self._new_drafter(), most=self.num_speculative_tokens, depth=depth)
-
-    def _new_drafter(self) -> Drafter:
-        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
-        if self.method == "ngram":
-            return PromptLookup(shortest=shortest, longest=longest)
-        if self.method == "suffix":
-            return SuffixLookup(shortest=shortest, longest=longest)
-        return Lookahead()
 
 
 def parse_speculative(value: str | Mapping[str, Any] | None) -> SpeculativeConfig | None:
