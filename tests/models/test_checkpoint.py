@@ -82,7 +82,7 @@ def test_the_beginning_of_a_text(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"split.count": 3}, "one part of a split model"),
+        ({"split.count": 3}, "it is one of 3 parts, but its name says 1"),
         ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is missing"),
         ({"tokenizer.chat_template": 4}, "tokenizer.chat_template is 4"),
     ],

@@ -15,7 +15,8 @@ import numpy as np
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import model_from_gguf
-from ridgeline.models.gguf import MAGIC, read_gguf
+from ridgeline.models.gguf import MAGIC
+from ridgeline.models.gguf_parts import part_paths, read_gguf_parts
 from ridgeline.models.gguf_tokenizer import pre_tokenizer
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.tensors import Checkpoint, ModelFileError
@@ -38,7 +39,7 @@ _END_OF_TURN = frozenset(
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Open the model at ``path``: a .gguf file or a directory in Hugging Face layout.
+    """Open the model at ``path``: a .gguf file (or a part of one), or a Hugging Face directory.
 
     Weights are mapped, not read, except for rows that must move.
 
@@ -56,10 +57,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if magic != MAGIC:
         raise ModelFileError(f"{path}: not a GGUF file; {_way_out(path.suffix)}")
 
-    metadata, raw = read_gguf(path)
+    metadata, raw = read_gguf_parts(path)
+    path = part_paths(path)[0]
     facts = Facts(metadata, str(path))
-    if facts.integer("split.count", 0, low=0) > 1:
-        facts.fail("one part of a split model; join the parts with llama-gguf-split --merge")
     arch, tensors = model_from_gguf(metadata, raw, str(path))
     kind = facts.text("tokenizer.ggml.model")
     spm = kind == "llama"

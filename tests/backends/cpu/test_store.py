@@ -114,6 +114,15 @@ def test_the_name_follows_the_files_and_the_dtype(tmp_path: Path) -> None:
     assert packed.file_name(tmp_path, "auto") not in ("", first)
 
 
+def test_each_part_of_a_model_counts(tmp_path: Path) -> None:
+    parts = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"x")
+    first = packed.file_name(parts[0], "auto")
+    parts[1].write_bytes(b"xy")
+    assert packed.file_name(parts[0], "auto") != first
+
+
 @pytest.mark.parametrize("layout", ["GGUF", "directory"])
 def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Path) -> None:
     """Whoever mends a wrong permutation must not find the old weights again."""

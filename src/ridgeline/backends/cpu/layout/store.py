@@ -22,6 +22,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.models.gguf_parts import part_paths
+
 _ALIGNMENT = 4096
 
 
@@ -40,7 +42,7 @@ def file_name(path: Path, dtype: str) -> str:
     digest = hashlib.sha256(np.__version__.encode())
     for source in sources():
         digest.update(source.read_bytes())
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+    for file in sorted(path.iterdir()) if path.is_dir() else part_paths(path):
         found = file.stat()
         digest.update(f"{file.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
