@@ -277,11 +277,10 @@ def _check_labels(only: list[str], engines: list[Engine]) -> None:
 
 def _model(name: str) -> tuple[Path, int]:
     """Return the GGUF file that ``name`` means, fetched if need be, and its vocabulary's size."""
-    from ridgeline.engine_setup.home import default_home
-    from ridgeline.hub.pull import pull
+    from ridgeline.engine_setup.locate import locate
     from ridgeline.models.checkpoint import load_checkpoint
 
-    path = pull(name, default_home()).resolve()
+    path = locate(name).path.resolve()
     if path.suffix != ".gguf":
         raise ValueError(
             f"{name}: the peers are given the weights of a .gguf file, not {path.name}"

@@ -150,7 +150,7 @@ def test_damaged_file_is_one_line(tmp_path: Path) -> None:
 
 def test_version_models_and_doctor() -> None:
     assert re.fullmatch(r"ridgeline \d+\.\d+\.\d+\n", ridgeline("--version").stdout)
-    assert "smollm2" in ridgeline("models").stdout
+    assert "smollm2" in ridgeline("list").stdout
     doctor = ridgeline("doctor")
     assert doctor.returncode == 0
     for fact in ("processor", "instruction sets", "memory", "backend"):

@@ -13,9 +13,8 @@ import pytest
 
 from ridgeline.bench.quality import MAX_MEAN_KL, MIN_TOP1_AGREEMENT, Format, measure, windows
 from ridgeline.bench.texts import texts
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.hub.pull import pull
 from ridgeline.models.checkpoint import load_checkpoint
 
 DEFAULT, ROWS = Format("auto", "auto", "auto"), Format("auto", "int8-row", "auto")
@@ -47,10 +46,7 @@ MISSED = {
 def test_accuracy_of_a_real_model(
     model: str, kinds: list[str], shared_model: Callable[[str], Path]
 ) -> None:
-    if model == "smollm2":
-        path = pull(model, default_home(), lambda done, total: None)
-    else:
-        path = shared_model(model)
+    path = locate(model).path if model == "smollm2" else shared_model(model)
     checkpoint = load_checkpoint(path)
     parts = {
         kind: windows(checkpoint, text, NUM_TOKENS, WINDOW, whole=False)

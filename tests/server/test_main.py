@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 from openai import APIError, OpenAI
 
-from ridgeline.engine_setup.home import default_home
-from ridgeline.hub.pull import pull
+from ridgeline.engine_setup.locate import locate
 from ridgeline.server.main import bind
 from tests.server.serving import eventually, serving
 
@@ -256,7 +255,7 @@ def test_sighup_reads_the_keys_again_and_an_open_host_is_warned_of(
 
 def test_chat_with_a_real_model() -> None:
     try:
-        path = pull("smollm2", default_home())
+        path = locate("smollm2").path
     except (OSError, ValueError) as error:
         pytest.skip(f"smollm2 cannot be had: {error}")
     with serving(path, {"max_model_len": 512, "kv_cache_memory": "64MiB"}) as real:

@@ -27,11 +27,10 @@ from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.hub.names import SHORT_NAMES, NotPulledError, find_model
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -60,10 +59,11 @@ class LLM:
             ModelFileError: the model's files are damaged or not supported (a ValueError too).
         """
         wishes = Options(**{"enable_contrastive_search": True} | options)
-        self.path = _located(str(model), default_home())
-        checkpoint = load_checkpoint(self.path)
+        found = locate(str(model))
+        checkpoint = load_checkpoint(found.path)
+        self.path = checkpoint.path
         self.arch = checkpoint.arch
-        small = find_small_model(wishes, checkpoint, partial(_located, home=default_home()))
+        small = find_small_model(wishes, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
         self.config = resolve(wishes, checkpoint.arch, taken_bytes=taken_bytes)
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
@@ -71,8 +71,7 @@ class LLM:
             self.runner = new_runner(self.config, checkpoint, report)
         drafting = _small_runner(small) if small else None
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
-        entry = SHORT_NAMES.get(str(model))
-        self.text = TextSide(checkpoint, entry.sampling if entry else {})
+        self.text = TextSide(checkpoint, found.sampling)
         listeners = [self.trace] if self.trace else []
         speculation = new_speculation(self.config.speculative, small, drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
@@ -314,18 +313,6 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _located(model: str, home: Path) -> Path:
-    """Return where ``model`` is, pulled if it is not here."""
-    try:
-        return find_model(model, home)
-    except NotPulledError:
-        # Imported here: what a download needs is a tenth of a start that downloads nothing.
-        from ridgeline.hub.pull import pull
-
-        with bytes_bar(f"Pulling {model}") as report:
-            return pull(model, home, report)
 
 
 def _small_runner(small: SmallModel) -> BackendRunner:

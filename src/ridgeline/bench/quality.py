@@ -27,11 +27,10 @@ from rich.table import Table
 
 from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.build import new_runner
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import Report, bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.hub.pull import pull
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.tokenizer import load_tokenizer
@@ -110,9 +109,7 @@ def quality(model: str, *, text_file: Path | None, num_tokens: int, options: Opt
     """
     formats = chosen(options)
     kinds = texts() if text_file is None else {text_file.name: _read(text_file)}
-    with bytes_bar(f"Pulling {model}") as report:
-        path = pull(model, default_home(), report)
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(locate(model).path)
     length = options.max_model_len or min(_WINDOW, checkpoint.arch.max_position)
     parts = {
         kind: windows(checkpoint, text, num_tokens, length, whole=text_file is not None)
@@ -122,7 +119,7 @@ def quality(model: str, *, text_file: Path | None, num_tokens: int, options: Opt
     for kind in parts:
         _print(kind, {format: found[kind] for format, found in results.items()})
     facts = {
-        "model": path.name,
+        "model": checkpoint.path.name,
         "python": platform.python_version(),  # prose and code come with it
         "tokens": num_tokens,
         "window": length,

@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_info
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.cpu import measure_roof
 from ridgeline.engine_setup.home import why_unwritable
+from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
-from ridgeline.hub.names import pulled_models
 from ridgeline.machine import available_bytes, usable_cpus
 
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
@@ -62,7 +62,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     yield "backend", f"{name} ({backend.describe()}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
-    yield "models here", ", ".join(pulled_models(home)) or "none yet"
+    yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"
 
 
 def roof_facts() -> Iterator[tuple[str, str]]:

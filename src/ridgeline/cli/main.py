@@ -20,7 +20,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
@@ -29,15 +28,14 @@ from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
+from ridgeline.cli import models
 from ridgeline.cli.doctor import report
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.repl import answer, chat
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import bytes_bar, say
-from ridgeline.hub.names import SHORT_NAMES, pulled_models
-from ridgeline.hub.pull import pull
+from ridgeline.engine_setup.progress import say
 from ridgeline.server.options import ServeOptions
 from ridgeline.simulator.report import replay_trace
 
@@ -66,12 +64,11 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+models.add_to(app)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
-Model = Annotated[
-    str, typer.Argument(help="A short name, a .gguf file, a directory, or a hub id owner/name.")
-]
+Model = models.Model
 
 
 def main() -> None:
@@ -119,30 +116,6 @@ def root(
     if version:
         print(f"ridgeline {__version__}")
         raise typer.Exit
-
-
-@app.command("pull")
-def pull_command(model: Model) -> None:
-    """Fetch a model and verify it; an interrupted download resumes."""
-    with bytes_bar(f"Pulling {model}") as show:
-        path = pull(model, default_home(), show)
-    print(f"{model} is at {path}")
-    print(f"Next: ridgeline run {model}", file=sys.stderr)
-
-
-@app.command()
-def models() -> None:
-    """List what can be pulled by short name, and what is here."""
-    here = pulled_models(default_home())
-    table = Table("name", "what", "size", "licence", "here", box=None, pad_edge=False)
-    for name, entry in SHORT_NAMES.items():
-        size, where = f"{entry.size / 1e6:,.0f} MB", here.pop(name, None)
-        table.add_row(name, entry.description, size, entry.licence, str(where) if where else "no")
-    for name, path in here.items():
-        size = f"{sum(file.stat().st_size for file in path.rglob('*')) / 1e6:,.0f} MB"
-        table.add_row(name, "from the hub", size, "its own", str(path))
-    Console(width=_width()).print(table)
-    print("Any .gguf file or Hugging Face directory works too: give its path.")
 
 
 @app.command()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.speculate import Drafter, Speculation
@@ -15,6 +13,7 @@ from ridgeline.decoding.jacobi import Lookahead
 from ridgeline.decoding.lookup import PromptLookup
 from ridgeline.decoding.pace import Pace
 from ridgeline.decoding.suffix import SuffixLookup
+from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
@@ -34,15 +33,12 @@ class SmallModel:
     config: EngineConfig
 
 
-def find_small_model(
-    options: Options, target: Checkpoint, located: Callable[[str], Path]
-) -> SmallModel | None:
+def find_small_model(options: Options, target: Checkpoint) -> SmallModel | None:
     """Return the draft model that ``options`` ask for, if they do.
 
     Args:
         options: of the engine; the draft model runs with the same, but for the size of its cache.
         target: the model that it drafts for.
-        located: returns where a model of a name is.
 
     Raises:
         ValueError: there is no such model, its vocabulary is another, or it does not fit.
@@ -50,7 +46,7 @@ def find_small_model(
     wanted = parse_speculative(options.speculative_config)
     if wanted is None or wanted.model is None:
         return None
-    checkpoint = load_checkpoint(located(wanted.model))
+    checkpoint = load_checkpoint(locate(wanted.model).path)
     _check_same_vocabulary(target, checkpoint)
     longest = options.max_model_len or target.arch.max_position
     config = resolve(

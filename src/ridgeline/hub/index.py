@@ -77,10 +77,11 @@ class Network(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A file to download, and how to reach its server."""
+    """A file to download, how to reach its server, and what to send it besides."""
 
     url: str
     network: Network = Network()
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Settings(NamedTuple):

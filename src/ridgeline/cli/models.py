@@ -1,0 +1,212 @@
+"""The commands about models on this machine: pull, list, show, rm, clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate, stores
+from ridgeline.engine_setup.progress import say
+from ridgeline.hub.places import Place, Stores
+from ridgeline.hub.quantisations import needed_bytes
+from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.tensors import Checkpoint
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A short name, a .gguf file, a directory, owner/name of the hub (perhaps with "
+        ":Q4_K_M), or a name that Ollama has."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    app.command("pull")(pull)
+    app.command("list")(list_models)
+    app.command("models", hidden=True)(list_models)
+    app.command("ls", hidden=True)(list_models)
+    app.command("show")(show)
+    app.command("rm")(remove)
+    app.command("clean")(clean)
+
+
+def pull(model: Model, as_json: AsJson = False) -> None:
+    """Fetch a model and verify it; an interrupted download goes on where it stopped."""
+    path = locate(model, verify=True).path
+    if as_json:
+        print(json.dumps({"model": model, "path": str(path)}))
+        return
+    print(f"{model} is at {path}")
+    say(f"Next: ridgeline run {model}")
+
+
+def list_models(as_json: AsJson = False) -> None:
+    """List the models on this machine, and what can be pulled by a short name.
+
+    Models of the hub's cache, of Ollama and of LM Studio are used where they lie.
+    """
+    places = stores()
+    here = list(places.all())
+    if as_json:
+        found = [
+            {"name": p.name, "path": str(p.path), "size": p.size, "owner": p.owner} for p in here
+        ]
+        print(json.dumps({"models": found, "problems": places.problems}))
+        return
+    table = Table("model", "size", "from", box=None, pad_edge=False)
+    for place in here:
+        table.add_row(place.name, _size(place.size), place.owner)
+    if here:
+        _console().print(table)
+    for name, entry in SHORT_NAMES.items():
+        if all(place.name != name for place in here):
+            print(f"not here: {name} ({_size(entry.size)}; {entry.description})")
+    for problem in places.problems:
+        say(problem)
+    print("Next: ridgeline run MODEL, or ridgeline show MODEL. Any .gguf file works by its path.")
+
+
+def show(model: Model, as_json: AsJson = False) -> None:
+    """Say what a model is: its architecture, formats, context, sampling, and where it lies."""
+    found = locate(model)
+    checkpoint = load_checkpoint(found.path)
+    facts = dict(_facts(checkpoint, {**found.sampling, **checkpoint.generation_defaults}))
+    if as_json:
+        print(json.dumps({"model": model} | facts))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _shown(name, value))
+    _console().print(table)
+
+
+def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    arch = checkpoint.arch
+    stored = {id(tensor.stored): tensor for tensor in checkpoint.tensors.values()}.values()
+    yield "path", str(checkpoint.path)
+    yield "parameters", sum(tensor.data.shape[0] * _width(tensor.shape) for tensor in stored)
+    yield "size", checkpoint.nbytes
+    yield "formats", dict(Counter(tensor.dtype for tensor in stored))
+    yield "needed_memory", needed_bytes(checkpoint.nbytes)
+    yield "context", arch.max_position
+    yield "layers", arch.num_layers
+    yield "hidden_size", arch.hidden_size
+    yield "heads", arch.num_heads
+    yield "kv_heads", arch.num_kv_heads
+    yield "vocabulary", arch.vocab_size
+    yield "chat_template", checkpoint.chat_template is not None
+    yield "sampling", sampling
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    return shape[-1] if len(shape) > 1 else 1
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in ("size", "needed_memory"):
+        return _size(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {entry}" for key, entry in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="MODEL...", help="As list shows them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Remove models that were pulled. What belongs to another program stays."""
+    places = stores()
+    chosen = [_ours(ALIASES.get(name, name), places) for name in names]
+    freed = sum(place.size for place in chosen)
+    for place in chosen:
+        for file in place.files:
+            file.unlink()
+        for folder in {file.parent for file in place.files}:
+            _remove_if_empty(folder, places.home / "models")
+    if as_json:
+        print(json.dumps({"removed": [place.name for place in chosen], "freed_bytes": freed}))
+    else:
+        print(f"removed {', '.join(place.name for place in chosen)}: {_size(freed)} freed")
+
+
+def _ours(name: str, places: Stores) -> Place:
+    """Return the only pulled model that ``name`` means. Raises ValueError if there is none."""
+    every = list(places.all())
+    found = [place for place in every if place.name == name and place.owner == "ridgeline"]
+    found = found or [p for p in every if p.name.startswith(f"{name}:") and p.owner == "ridgeline"]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"{name} means {', '.join(place.name for place in found)}: name one")
+    for place in every:
+        if place.name in (name, f"ollama:{name}", f"ollama:{name}:latest"):
+            raise ValueError(
+                f"{place.name} belongs to {place.owner}: remove it there ({place.path})"
+            )
+    raise ValueError(f"{name!r} is not here: see ridgeline list")
+
+
+def _remove_if_empty(folder: Path, top: Path) -> None:
+    """Remove a folder and those above it, up to ``top``, if no model is left in them."""
+    while folder != top and folder.is_relative_to(top):
+        if any(not file.name.startswith(".") for file in folder.iterdir()):
+            return
+        shutil.rmtree(folder)
+        folder = folder.parent
+
+
+def clean(
+    with_models: Annotated[bool, typer.Option("--models", help="Pulled models too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what can be made again: compiled kernels, packed weights, unfinished downloads."""
+    home = default_home()
+    targets = [home / "kernels", home / "packed"]
+    models = home / "models"
+    targets += [models] if with_models else sorted(models.glob("**/.*"))
+    freed = 0
+    for target in targets:
+        freed += _bytes_below(target)
+        if target.is_dir():
+            shutil.rmtree(target)
+        elif target.exists():
+            target.unlink()
+    if as_json:
+        print(json.dumps({"freed_bytes": freed, "home": str(home)}))
+    else:
+        print(f"{_size(freed)} freed in {home}")
+        if not with_models and any(models.glob("*")):
+            say("Models stay: ridgeline rm MODEL removes one, ridgeline clean --models all.")
+
+
+def _bytes_below(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"
+
+
+def _console() -> Console:
+    """Return a console that cuts nothing where the output is read by a program."""
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
+    return Console(width=width)

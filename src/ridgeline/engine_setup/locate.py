@@ -1,0 +1,40 @@
+"""Where the model of a name is on this machine; it is pulled if it is not here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.progress import bytes_bar, say
+from ridgeline.hub.find import Found, NotPulledError, find_model
+from ridgeline.hub.places import Stores
+from ridgeline.machine import available_bytes
+
+
+def stores() -> Stores:
+    """Return where models may lie for this user."""
+    return Stores.of(default_home(), os.environ, Path.home())
+
+
+def locate(model: str, *, verify: bool = False) -> Found:
+    """Return where ``model`` is, pulled if it is not here or, with ``verify``, if it is damaged.
+
+    Raises:
+        ValueError: there is no such model, it cannot be reached, or it does not fit into memory.
+        ModelFileError: what arrived is not what its publisher announced.
+    """
+    places, room_bytes = stores(), available_bytes()
+    try:
+        found = None if verify else find_model(model, places, room_bytes)
+    except NotPulledError:
+        found = None
+    if found is None:
+        # Imported here: what a download needs is a tenth of a start that downloads nothing.
+        from ridgeline.hub.pull import pull
+
+        with bytes_bar(f"Pulling {model}") as report:
+            found = pull(model, places, room_bytes=room_bytes, announce=say, progress=report)
+    if found.note:
+        say(f"{model}: {found.note}")
+    return found

@@ -1,0 +1,255 @@
+"""Where models lie on this machine: what we pulled, the hub's cache, Ollama's store, LM Studio's.
+
+The last three belong to other programs: they are read and never changed. Nothing here needs a
+network.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ridgeline.hub.names import HubName
+from ridgeline.hub.quantisations import gguf_models, pick
+from ridgeline.hub.short_names import SHORT_NAMES
+
+_MOST_MANIFEST_BYTES = 1 << 20
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_OLLAMA_HOST, _OLLAMA_OWNER = "registry.ollama.ai", "library"  # left out in a model's name
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_PARAMS = "application/vnd.ollama.image.params"
+# Ollama's names of sampling parameters, and ours.
+_OLLAMA_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "stop": "stop",
+}
+
+
+class Place(NamedTuple):
+    """A model on this machine.
+
+    Attributes:
+        name: what a command takes to mean it.
+        path: its .gguf file, or the first of several, or its directory.
+        files: everything it consists of.
+        owner: who put it there: "ridgeline", "hub cache", "ollama" or "lm studio".
+        sampling: defaults that stand beside it.
+    """
+
+    name: str
+    path: Path
+    files: tuple[Path, ...]
+    owner: str
+    sampling: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Directories in which models may lie.
+
+    Attributes:
+        home: Ridgeline's own; what is pulled lies in its ``models``.
+        hub_cache: of the hub's library.
+        ollama: with ``manifests`` and ``blobs``.
+        lm_studio: each with ``owner/name/*.gguf``.
+        problems: what could not be read, in words; filled as stores are looked through.
+    """
+
+    home: Path
+    hub_cache: Path
+    ollama: Path
+    lm_studio: tuple[Path, ...]
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, home: Path, environ: Mapping[str, str], user: Path) -> Stores:
+        """Return the directories that ``environ`` names, else those below the ``user``'s own."""
+        cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
+        hub_home = Path(environ.get("HF_HOME") or cache / "huggingface")
+        return cls(
+            home,
+            Path(environ.get("HF_HUB_CACHE") or hub_home / "hub"),
+            Path(environ.get("OLLAMA_MODELS") or user / ".ollama" / "models"),
+            (user / ".lmstudio" / "models", user / ".cache" / "lm-studio" / "models"),
+        )
+
+    def repositories(self) -> Iterator[tuple[str, Path, str]]:
+        """Yield ``owner/name``, the folder and the owner of all that lies as on the hub."""
+        for folder in _folders(self.home / "models"):
+            yield _last_two(folder), folder, "ridgeline"
+        for folder in _listed(self.hub_cache):
+            kind, _, repo = folder.name.partition("--")
+            if kind == "models" and (snapshot := _snapshot(folder)):
+                yield repo.replace("--", "/", 1), snapshot, "hub cache"
+        for store in self.lm_studio:
+            for folder in _folders(store):
+                yield _last_two(folder), folder, "lm studio"
+
+    def all(self) -> Iterator[Place]:
+        """Yield every model that is here and whole."""
+        for name, entry in SHORT_NAMES.items():
+            file = self.home / "models" / entry.file_name
+            if file.is_file():
+                yield Place(name, file, (file,), "ridgeline", entry.sampling)
+        for repo, folder, owner in self.repositories():
+            yield from _in_folder(repo, folder, owner)
+        yield from self.of_ollama()
+
+    def find_repository(self, name: HubName, room_bytes: int) -> tuple[Place, str] | None:
+        """Return the model of a hub name, and why it is that one; None if it is not here.
+
+        Raises ValueError if several are, and none fits into ``room_bytes`` of memory.
+        """
+        for repo, folder, owner in self.repositories():
+            if repo.lower() != name.repo.lower():
+                continue
+            if not name.wish and _is_whole_directory(folder):
+                return _directory_place(repo, folder, owner), ""
+            models = gguf_models(_gguf_sizes(folder))
+            wished = [name.wish.upper(), name.wish]
+            if models and (
+                not name.wish
+                or any(m.tag in wished or Path(m.files[0]).name == name.wish for m in models)
+            ):
+                model, why = pick(models, name.wish, room_bytes)
+                files = tuple(folder / file for file in model.files)
+                return Place(f"{repo}:{model.tag}", files[0], files, owner, {}), why
+        return None
+
+    # --- Ollama --------------------------------------------------------------------------------
+
+    def of_ollama(self) -> Iterator[Place]:
+        """Yield what Ollama has pulled; what cannot be read becomes a problem."""
+        manifests = self.ollama / "manifests"
+        for file in sorted(path for path in manifests.glob("*/**/*") if path.is_file()):
+            *owners, name, tag = file.relative_to(manifests).parts
+            if owners[:1] == [_OLLAMA_HOST]:
+                owners = owners[1:]
+            if owners == [_OLLAMA_OWNER]:
+                owners = []
+            full_name = f"ollama:{'/'.join((*owners, name))}:{tag}"
+            try:
+                yield self._ollama_place(full_name, file)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                reason = " ".join(str(error).split())[:120] or type(error).__name__
+                self.problems.append(f"{full_name}: its manifest {file} cannot be used ({reason})")
+
+    def find_ollama(self, name: str) -> Place | None:
+        """Return what Ollama has under ``name``, with or without ``ollama:`` and a tag."""
+        wanted = "ollama:" + name.removeprefix("ollama:")
+        for place in self.of_ollama():
+            if place.name in (wanted, f"{wanted}:latest"):
+                return place
+        return None
+
+    def _ollama_place(self, name: str, manifest: Path) -> Place:
+        layers = {layer["mediaType"]: layer["digest"] for layer in _json(manifest)["layers"]}
+        if _OLLAMA_MODEL not in layers:
+            raise ValueError("it names no model file")
+        blob = self._blob(layers[_OLLAMA_MODEL])
+        given = _json(self._blob(layers[_OLLAMA_PARAMS])) if _OLLAMA_PARAMS in layers else {}
+        sampling = {
+            ours: given[theirs] for theirs, ours in _OLLAMA_NAMES.items() if theirs in given
+        }
+        return Place(name, blob, (blob,), "ollama", sampling)
+
+    def _blob(self, digest: str) -> Path:
+        match = _DIGEST.fullmatch(digest)
+        if match is None:  # it may hold "../"
+            raise ValueError(f"{digest!r:.80} is not a sha256 digest")
+        blob = self.ollama / "blobs" / f"sha256-{match[1]}"
+        if not blob.is_file():
+            raise ValueError(f"{blob.name} is missing")
+        return blob
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if file.stat().st_size > _MOST_MANIFEST_BYTES:
+        raise ValueError("it is too large")
+    found = json.loads(file.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return what is in a folder, sorted; nothing if it cannot be listed."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _folders(store: Path) -> Iterator[Path]:
+    """Yield the folders ``owner/name`` of a store."""
+    for owner in _listed(store):
+        for folder in _listed(owner) if owner.is_dir() else ():
+            if folder.is_dir() and not folder.name.startswith(".") and owner.name[0] != ".":
+                yield folder
+
+
+def _last_two(folder: Path) -> str:
+    return "/".join(folder.parts[-2:])
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """Return the main snapshot in a repository of the hub's cache; the only one if none is main."""
+    main = folder / "refs" / "main"
+    try:
+        snapshot = folder / "snapshots" / main.read_text().strip()
+    except OSError:
+        snapshots = _listed(folder / "snapshots")
+        if len(snapshots) != 1:
+            return None
+        snapshot = snapshots[0]
+    return snapshot if snapshot.is_dir() else None
+
+
+def _is_whole_directory(folder: Path) -> bool:
+    """Whether a folder holds a safetensors model of which no file is missing."""
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        return False
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return True
+    try:
+        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return True  # what is wrong with it is said when it is loaded
+    return all((folder / name).is_file() for name in names)
+
+
+def _gguf_sizes(folder: Path) -> dict[str, int]:
+    """Return the whole GGUF files in a folder, by their paths in it, with their bytes."""
+    files = (file for file in folder.glob("**/*.gguf") if file.is_file())
+    return {
+        file.relative_to(folder).as_posix(): file.stat().st_size
+        for file in files
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    }
+
+
+def _directory_place(repo: str, folder: Path, owner: str) -> Place:
+    files = tuple(file for file in _listed(folder) if file.is_file())
+    return Place(repo, folder, files, owner, {})
+
+
+def _in_folder(repo: str, folder: Path, owner: str) -> Iterator[Place]:
+    if _is_whole_directory(folder):
+        yield _directory_place(repo, folder, owner)
+    for model in gguf_models(_gguf_sizes(folder)):
+        files = tuple(folder / file for file in model.files)
+        yield Place(f"{repo}:{model.tag}", files[0], files, owner, {})

@@ -1,0 +1,127 @@
+"""Which of a folder's or repository's GGUF files are models, and which one to take.
+
+A larger file of the same model is the better one, nearly without exception. So without a wish it is
+the largest that fits into memory, up to eight bits a weight: beyond them nothing is gained. This
+module knows names and sizes, and opens nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+# Q4_K_M, UD-Q4_K_XL, IQ4_NL, Q8_0, F16: between the name and an optional "-00001-of-00003".
+_FILE = re.compile(
+    r"(?:.*?[-._])?(?P<tag>(?:UD-)?I?Q\d+_[A-Z0-9_]+|TQ\d_\d|MXFP\d(?:_MOE)?|BF16|FP?16|FP?32)"
+    r"(?P<split>-\d{5}-of-\d{5})?\.gguf",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # projectors of images, statistics
+_UNREADABLE = re.compile(r"TQ|MXFP", re.IGNORECASE)
+_WIDE = re.compile(r"BF16|FP?16|FP?32", re.IGNORECASE)
+_BESIDE_BYTES = 512 << 20  # a cache for a short conversation, and the work of a step
+
+
+class GgufModel(NamedTuple):
+    """A model in one GGUF file or in several.
+
+    Attributes:
+        tag: its quantisation in capitals, such as Q4_K_M; the file's name where it says none.
+        files: in order; paths inside the repository or folder.
+        size: bytes of all of them.
+    """
+
+    tag: str
+    files: tuple[str, ...]
+    size: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory that it takes to run, about."""
+        return needed_bytes(self.size)
+
+
+def needed_bytes(size: int) -> int:
+    """Return about how much memory a model of ``size`` bytes takes to run."""
+    return size + size // 10 + _BESIDE_BYTES
+
+
+def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
+    """Return the models among files, the largest first; parts of one model that are all there.
+
+    ``sizes`` has the bytes of each file by its path.
+    """
+    found: list[GgufModel] = []
+    for file in sizes:
+        name = file.rpartition("/")[2]
+        if not name.lower().endswith(".gguf") or _NO_MODEL.search(name):
+            continue
+        match, part = _FILE.fullmatch(name), _PART.search(name)
+        if part and int(part[1]) != 1:
+            continue
+        files: tuple[str, ...] = (file,)
+        if part and int(part[2]) > 1:
+            head = file[: -len(part[0])]
+            files = tuple(
+                f"{head}-{i:05}-of-{part[2]}{part[0][-5:]}" for i in range(1, int(part[2]) + 1)
+            )
+        if all(other in sizes for other in files):
+            tag = match["tag"].upper() if match else name
+            found.append(GgufModel(tag, files, sum(sizes[other] for other in files)))
+    return sorted(found, key=lambda model: (-model.size, model.files))
+
+
+def pick(models: Sequence[GgufModel], wish: str, room_bytes: int) -> tuple[GgufModel, str]:
+    """Return the model to take, and why in words (empty where there was no choice).
+
+    Args:
+        models: at least one.
+        wish: a quantisation or the name of a file; empty for the best that fits.
+        room_bytes: memory that is free.
+
+    Raises:
+        ValueError: there is no such quantisation, several files have it, or nothing fits.
+    """
+    if wish:
+        return _named(models, wish), ""
+    if len(models) == 1:
+        return models[0], ""
+    readable = [model for model in models if not _UNREADABLE.match(model.tag)]
+    narrow = [model for model in readable if not _WIDE.fullmatch(model.tag)] or readable or models
+    fitting = [model for model in narrow if model.needed_bytes <= room_bytes]
+    if not fitting:
+        least = narrow[-1]
+        raise ValueError(
+            f"the smallest, {least.tag}, needs about {_gb(least.needed_bytes)} of memory, and "
+            f"{_gb(room_bytes)} is free: free some, or take it by its name all the same "
+            f"(:{least.tag})"
+        )
+    best = fitting[0]
+    larger = [model for model in narrow if model.size > best.size]
+    why = (
+        f"{best.tag} ({_gb(best.size)}) is the best of {len(models)} for {_gb(room_bytes)} of free "
+        f"memory"
+    )
+    if larger:
+        why += f"; {larger[-1].tag} would need about {_gb(larger[-1].needed_bytes)}"
+    return best, why
+
+
+def _named(models: Sequence[GgufModel], wish: str) -> GgufModel:
+    """Return the only model with this quantisation or file name."""
+    found = [model for model in models if model.tag == wish.upper()] or [
+        model for model in models if wish in (model.files[0], model.files[0].rpartition("/")[2])
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(model.files[0] for model in found)
+        raise ValueError(f"{wish} is ambiguous: give a file's name instead ({names})")
+    tags = ", ".join(dict.fromkeys(model.tag for model in models))
+    raise ValueError(f"there is no {wish!r}; there are {tags}")
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,176 @@
+"""Repositories of the Hugging Face hub: what is in them, which files to take, and fetching those.
+
+The hub's own library talks to it, so its settings count: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+What arrives is checked against the announced sizes and hashes before it gets its name.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from ridgeline.hub.download import WAY_OUT, Progress, download
+from ridgeline.hub.index import Source
+from ridgeline.hub.names import HubName
+from ridgeline.hub.quantisations import gguf_models, pick
+from ridgeline.hub.whole import hidden, only_one, rename
+
+_OF_A_DIRECTORY = re.compile(r"[\w-][\w.-]*\.(json|jinja|safetensors)")
+# No part of a path may begin with a dot, so "../" is not one.
+_SAFE_PATH = re.compile(r"(?!\.)[^/\\\0]+(/(?!\.)[^/\\\0]+)*")
+
+
+class _File(NamedTuple):
+    size: int
+    sha256: str | None  # None for small files, which the hub keeps without one
+
+
+def fetch(
+    name: HubName,
+    directory: Path,
+    room_bytes: int,
+    announce: Callable[[str], None],
+    progress: Progress | None = None,
+) -> Path:
+    """Fetch a model into ``directory / owner / name``; return its .gguf file, or that directory.
+
+    A download that was cut goes on where it stopped.
+
+    Args:
+        name: repository, and which file of it.
+        directory: where models are kept; created when missing.
+        room_bytes: memory that is free: decides which quantisation to take if none is named.
+        announce: told in a line what is taken, before it is fetched.
+        progress: called with (bytes so far, bytes in all).
+
+    Raises:
+        ValueError: there is no such repository or file, it needs consent or a login, it is out of
+            reach, or no room is left on the disk.
+        ModelFileError: what arrived is not what was announced; it is removed.
+    """
+    target = directory / name.repo
+    with only_one(target):
+        revision, files = _listing(name.repo)
+        wanted, path, why = _wanted(name, files, room_bytes)
+        total = sum(files[file].size for file in wanted)
+        announce(f"{name.repo}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch")
+        _check_room(target.parent, total)
+        partial, before = hidden(target, "partial"), 0
+        for file in wanted:
+            shown = _behind(before, total, progress)
+            _download(name.repo, revision, file, files[file], partial, shown)
+            before += files[file].size
+        shutil.rmtree(partial / ".cache", ignore_errors=True)  # the library's notes for resuming
+        if path:
+            for file in wanted:
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                rename(partial / file, target / file)
+            shutil.rmtree(partial)
+        else:
+            rename(partial, target)
+    return target / path if path else target
+
+
+def _listing(repo: str) -> tuple[str, dict[str, _File]]:
+    """Return a repository's newest commit, and its files by their paths."""
+    from huggingface_hub import HfApi  # half a second, for this alone
+
+    with _explained(repo):
+        info = HfApi().model_info(repo, files_metadata=True)
+    files = {
+        file.rfilename: _File(file.size or 0, file.lfs.sha256 if file.lfs else None)
+        for file in info.siblings or ()
+        if _SAFE_PATH.fullmatch(file.rfilename)
+    }
+    return info.sha or "main", files
+
+
+def _wanted(
+    name: HubName, files: Mapping[str, _File], room_bytes: int
+) -> tuple[list[str], str, str]:
+    """Return which files to fetch, the first of a GGUF model (empty for a directory), and why."""
+    directory = [
+        file
+        for file in files
+        if _OF_A_DIRECTORY.fullmatch(file)
+        and not file.startswith("consolidated")  # the same weights once more
+    ]
+    models = gguf_models({file: entry.size for file, entry in files.items()})
+    has_safetensors = any(file.endswith(".safetensors") for file in directory)
+    if has_safetensors and not name.wish:
+        return directory, "", ""
+    if not models:
+        there = "safetensors only: leave the wish out" if has_safetensors else "nothing that runs"
+        raise ValueError(f"{name.repo} has no .gguf files, {there}")
+    try:
+        model, why = pick(models, name.wish, room_bytes)
+    except ValueError as error:
+        raise ValueError(f"{name.repo}: {error}") from error
+    return list(model.files), model.files[0], why
+
+
+def _behind(before: int, total: int, progress: Progress | None) -> Progress | None:
+    """Return a progress of one file, behind others, as that of all."""
+    return progress and (lambda done, _: progress(before + done, total))
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise ValueError(
+            f"{num_bytes / 1e9:.1f} GB are to be fetched, and {folder} has room for "
+            f"{free / 1e9:.1f} GB: free some, or set RIDGELINE_HOME to a directory elsewhere"
+        )
+
+
+def _download(
+    repo: str, revision: str, name: str, announced: _File, folder: Path, progress: Progress | None
+) -> None:
+    """Fetch one file into ``folder``, or what is missing of it.
+
+    The hub's library knows where it is and what to show there. It begins cut files anew, so large
+    ones are fetched by our own download.
+    """
+    from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_download, hf_hub_url
+
+    if announced.sha256 is None:
+        with _explained(repo):
+            hf_hub_download(repo, name, revision=revision, local_dir=folder)
+        return
+    url = hf_hub_url(repo, name, revision=revision)
+    with _explained(repo):
+        place = get_hf_file_metadata(url).location
+    token = get_token() if urlsplit(place).netloc == urlsplit(url).netloc else None
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = Source(place, headers=(("Authorization", f"Bearer {token}"),) if token else ())
+    download(source, path, announced.sha256, progress, size=announced.size)
+
+
+@contextmanager
+def _explained(repo: str) -> Iterator[None]:
+    """Turn the errors of the hub's library into one line with a way out."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"{repo} asks for consent: accept its terms on its page on the hub, then set HF_TOKEN "
+            f"to a token of your account"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(
+            f"the hub has no repository {repo!r}, or it is private: check the name, or set HF_TOKEN"
+        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ValueError(f"{repo} is not here, and HF_HUB_OFFLINE forbids to fetch it") from error
+    # Others share no base but Exception, and change between the library's versions.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"cannot get {repo} from the hub ({reason}); {WAY_OUT}") from error

@@ -1,0 +1,50 @@
+"""Files that are complete wherever they are: locked, written under a hidden name, then renamed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def hidden(target: Path, suffix: str) -> Path:
+    """Return the hidden name beside ``target`` for what belongs to it while it is made."""
+    return target.with_name(f".{target.name}.{suffix}")
+
+
+@contextmanager
+def only_one(target: Path) -> Iterator[None]:
+    """Wait until no other process on this machine writes ``target``. Makes its directory.
+
+    Raises OSError, which names the way out, if the directory cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = hidden(target, "lock").open("w")  # never removed: that would be a race
+    except OSError as error:
+        raise OSError(
+            f"models cannot be kept in {target.parent} ({error.strerror}): set RIDGELINE_HOME to a "
+            f"directory that can be written"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def rename(partial: Path, target: Path) -> None:
+    """Rename at once and for good, even if the power fails after it."""
+    partial.replace(target)
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

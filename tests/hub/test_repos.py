@@ -1,0 +1,220 @@
+"""Models of the hub, through its own library, from a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.hub.find import NotPulledError, find_model
+from ridgeline.hub.places import Stores
+from ridgeline.hub.pull import pull
+from ridgeline.models.tensors import ModelFileError
+from tests.hub.loopback import Hub, Repo, running_hub
+
+GGUF = bytes(range(256)) * 4000
+ROOM = 8 << 30
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    with running_hub() as hub:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "")
+        monkeypatch.delenv("HF_TOKEN")
+        yield hub
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    return Stores.of(tmp_path / "home", {}, tmp_path / "user")
+
+
+def fetch(model: str, stores: Stores, **options: Any) -> Path:
+    return pull(model, stores, **({"room_bytes": ROOM} | options)).path
+
+
+def tree(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+def quantised(*tags: str) -> Repo:
+    return Repo(
+        {"README.md": b"x"} | {f"m-{tag}.gguf": GGUF[: -i or None] for i, tag in enumerate(tags)}
+    )
+
+
+def test_the_best_quantisation_that_fits_is_fetched_and_said(hub: Hub, stores: Stores) -> None:
+    hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M", "Q2_K")
+    lines: list[str] = []
+    seen: list[tuple[int, int]] = []
+    path = fetch(
+        "hf.co/o/n", stores, announce=lines.append, progress=lambda *pair: seen.append(pair)
+    )
+    assert path == stores.home / "models/o/n/m-Q8_0.gguf"
+    assert path.read_bytes() == GGUF
+    assert lines == [
+        "o/n: Q8_0 (0.0 GB) is the best of 3 for 8.6 GB of free memory; 0.00 GB to fetch"
+    ]
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(GGUF), len(GGUF))
+    assert tree(stores.home / "models") == {"o/n/m-Q8_0.gguf", "o/.n.lock"}
+    num_asked = len(hub.asked)
+    assert fetch("o/n", stores) == find_model("o/n", stores, ROOM).path == path
+    assert len(hub.asked) == num_asked, "what is here needs no hub"
+
+
+@pytest.mark.parametrize(
+    "model", ["o/n:Q4_K_M", "o/n:q4_k_m", "https://huggingface.co/o/n:m-Q4_K_M.gguf"]
+)
+def test_a_named_quantisation_is_fetched_beside_others(
+    model: str, hub: Hub, stores: Stores
+) -> None:
+    hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
+    first = fetch("o/n", stores)
+    path = fetch(model, stores)
+    assert path.name == "m-Q4_K_M.gguf"
+    assert fetch("o/n", stores) == first, "the best of what is here"
+    assert fetch("o/n:Q4_K_M", stores) == path
+    assert [place.name for place in stores.all()] == ["o/n:Q8_0", "o/n:Q4_K_M"]
+    with pytest.raises(ValueError, match="there is no 'Q5_0'; there are Q8_0, Q4_K_M"):
+        fetch("o/n:Q5_0", stores)
+
+
+def test_what_does_not_fit_is_not_fetched(hub: Hub, stores: Stores) -> None:
+    hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
+    with pytest.raises(ValueError, match=r"o/n: the smallest, Q4_K_M, needs about 0\.5 GB"):
+        fetch("o/n", stores, room_bytes=1 << 20)
+    assert not hub.ranges
+
+
+def test_parts_arrive_together(hub: Hub, stores: Stores) -> None:
+    parts = [f"Q4_0/m-Q4_0-0000{i}-of-00002.gguf" for i in (1, 2)]
+    hub.repos["o/n"] = Repo({parts[0]: GGUF, parts[1]: GGUF[::-1], "m-Q8_0.gguf": GGUF})
+    path = fetch("o/n:Q4_0", stores)
+    assert path == stores.home / "models/o/n" / parts[0]
+    assert path.with_name("m-Q4_0-00002-of-00002.gguf").read_bytes() == GGUF[::-1]
+    assert find_model("o/n:Q4_0", stores, ROOM).path == path
+    path.with_name("m-Q4_0-00002-of-00002.gguf").unlink()
+    with pytest.raises(NotPulledError):
+        find_model("o/n:Q4_0", stores, ROOM)
+
+
+def test_a_safetensors_repository_becomes_a_directory_of_what_an_engine_reads(
+    hub: Hub, stores: Stores
+) -> None:
+    wanted = {"config.json": b"{}", "chat_template.jinja": b"", "model-1-of-1.safetensors": GGUF}
+    others = {"pytorch_model.bin": b"", "a.py": b"", "onnx/config.json": b"", "../x.json": b"",
+              "consolidated.safetensors": GGUF, ".a.json": b"", "m-Q8_0.gguf": GGUF}  # fmt: skip
+    hub.repos["o/n"] = Repo(wanted | others)
+    path = fetch("o/n", stores)
+    assert path == find_model("o/n", stores, ROOM).path == stores.home / "models/o/n"
+    assert tree(path) == set(wanted)
+    assert fetch("o/n:Q8_0", stores).name == "m-Q8_0.gguf"
+
+
+def test_a_cut_download_goes_on_where_it_stopped(hub: Hub, stores: Stores) -> None:
+    hub.repos["o/n"] = quantised("Q8_0")
+    hub.cuts = [300_000] + [0] * 6
+    with pytest.raises(ValueError, match=r"cannot download .*m-Q8_0\.gguf .*resumes where it"):
+        fetch("o/n", stores)
+    assert list(stores.all()) == []
+    hub.cuts, hub.ranges[:] = [], []
+    seen: list[tuple[int, int]] = []
+    assert fetch("o/n", stores, progress=lambda *p: seen.append(p)).read_bytes() == GGUF
+    ((_, begun),) = hub.ranges
+    assert begun == "bytes=300000-"
+    assert seen[0][0] >= 300_000
+
+
+@pytest.mark.parametrize(
+    "told", [{"sha256": "0" * 64}, {"size": len(GGUF) + 5}, {"size": 10}], ids=str
+)
+def test_a_hub_that_lies_is_not_believed(told: dict[str, Any], hub: Hub, stores: Stores) -> None:
+    hub.repos["o/n"] = quantised("Q8_0")
+    hub.repos["o/n"].announced["m-Q8_0.gguf"] = told
+    with pytest.raises(ModelFileError, match=r"has another file|announced with"):
+        fetch("o/n", stores)
+    assert list(stores.all()) == []
+
+
+def test_a_file_too_large_for_the_disk_is_refused_before_it_is_fetched(
+    hub: Hub, stores: Stores
+) -> None:
+    hub.repos["o/n"] = quantised("Q8_0")
+    hub.repos["o/n"].announced["m-Q8_0.gguf"] = {"size": 1 << 60}
+    with pytest.raises(ValueError, match=r"GB are to be fetched, and .* has room for"):
+        fetch("o/n", stores)
+    assert not hub.ranges
+
+
+def test_a_gated_repository_names_the_way_in(
+    hub: Hub, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["o/n"] = quantised("Q8_0")
+    hub.repos["o/n"].is_gated = True
+    with pytest.raises(ValueError, match=r"o/n asks for consent: accept its terms .* HF_TOKEN"):
+        fetch("o/n", stores)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert fetch("o/n", stores).read_bytes() == GGUF
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "has no repository 'o/n', or it is private"),
+        ({"config.json": b"{}"}, "o/n has no .gguf files, nothing that runs"),
+        ({"mmproj-F16.gguf": GGUF}, "nothing that runs"),
+    ],
+)
+def test_a_repository_without_a_model(
+    files: dict[str, bytes] | None, message: str, hub: Hub, stores: Stores
+) -> None:
+    if files is not None:
+        hub.repos["o/n"] = Repo(files)
+    with pytest.raises(ValueError, match=message):
+        fetch("o/n", stores)
+
+
+def test_a_hub_that_is_out_of_reach_gives_the_way_out(
+    hub: Hub, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ValueError, match=r"cannot get o/n from the hub .*; download it where"):
+        fetch("o/n", stores)
+
+
+def run(hub: Hub, home: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environ |= {"HF_ENDPOINT": hub.url, "RIDGELINE_HOME": str(home), "HOME": str(home)} | changes
+    command = [str(Path(sys.executable).parent / "ridgeline"), *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_the_commands_with_the_settings_of_the_hubs_library(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
+    hub.repos["o/n"].is_gated = True
+    refused = run(hub, tmp_path, "pull", "o/n")
+    assert (refused.returncode, "HF_TOKEN" in refused.stderr) == (1, True)
+    offline = run(hub, tmp_path, "pull", "o/n", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE forbids" in offline.stderr
+    pulled = run(hub, tmp_path, "pull", "o/n:Q4_K_M", "--json", HF_TOKEN=hub.token)
+    path = tmp_path / "models/o/n/m-Q4_K_M.gguf"
+    assert json.loads(pulled.stdout) == {"model": "o/n:Q4_K_M", "path": str(path)}
+    (model,) = json.loads(run(hub, tmp_path, "list", "--json").stdout)["models"]
+    assert model == {
+        "name": "o/n:Q4_K_M", "path": str(path), "size": path.stat().st_size, "owner": "ridgeline"
+    }  # fmt: skip
+    removed = run(hub, tmp_path, "rm", "o/n")
+    assert removed.stdout == "removed o/n:Q4_K_M: 1 MB freed\n"
+    assert tree(tmp_path / "models") == set()
