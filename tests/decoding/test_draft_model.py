@@ -231,8 +231,18 @@ def test_a_step_that_failed_leaves_guesses_as_right_as_before() -> None:
 # --- how many pay ---------------------------------------------------------------------------------
 
 
-def virtual_s(accuracy: float, cost: float, num_tokens: int, pace: Pace | None, most: int) -> float:
-    """Return the virtual seconds of a stream; a guess costs this part of a step, a row 0.1."""
+def virtual_s(
+    accuracy: float,
+    cost: float,
+    num_tokens: int,
+    pace: Pace | None,
+    most: int,
+    prompt_len: int = 2,
+) -> float:
+    """Return the virtual seconds of a stream.
+
+    A guess costs this part of a step, a row more of either model 0.1 and 0.02 of one.
+    """
     dice = random.Random(7)
     drafter, small = make_drafter(
         2000, 16, accuracy, 4096, max_model_len=1 << 20, pace=pace, vocab_size=1 << 20
@@ -241,13 +251,15 @@ def virtual_s(accuracy: float, cost: float, num_tokens: int, pace: Pace | None, 
     scheduler = make_scheduler(2000, 16, budget=4096, speculation=speculation)
     ledger = Ledger(2000, 16, 1 << 20)
     params = SamplingParams(max_tokens=num_tokens, seed=1)
-    scheduler.add(Request(0, (1, 2), params, max_model_len=1 << 20))
+    scheduler.add(Request(0, (1,) * prompt_len, params, max_model_len=1 << 20))
+    commit(scheduler.queues, step := scheduler.schedule(), ledger.execute(step))  # the prompt
     total_s = 0.0
     while scheduler.queues.has_work():
         before = len(small.steps)
         step = scheduler.schedule()
         (work,) = step.work
-        seconds = 1 + 0.1 * (len(work.tokens) - 1) + cost * (len(small.steps) - before)
+        rows = [len(one.work[0].tokens) - 1 for one in small.steps[before:]]
+        seconds = 1 + 0.1 * (len(work.tokens) - 1) + cost * len(rows) + 0.02 * sum(rows)
         output = ledger.execute(step)
         if speculation:
             speculation.note_step(step, output, seconds * dice.uniform(0.85, 1.15))
@@ -269,6 +281,17 @@ def test_what_pays_is_done(accuracy: float, cost: float, most: int, gain: float)
 def test_what_does_not_pay_rests(accuracy: float, cost: float) -> None:
     plain_s = virtual_s(0.0, 0.0, 1500, None, 0)
     assert plain_s >= 0.98 * virtual_s(accuracy, cost, 1500, Pace(5), 5)
+
+
+@pytest.mark.parametrize("num_tokens", [50, 100, 200, 400, 2000])
+def test_a_long_prompt_is_caught_up_with_where_the_answer_is_long(num_tokens: int) -> None:
+    pace = Pace(4)
+    virtual_s(0.8, 0.3, 400, pace, 4)
+    plain_s = virtual_s(0.0, 0.0, num_tokens, None, 0, prompt_len=1000)
+    found_s = virtual_s(0.8, 0.3, num_tokens, pace, 4, prompt_len=1000)
+    assert plain_s >= (1.15 if num_tokens == 2000 else 0.9) * found_s
+    if num_tokens <= 100:
+        assert plain_s >= 0.98 * found_s
 
 
 def test_it_is_tried_again_when_texts_change() -> None:

@@ -64,6 +64,8 @@ class DraftModel:
         for seq, _ in wanted:
             if shadow := self._follow(seq, depth, names):
                 active.append((seq, shadow))
+        if self._pace and not active:
+            self._pace.note_none()
         guesses: dict[SeqId, list[int]] = {name: [] for name in names}
         limits = dict(zip(names, (most for _, most in wanted), strict=True))
         for _ in range(depth):
@@ -78,6 +80,8 @@ class DraftModel:
             self._drop(seq.id)
             return None
         shadow = self.shadows.get(seq.id)
+        if self._pace and not self._pays(seq, shadow):
+            return None
         if shadow is None:
             shadow = self._new_shadow(seq)
             if not self._makes_room(partial(self.kv.admit, shadow, upto), wanted):
@@ -93,6 +97,13 @@ class DraftModel:
         if same >= shadow.publish_at:
             self.kv.publish(shadow)
         return shadow if self._makes_room(partial(self.kv.reserve, shadow, upto), wanted) else None
+
+    def _pays(self, seq: Sequence, shadow: Sequence | None) -> bool:
+        """Return whether a shadow that is far behind may catch up."""
+        num_behind = len(seq.tokens) - (shadow.num_computed if shadow else 0)
+        num_left = seq.request.max_len - len(seq.tokens)
+        assert self._pace is not None
+        return self._pace.may_catch_up(num_behind, min(seq.num_generated, num_left))
 
     def _new_shadow(self, seq: Sequence) -> Sequence:
         request = Request(
@@ -124,8 +135,8 @@ class DraftModel:
                 left -= count
         if not work:
             return []
-        if self._pace and any(len(item.tokens) > 2 for item in work):
-            self._pace.note_catch_up()
+        if self._pace:
+            self._pace.note_catch_up(sum(len(item.tokens) - 1 for item in work))
         output = self._runner.execute(Step(tuple(work), (), (), (), ()))
         going: list[tuple[Sequence, Sequence]] = []
         for i, (seq, shadow) in enumerate(worked):

@@ -3,6 +3,10 @@
 Goodput as in ``decoding.depth``, for guesses that cost time. Nothing is known of them unless they
 are made. So where they do not pay, guessing rests, and is tried again for a few steps: after 64
 steps, then after four times as many each time.
+
+Before its first guess the draft model has to compute the prompt. How long an answer will be is not
+known. A good estimate is that as much is to come as has come; so a model catches up when what it
+will save on that many tokens is twice what catching up takes.
 """
 
 from __future__ import annotations
@@ -19,8 +23,13 @@ _FIRST_STEPS = 8  # without drafts, to know what they take
 _TRIAL_STEPS, _TRIAL_DEPTH = 3, 2
 _FIRST_REST, _LAST_REST = 64, 4096  # steps
 _LOOK_EVERY = 64  # of the steps with drafts, one has none: what that takes may have changed
-_LEAST_GAIN = 1.04
+_LEAST_GAIN = 1.08
 _CHANCE, _CHANCE_WEIGHS = 0.7, 8  # that a guess is right if those before it are, until it is known
+_CHANCE_MEMORY = 64  # guesses: texts differ
+_USUAL_BEHIND = 4  # tokens: that a step with few right drafts leaves to be computed
+_LEARN_BEHIND = 32  # with fewer, what they take is lost in the noise of a step's time
+_CATCH_UP = 0.05  # of a step, for each token to catch up with, until it is known
+_SAVED = 0.2  # of a step, on each token, while that is tried
 
 
 @dataclass(slots=True)
@@ -32,6 +41,7 @@ class _Load:
     patience: int = _FIRST_REST
     num_steps: int = 0  # of this phase
     depth: int = 0  # of the step under way
+    is_trial: bool = False  # that step
 
 
 class Pace:
@@ -42,13 +52,14 @@ class Pace:
         self._most = most
         self._loads: dict[int, _Load] = {}
         self._now: _Load | None = None
-        self._is_usual = True
+        self._num_behind = 0  # tokens that are caught up with before the step under way
+        self._catch_up_s: float | None = None  # for each of them
         self._chance, self._num_seen = _CHANCE, 0
 
     def begin(self, num_seqs: int) -> int:
         """Return how many tokens to guess for each of ``num_seqs`` sequences, before a step."""
         load = self._now = self._loads.setdefault(num_seqs, _Load())
-        self._is_usual = True
+        self._num_behind = 0
         load.depth = self._decide(load)
         return load.depth
 
@@ -58,7 +69,8 @@ class Pace:
         trial = min(_TRIAL_DEPTH, self._most)
         if place <= 0 or 0 not in load.times_s or place % _LOOK_EVERY == 0:
             return 0
-        if place <= _TRIAL_STEPS or trial not in load.times_s:
+        load.is_trial = place <= _TRIAL_STEPS or trial not in load.times_s
+        if load.is_trial:
             return trial
         if best := self._best(load.times_s, trial):
             load.patience = _FIRST_REST
@@ -70,32 +82,68 @@ class Pace:
     def _best(self, times_s: dict[int, float], trial: int) -> int:
         """Return the depth with most tokens per second; 0 if none is clearly better."""
         best, goodput = 0, _LEAST_GAIN / times_s[0]
-        slope_s = (times_s[trial] - times_s[0]) / trial
         tokens = chance = 1.0
         for depth in range(1, self._most + 1):
             chance *= self._chance
             tokens += chance
-            found = tokens / times_s.get(depth, times_s[0] + depth * slope_s)
+            found = tokens / self._time_s(times_s, depth, trial)
             if found > goodput:
                 best, goodput = depth, found
         return best
 
-    def note_catch_up(self) -> None:
-        """The draft model computes more than guesses before this step: its time is not usual."""
-        self._is_usual = False
+    def _time_s(self, times_s: dict[int, float], depth: int, trial: int) -> float:
+        """Return the time of a step with ``depth`` guesses: measured, or in proportion."""
+        slope_s = (times_s[trial] - times_s[0]) / trial
+        return times_s.get(depth, times_s[0] + depth * slope_s)
+
+    def may_catch_up(self, num_behind: int, num_expected: int) -> bool:
+        """Return whether a model that is so many tokens behind should compute them.
+
+        ``num_expected`` tokens of the answer are still to come, as far as one can tell.
+        """
+        load = self._now
+        if num_behind <= _USUAL_BEHIND or load is None or 0 not in load.times_s:
+            return True
+        step_s = load.times_s[0]
+        trial = min(_TRIAL_DEPTH, self._most)
+        is_known = trial in load.times_s and not load.is_trial
+        saved_s = self._saved_s(load.times_s, trial) if is_known else _SAVED * step_s
+        catch_up_s = self._catch_up_s or _CATCH_UP * step_s
+        return 2 * catch_up_s * num_behind <= saved_s * num_expected
+
+    def _saved_s(self, times_s: dict[int, float], trial: int) -> float:
+        """Return the seconds that guessing saves on each token."""
+        depth = self._best(times_s, trial)
+        if not depth:
+            return 0.0
+        tokens = sum(self._chance**i for i in range(depth + 1))
+        return times_s[0] - self._time_s(times_s, depth, trial) / tokens
+
+    def note_none(self) -> None:
+        """Nothing is guessed before this step after all."""
+        if self._now is not None:
+            self._now.depth = 0
+
+    def note_catch_up(self, num_tokens: int) -> None:
+        """Take how many tokens more than one a sequence the draft model computes."""
+        self._num_behind += num_tokens
 
     def note_drafts(self, num_right: int, num_drafts: int) -> None:
         """Take how many of a sequence's drafts were right, before the first that was wrong."""
         for is_right in [1] * num_right + [0] * (num_right < num_drafts):
             self._num_seen += 1
-            share = max(1 / (_CHANCE_WEIGHS + self._num_seen), 1 / 256)
+            share = max(1 / (_CHANCE_WEIGHS + self._num_seen), 1 / _CHANCE_MEMORY)
             self._chance += (is_right - self._chance) * share
 
     def note_step(self, num_seqs: int, num_rows: int, seconds: float) -> None:
         """Take what a step without prompts took, its drafting included."""
-        if self._now is not None and self._is_usual:
+        if self._now is not None:
             times_s, depth = self._now.times_s, self._now.depth
-            times_s[depth] = settled(times_s.get(depth, seconds), seconds)
+            if self._num_behind <= _USUAL_BEHIND * num_seqs:
+                times_s[depth] = settled(times_s.get(depth, seconds), seconds)
+            elif self._num_behind >= _LEARN_BEHIND and 0 in times_s:
+                found_s = max(seconds - times_s.get(depth, times_s[0]), 0.0) / self._num_behind
+                self._catch_up_s = settled(self._catch_up_s or found_s, found_s)
         self._now = None
 
     def choose(self, num_rows: int, guesses: Listing[tuple[Sequence, Guess]]) -> list[int]:
