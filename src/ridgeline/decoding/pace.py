@@ -6,7 +6,7 @@ steps, then after four times as many each time.
 
 Before its first guess the draft model has to compute the prompt. How long an answer will be is not
 known. A good estimate is that as much is to come as has come; so a model catches up when what it
-will save on that many tokens is twice what catching up takes.
+will save on that many tokens is more than what catching up takes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHANCE, _CHANCE_WEIGHS = 0.7, 8  # that a guess is right if those before it are
 _CHANCE_MEMORY = 64  # guesses: texts differ
 _USUAL_BEHIND = 4  # tokens: that a step with few right drafts leaves to be computed
 _LEARN_BEHIND = 32  # with fewer, what they take is lost in the noise of a step's time
-_CATCH_UP = 0.05  # of a step, for each token to catch up with, until it is known
+_CATCH_UP = 0.03  # of a step, for each token to catch up with, until it is known
 _SAVED = 0.2  # of a step, on each token, while that is tried
 
 
@@ -109,7 +109,7 @@ class Pace:
         is_known = trial in load.times_s and not load.is_trial
         saved_s = self._saved_s(load.times_s, trial) if is_known else _SAVED * step_s
         catch_up_s = self._catch_up_s or _CATCH_UP * step_s
-        return 2 * catch_up_s * num_behind <= saved_s * num_expected
+        return catch_up_s * num_behind <= saved_s * num_expected
 
     def _saved_s(self, times_s: dict[int, float], trial: int) -> float:
         """Return the seconds that guessing saves on each token."""
