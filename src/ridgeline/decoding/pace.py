@@ -42,6 +42,7 @@ class _Load:
     num_steps: int = 0  # of this phase
     depth: int = 0  # of the step under way
     is_trial: bool = False  # that step
+    num_lost: int = 0  # trials so far, after which it rested
 
 
 class Pace:
@@ -73,9 +74,10 @@ class Pace:
         if load.is_trial:
             return trial
         if best := self._best(load.times_s, trial):
-            load.patience = _FIRST_REST
+            load.patience, load.num_lost = _FIRST_REST, 0
             return best
         load.num_steps, load.rest = 0, load.patience
+        load.num_lost += 1
         load.patience = min(4 * load.patience, _LAST_REST)
         return 0
 
@@ -107,7 +109,8 @@ class Pace:
         step_s = load.times_s[0]
         trial = min(_TRIAL_DEPTH, self._most)
         is_known = trial in load.times_s and not load.is_trial
-        saved_s = self._saved_s(load.times_s, trial) if is_known else _SAVED * step_s
+        hoped_s = _SAVED * step_s / (1 + load.num_lost)
+        saved_s = self._saved_s(load.times_s, trial) if is_known else hoped_s
         catch_up_s = self._catch_up_s or _CATCH_UP * step_s
         return catch_up_s * num_behind <= saved_s * num_expected
 

@@ -18,10 +18,13 @@ from starlette.routing import Route
 from ridgeline import __version__
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
+from ridgeline.server.anthropic import request as anthropic
+from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequest
+from ridgeline.server.anthropic.shape import MessageShape
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
 from ridgeline.server.engine_thread import Bridge
-from ridgeline.server.errors import ApiError
+from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
@@ -41,10 +44,12 @@ from ridgeline.server.responses import chat_request, renamed
 from ridgeline.server.responses_protocol import ResponsesRequest
 from ridgeline.server.schemas import (
     INFILL_CHUNKS,
+    MESSAGE_EVENTS,
     RESPONSE_EVENTS,
     ChatCompletion,
     Completion,
     Infilled,
+    MessageObject,
     ResponseObject,
     documented,
 )
@@ -248,6 +253,27 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise renamed(error) from None
 
+    @app.post("/v1/messages", responses=_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation, as Anthropic does."""
+        service.check_open(body.model)
+        try:
+            chat = anthropic.chat_request(body)
+            prompt = await service.prompts.of_chat(chat)
+            return await service.reply(request, chat, [prompt], "messages", new_shape=MessageShape)
+        except ApiError as error:
+            raise anthropic.renamed(error) from None
+
+    @app.post("/v1/messages/count_tokens", responses=_ERRORS)
+    async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
+        """Count the tokens of a conversation, without an answer."""
+        service.check_open(body.model)
+        try:
+            chat = anthropic.chat_request(body)
+            return {"input_tokens": len(await service.prompts.of_chat(chat))}
+        except ApiError as error:
+            raise anthropic.renamed(error) from None
+
     @app.post("/infill", responses=_ERRORS | documented(Infilled, INFILL_CHUNKS))
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill in what stands at the cursor of a text, as llama.cpp does."""
@@ -347,7 +373,8 @@ def _add_errors(app: FastAPI) -> None:
     async def api(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         request.scope["state"]["note"].setdefault("error", str(error))
-        return JSONResponse(error.body(), error.status, error.headers)
+        shown = body_at(request.url.path, error, request.state.request_id)
+        return JSONResponse(shown, error.status, error.headers)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them. It knows nothing of routes and engines."""
+"""Errors as OpenAI's and Anthropic's clients expect them. It knows nothing of engines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _CODES = {  # where the raising code gives none
     400: "invalid_request",
     408: "request_timeout",
@@ -50,6 +58,20 @@ class ApiError(Exception):
     def encode(self) -> bytes:
         """Return the error object as JSON."""
         return json.dumps(self.body()).encode()
+
+
+def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return an error as Anthropic writes it."""
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    fields = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": str(error)}
+    return {"type": "error", "error": fields, "request_id": request_id}
+
+
+def body_at(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return an error in the form of the API that ``path`` belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic_body(error, request_id)
+    return error.body()
 
 
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:

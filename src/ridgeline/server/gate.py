@@ -6,6 +6,7 @@ whole body, bounded, before a route runs.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -18,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server.errors import ApiError
+from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.static import FILES
 
@@ -120,13 +121,14 @@ class Gate:
         except ApiError as error:
             scope["state"]["note"].setdefault("error", str(error))
             if error.status != 499:
-                await refuse(send, error)
+                request_id = scope["state"]["request_id"]
+                await refuse(send, error, body_at(scope["path"], error, request_id))
 
     def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """Return the label of the caller's key; raises ApiError 401."""
         if not self._keys.are_needed:
             return ANYONE
-        label = self._keys.label_of(headers.get(b"authorization"))
+        label = self._keys.label_of(headers.get(b"authorization"), headers.get(b"x-api-key"))
         if label is None and scope["path"] not in OPEN_PATHS:
             raise ApiError(
                 401,
@@ -191,9 +193,9 @@ class Gate:
         return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")
 
 
-async def refuse(send: Send, error: ApiError) -> None:
-    """Send an error as a whole response."""
-    body = error.encode()
+async def refuse(send: Send, error: ApiError, shown: dict[str, Any]) -> None:
+    """Send an error as a whole response, in the form ``shown``."""
+    body = json.dumps(shown).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body))}
     pairs = [(k.encode(), v.encode()) for k, v in (error.headers | headers).items()]
     await send({"type": "http.response.start", "status": error.status, "headers": pairs})

@@ -40,8 +40,13 @@ class Keys:
         """The labels, in order."""
         return tuple(label for label, _ in self._digests)
 
-    def label_of(self, authorization: bytes | None) -> str | None:
-        """Return the label of the key in an Authorization header, None if it is unknown."""
+    def label_of(self, authorization: bytes | None, api_key: bytes | None = None) -> str | None:
+        """Return the label of the key in these headers, None if it is unknown.
+
+        Anthropic's clients send it alone in x-api-key; if there is an Authorization, that counts.
+        """
+        if authorization is None and api_key is not None:
+            authorization = b"Bearer " + api_key
         scheme, _, key = (authorization or b"").partition(b" ")
         digest, match = _digest(key.strip()), None
         for label, known in self._digests:  # compare with all of them, for constant time

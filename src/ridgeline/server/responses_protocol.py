@@ -6,13 +6,13 @@ instead. ``server.responses`` makes a chat request of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, LiteralString
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from ridgeline.server.conversation import FunctionDefinition
-from ridgeline.server.strict import Strict, wrong
+from ridgeline.server.strict import Strict, kind_of, typed
 
 _INT64 = 1 << 63
 _MAX_ITEMS = 1 << 13
@@ -22,31 +22,6 @@ _TEXTS = ("input_text", "output_text", "reasoning_text")
 _SEND_ALL: LiteralString = (
     "is not supported: nothing is stored here, so send all items of the conversation as input"
 )
-
-
-def _typed(kinds: tuple[str, ...], why: LiteralString, default: str | None = None) -> Any:
-    """Return a validator that refuses objects of other types, before their fields are read."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict):
-            kind = value.get("type") or default
-            if kind is None:
-                raise wrong("invalid_value", "type", "is missing")
-            if kind not in kinds:
-                raise wrong("unsupported_parameter", "type", why)
-        return value
-
-    return BeforeValidator(check)
-
-
-def _kind_of(default: str) -> Callable[[Any], str]:
-    """Return what names the member of a union: an object's type, or the default."""
-
-    def kind(value: Any) -> str:
-        found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"[{found or default}]"
-
-    return kind
 
 
 class TextPart(Strict):
@@ -60,7 +35,7 @@ class TextPart(Strict):
 
 _Part = Annotated[
     TextPart,
-    _typed(_TEXTS, "is not supported: this model reads only text, so send what matters as text"),
+    typed(_TEXTS, "is not supported: this model reads only text, so send what matters as text"),
 ]
 _Parts = Annotated[list[_Part], Field(fail_fast=True)]
 
@@ -128,8 +103,8 @@ _Items = Annotated[
     | Annotated[CallItem, Tag("[function_call]")]
     | Annotated[CallOutputItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")],
-    Discriminator(_kind_of("message")),
-    _typed(
+    Discriminator(kind_of("message")),
+    typed(
         ("message", "function_call", "function_call_output", "reasoning"),
         "is not supported: nothing is stored here, and functions are the only tools, so send "
         "message, function_call, function_call_output and reasoning items whole",
@@ -163,8 +138,8 @@ _Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("[mode]")]
     | Annotated[NamedFunction, Tag("[function]")]
     | Annotated[AllowedTools, Tag("[allowed_tools]")],
-    Discriminator(_kind_of("mode")),
-    _typed(
+    Discriminator(kind_of("mode")),
+    typed(
         ("function", "allowed_tools"),
         "is not supported: name a function, or use allowed_tools, none, auto or required",
     ),
@@ -236,7 +211,7 @@ class ResponsesRequest(Strict):
             list[
                 Annotated[
                     FunctionTool,
-                    _typed(
+                    typed(
                         ("function",),
                         "is not supported: no tools run on this server, so give a function, and "
                         "call it yourself",

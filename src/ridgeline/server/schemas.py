@@ -286,14 +286,47 @@ class ResponseObject(_Shape):
     user: str | None
 
 
+class MessageUsage(_Shape):
+    """Anthropic's counts of tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class ContentBlock(_Shape):
+    """A block of a message: text, thinking or a call."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class MessageObject(_Shape):
+    """What POST /v1/messages returns, unless it streams."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
 _CHUNKS = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."
 INFILL_CHUNKS = "After each `data: ` a piece as `content`; the last has `stop: true`, and no text."
+MESSAGE_EVENTS = "Anthropic's events, from `message_start` to `message_stop`."
 RESPONSE_EVENTS = "Events named `response.*` with a `sequence_number`; the last has the response."
 
 
-def documented(
-    answer: type[_Answer | Infilled | ResponseObject], stream: str = _CHUNKS
-) -> dict[int | str, dict[str, Any]]:
+def documented(answer: type[_Shape], stream: str = _CHUNKS) -> dict[int | str, dict[str, Any]]:
     """Return the entry of a route's successful response, and what it streams."""
     content = {"text/event-stream": {"schema": {"description": stream}}}
     return {200: {"model": answer, "description": "The answer", "content": content}}

@@ -5,10 +5,16 @@ It knows no field by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, LiteralString, Self
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ridgeline.server.errors import ApiError
@@ -83,3 +89,28 @@ def wrong(code: LiteralString, field: str, what: LiteralString) -> PydanticCusto
 def contradiction(param: str, why: str) -> ApiError:
     """Return an error about a field that another one excludes."""
     return ApiError(400, f"{param} contradicts the rest: {why}", param=param, code="invalid_value")
+
+
+def typed(kinds: tuple[str, ...], why: LiteralString, default: str | None = None) -> Any:
+    """Return a validator that refuses objects of other types, before their fields are read."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict):
+            kind = value.get("type") or default
+            if kind is None:
+                raise wrong("invalid_value", "type", "is missing")
+            if kind not in kinds:
+                raise wrong("unsupported_parameter", "type", why)
+        return value
+
+    return BeforeValidator(check)
+
+
+def kind_of(default: str) -> Callable[[Any], str]:
+    """Return what names the member of a union: an object's type, or the default."""
+
+    def kind(value: Any) -> str:
+        found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"[{found or default}]"
+
+    return kind
