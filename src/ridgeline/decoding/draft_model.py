@@ -103,7 +103,7 @@ class DraftModel:
         num_behind = len(seq.tokens) - (shadow.num_computed if shadow else 0)
         num_left = seq.request.max_len - len(seq.tokens)
         assert self._pace is not None
-        return self._pace.may_catch_up(num_behind, min(seq.num_generated, num_left))
+        return self._pace.may_catch_up(num_behind, seq.num_generated, num_left)
 
     def _new_shadow(self, seq: Sequence) -> Sequence:
         request = Request(

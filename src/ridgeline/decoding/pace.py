@@ -5,8 +5,8 @@ are made. So where they do not pay, guessing rests, and is tried again for a few
 steps, then after four times as many each time.
 
 Before its first guess the draft model has to compute the prompt. How long an answer will be is not
-known. A good estimate is that as much is to come as has come; so a model catches up when what it
-will save on that many tokens is more than what catching up takes.
+known. A good estimate is that as much is to come as has come, and 64 tokens at least; so a model
+catches up when what it will save on that many tokens is more than what catching up takes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _CHANCE_MEMORY = 64  # guesses: texts differ
 _USUAL_BEHIND = 4  # tokens: that a step with few right drafts leaves to be computed
 _LEARN_BEHIND = 32  # with fewer, what they take is lost in the noise of a step's time
 _CATCH_UP = 0.03  # of a step, for each token to catch up with, until it is known
+_EXPECTED = 64  # tokens of an answer that are still to come, at least
 _SAVED = 0.2  # of a step, on each token, while that is tried
 
 
@@ -98,10 +99,10 @@ class Pace:
         slope_s = (times_s[trial] - times_s[0]) / trial
         return times_s.get(depth, times_s[0] + depth * slope_s)
 
-    def may_catch_up(self, num_behind: int, num_expected: int) -> bool:
+    def may_catch_up(self, num_behind: int, num_generated: int, num_left: int) -> bool:
         """Return whether a model that is so many tokens behind should compute them.
 
-        ``num_expected`` tokens of the answer are still to come, as far as one can tell.
+        ``num_generated`` tokens of the answer have come, and at most ``num_left`` will.
         """
         load = self._now
         if num_behind <= _USUAL_BEHIND or load is None or 0 not in load.times_s:
@@ -112,6 +113,7 @@ class Pace:
         hoped_s = _SAVED * step_s / (1 + load.num_lost)
         saved_s = self._saved_s(load.times_s, trial) if is_known else hoped_s
         catch_up_s = self._catch_up_s or _CATCH_UP * step_s
+        num_expected = min(max(num_generated, _EXPECTED), num_left)
         return catch_up_s * num_behind <= saved_s * num_expected
 
     def _saved_s(self, times_s: dict[int, float], trial: int) -> float:
