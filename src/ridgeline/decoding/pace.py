@@ -20,7 +20,7 @@ from ridgeline.core.step import SeqId
 from ridgeline.decoding.depth import settled
 
 _FIRST_STEPS = 8  # without drafts, to know what they take
-_TRIAL_STEPS, _TRIAL_DEPTH = 3, 2
+_TRIAL_STEPS, _TRIAL_DEPTH = 4, 2
 _FIRST_REST, _LAST_REST = 64, 4096  # steps
 _LOOK_EVERY = 64  # of the steps with drafts, one has none: what that takes may have changed
 _LEAST_GAIN = 1.08
@@ -145,7 +145,10 @@ class Pace:
         if self._now is not None:
             times_s, depth = self._now.times_s, self._now.depth
             if self._num_behind <= _USUAL_BEHIND * num_seqs:
-                times_s[depth] = settled(times_s.get(depth, seconds), seconds)
+                known_s = times_s.get(depth, seconds)
+                # The first steps with drafts are slow, as they touch memory for the first time.
+                is_first = self._now.is_trial and depth > 0
+                times_s[depth] = min(known_s, seconds) if is_first else settled(known_s, seconds)
             elif self._num_behind >= _LEARN_BEHIND and 0 in times_s:
                 found_s = max(seconds - times_s.get(depth, times_s[0]), 0.0) / self._num_behind
                 self._catch_up_s = settled(self._catch_up_s or found_s, found_s)
