@@ -20,7 +20,7 @@ from ridgeline.core.step import SeqId
 from ridgeline.decoding.depth import settled
 
 _FIRST_STEPS = 8  # without drafts, to know what they take
-_TRIAL_STEPS, _TRIAL_DEPTH = 4, 2
+_TRIAL_STEPS, _TRIAL_DEPTH = 3, 2
 _FIRST_REST, _LAST_REST = 64, 4096  # steps
 _LOOK_EVERY = 64  # of the steps with drafts, one has none: what that takes may have changed
 _LEAST_GAIN = 1.08
