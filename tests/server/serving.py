@@ -17,7 +17,8 @@ from openai import OpenAI
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.server.keys import Keys
-from ridgeline.server.main import Running, bind
+from ridgeline.server.listening import bind
+from ridgeline.server.main import Running
 from ridgeline.server.options import ServeOptions
 
 JSON = {"content-type": "application/json"}

@@ -21,7 +21,7 @@ import pytest
 from openai import APIError, OpenAI
 
 from ridgeline.engine_setup.locate import locate
-from ridgeline.server.main import bind
+from ridgeline.server.listening import bind
 from tests.server.serving import eventually, serving
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"

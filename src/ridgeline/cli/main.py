@@ -28,7 +28,7 @@ from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
-from ridgeline.cli import models
+from ridgeline.cli import models, settings
 from ridgeline.cli.doctor import report
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.repl import answer, chat
@@ -58,13 +58,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="An LLM engine that knows its own physics.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
+app.command("config")(settings.config)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
@@ -77,7 +77,11 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1
     _bear_any_locale()
     try:
-        app(arguments)
+        command = typer.main.get_command(app)
+        settings.name_variables(command)
+        arguments, file = settings.take_config(arguments, os.environ)
+        defaults = settings.read_config(file, command) if file else None
+        command(arguments, default_map=defaults)
     except KeyboardInterrupt:
         sys.exit(130)
     except UsageError as error:

@@ -206,7 +206,13 @@ def _cache_root(tenant: str) -> bytes:
 
 def new_app(service: Service) -> FastAPI:
     """Return the application, with its routes over ``service``."""
-    app = FastAPI(title="Ridgeline", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Ridgeline",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        servers=[{"url": root}] if (root := service.options.root_path) else None,
+    )
     app.router.route_class = BodyRoute
     _add_errors(app)
     _add_completions(app, service)

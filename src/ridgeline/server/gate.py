@@ -40,6 +40,7 @@ class Gate:
         hosts: Collection[str] | None,
         origins: Collection[str],
         max_body_bytes: int,
+        root_path: str,
         routes: Sequence[BaseRoute],
         log: Callable[[dict[str, Any]], object],
         count: Callable[[str, str, int], None],
@@ -49,9 +50,10 @@ class Gate:
         Args:
             app: what runs behind.
             keys: the keys that open the server.
-            hosts: names that a Host header may have; None allows any.
+            hosts: names that a Host header may have, perhaps as ``*.example.org``; None allows any.
             origins: web origins that may call besides our own pages; "*" is any.
             max_body_bytes: longest body.
+            root_path: what a proxy may leave before each path.
             routes: those of ``app``; requests for other paths are counted as one.
             log: takes the fields of each request's line.
             count: takes path, method and status of each request.
@@ -68,7 +70,7 @@ class Gate:
                 expose_headers=["*"],
                 allow_private_network=True,
             )
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes, self._root_path = max_body_bytes, root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
         self._log, self._count = log, count
 
@@ -96,6 +98,8 @@ class Gate:
             await send(message)
 
         scope["state"] |= {"note": note, "request_id": request_id.decode()}
+        if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path)
         try:
             await self._inner(scope, receive, answer)
         except Exception:  # already answered, if that was possible
@@ -143,8 +147,9 @@ class Gate:
         if self._hosts is None:
             return
         host = headers.get(b"host", b"").decode("latin-1")
-        if _name(host) not in self._hosts:
-            raise ApiError(403, f"this server is not {host[:80]!r}", code="unknown_host")
+        if not _is_among(_name(host), self._hosts):
+            message = f"this server is not {host[:80]!r}: see --allowed-host"
+            raise ApiError(403, message, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
         is_named = origin in self._origins or "*" in self._origins
         if origin and not is_named and origin.partition("://")[2] != host:
@@ -205,6 +210,11 @@ async def refuse(send: Send, error: ApiError, shown: dict[str, Any]) -> None:
 def _first(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers; if one is repeated, the first counts."""
     return dict(reversed(scope["headers"]))
+
+
+def _is_among(name: str, hosts: Collection[str]) -> bool:
+    """Whether a name is one of ``hosts``, or below one that begins with ``*.``."""
+    return name in hosts or any(one[0] == "*" and name.endswith(one[1:]) for one in hosts)
 
 
 def _name(host: str) -> str:

@@ -28,6 +28,7 @@ from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.gate import Gate
 from ridgeline.server.http_limits import BoundedProtocol
 from ridgeline.server.keys import Keys
+from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter, log_line
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
@@ -94,13 +95,15 @@ class Running:
         gate = Gate(
             self.app,
             keys=keys,
-            hosts=_LOOPBACK | {options.host} if options.host in _LOOPBACK else None,
+            hosts=_hosts(options),
+            root_path=options.root_path,
             origins=options.cors_origin or (),
             max_body_bytes=options.max_body_bytes,
             routes=self.app.routes,
             log=lambda fields: write(log_line(fields, options.log_format)),
             count=self.metrics.count_http,
         )
+        certificate = certificate_settings(options)
         protocol = type(
             "Protocol", (BoundedProtocol,), {"receive_timeout_s": options.receive_timeout}
         )
@@ -118,6 +121,7 @@ class Running:
                 date_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(_FLUSH_S) + 1,
+                **certificate,
             )
         )
         self._drain: asyncio.Task[None] | None = None
@@ -181,6 +185,20 @@ class Running:
             self._write(f"the keys stay as they are: {error}")
 
 
+def _hosts(options: ServeOptions) -> frozenset[str] | None:
+    """Return the names that a Host header may have; None allows any.
+
+    Who listens on this machine alone is called by its own names, or a web page has given its own
+    name our address.
+    """
+    named = frozenset(name.lower() for name in options.allowed_host or ())
+    if "*" in named:
+        return None
+    if options.uds is None and options.host in _LOOPBACK:
+        return _LOOPBACK | {options.host} | named
+    return _LOOPBACK | named if named else None
+
+
 def _fingerprint(llm: LLM) -> str:
     """Return what stays the same as long as equal requests with a seed have equal answers."""
     formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
@@ -196,10 +214,15 @@ def serve(
     Raises OSError or ValueError if the address, the keys or the model cannot be had.
     """
     keys = Keys(options.api_key or (), options.api_key_file)
-    listener = bind(options.host, options.port)
+    certificate_settings(options)
+    listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     _raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
-    with load() as llm, contextlib.closing(LogWriter(sys.stderr.fileno())) as log:
+    with (
+        unbound(listener),
+        load() as llm,
+        contextlib.closing(LogWriter(sys.stderr.fileno())) as log,
+    ):
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=log)
         name = options.served_model_name or Path(model).name
         with asyncio.Runner() as runner:
@@ -214,31 +237,22 @@ async def _main(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, running.stop)
     loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
-    if options.host not in _LOOPBACK and not keys.are_needed:
+    if not options.uds and options.host not in _LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
-    await running.run(listener, lambda: _announce(name, listener))
+    await running.run(listener, lambda: _announce(name, listener, options))
 
 
-def _announce(name: str, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    url = f"http://{host}:{port}"
+def _announce(name: str, listener: socket.socket, options: ServeOptions) -> None:
+    scheme = "https" if options.ssl_certfile else "http"
+    if options.uds:
+        url = f"{scheme}+unix:{options.uds}"
+    else:
+        host, port = listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+        url = f"{scheme}://{host}:{port}"
+    url += options.root_path
     with contextlib.suppress(OSError):  # a full disk is no reason not to serve
         print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Take the address before anything slow begins. Raises OSError that says what to do."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
-        listener.bind(address)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise OSError(f"cannot listen on {host}:{port} ({why}): try another --port") from error
-    return listener
 
 
 def _raise_file_limit() -> None:

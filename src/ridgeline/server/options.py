@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,14 @@ class ServeOptions:
 
     host: str = flag_field("127.0.0.1", "Address to listen on; 0.0.0.0 is all of them.")
     port: int = flag_field(8000, "Port to listen on; 0 takes a free one.")
+    uds: Path | None = flag_field(None, "Unix socket to listen on, in place of host and port.")
+    allowed_host: list[str] | None = flag_field(
+        None, "Name that clients may call this server by, as *.example.org; repeatable; '*' is any."
+    )
+    root_path: str = flag_field("", "Prefix of all paths behind a proxy, as /llm.")
+    ssl_certfile: Path | None = flag_field(None, "Certificate in PEM form, for HTTPS.")
+    ssl_keyfile: Path | None = flag_field(None, "Its key, unless that is in the same file.")
+    ssl_keyfile_password: str | None = flag_field(None, "Password of that key.")
     served_model_name: str | None = flag_field(None, "Name in the API. Default: as it was given.")
     api_key: list[str] | None = flag_field(None, "A key that clients must show; repeatable.")
     api_key_file: Path | None = flag_field(
@@ -67,6 +76,16 @@ class ServeOptions:
                 raise ValueError(f"--{name.replace('_', '-')} cannot be below 0")
         for name in ("stall_timeout", "step_timeout"):
             _positive(name, getattr(self, name))
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ValueError(f"--root-path is {self.root_path!r}: write it as /llm or /a/b")
+        if (self.ssl_keyfile or self.ssl_keyfile_password) and not self.ssl_certfile:
+            raise ValueError("--ssl-keyfile and --ssl-keyfile-password need --ssl-certfile")
+        for host in self.allowed_host or ():
+            if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_.:\[\]-]+", host):
+                raise ValueError(
+                    f"--allowed-host is {host!r}: write a name alone, as chat.example.org, or with "
+                    f"*. before it"
+                )
         format_named(self.tool_call_parser, "")
         if self.reasoning_parser not in REASONING_PARSERS:
             known = ", ".join(REASONING_PARSERS)

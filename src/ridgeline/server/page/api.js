@@ -31,7 +31,7 @@ function askKey(wasWrong) {
 
 const problem = (message, code) => Object.assign(new Error(message), { code });
 
-/** Fetch; asks for the key when one is needed. Throws an Error with what went wrong, and its code. */
+/** Fetch a path beside the page, so that a prefix may stand before both; asks for the key when one is needed. Throws an Error with what went wrong, and its code. */
 export async function call(path, options = {}) {
   for (;;) {
     const used = key;
@@ -55,7 +55,7 @@ const lost = () => problem('the connection to the server was lost', 'lost');
 
 /** Return the model that the server has. */
 export async function fetchModel() {
-  const { data: [model] } = await (await call('/v1/models')).json();
+  const { data: [model] } = await (await call('v1/models')).json();
   return model;
 }
 
@@ -80,7 +80,7 @@ export async function* events(response) {
 
 /** Ask for an answer; tell `onDelta` each piece, return how it ended. */
 export async function complete(body, onDelta, signal) {
-  const response = await call('/v1/chat/completions', {
+  const response = await call('v1/chat/completions', {
     method: 'POST',
     headers: { 'content-type': 'application/json' },
     body: JSON.stringify({

@@ -57,7 +57,7 @@ async function read() {
   askedAt = Date.now();
   seenAt ??= askedAt;
   try {
-    const response = await call('/v1/live', { signal: reading.signal });
+    const response = await call('v1/live', { signal: reading.signal });
     for await (const next of events(response)) take(next);
     forget('disconnected');
   } catch (error) {

@@ -1,0 +1,203 @@
+"""Where flags get their values: command line, environment, ``--config FILE.toml``, default.
+
+The first of these that says something counts. A flag ``--max-model-len`` is the variable
+``RIDGELINE_MAX_MODEL_LEN`` and the key ``max-model-len`` or ``max_model_len``. A key at the top of
+the file is for every command that has the flag; in a table such as ``[serve]`` for that command.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+_COMMANDS = ("run", "serve", "bench")  # those that load or load-test a model
+_VARIABLE = "RIDGELINE_CONFIG"
+_SECRET = ("api_key", "ssl_keyfile_password")
+_EMPTY = typer.Typer(callback=lambda: None, add_completion=False)
+
+
+def name_variables(root: Any) -> None:
+    """Give each flag of the commands that compute something its environment variable."""
+    for _, command in _leaves(root):
+        for flag in _flags(command):
+            flag.envvar = flag.envvar or f"RIDGELINE_{flag.name.upper()}"
+
+
+def take_config(arguments: list[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
+    """Return the arguments without ``--config FILE``, which may stand anywhere, and the file.
+
+    Raises ValueError if no file follows.
+    """
+    left, file = list[str](), environ.get(_VARIABLE)
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--config":
+            file = next(rest, None)
+            if file is None:
+                raise ValueError("--config needs a file: --config FILE.toml")
+        elif argument.startswith("--config="):
+            file = argument.partition("=")[2]
+        else:
+            left.append(argument)
+    return left, Path(file) if file else None
+
+
+def read_config(file: Path, root: Any) -> dict[str, Any]:
+    """Return the values in a file as click's ``default_map`` for the commands below ``root``.
+
+    Raises ValueError that names the file, the key and what would be right.
+    """
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{file} cannot be read as TOML: {why}") from error
+    found: dict[str, Any] = {}
+    top = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    leaves = dict(_leaves(root))
+    known = {flag.name: flag for command in leaves.values() for flag in _flags(command)}
+    for key, value in top.items():
+        _check(file, key, value, known)
+    _check_tables(file, content, leaves)
+    for path, command in leaves.items():
+        table: Any = content
+        for name in path:
+            table = table.get(name, {})
+        names = {flag.name: flag for flag in _flags(command)}
+        own = {key: value for key, value in table.items() if not isinstance(value, dict)}
+        for key, value in own.items():
+            _check(file, key, value, names, where=f"[{'.'.join(path)}] ")
+        place = found
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        merged = {_plain(key): value for key, value in (top | own).items()}
+        place[path[-1]] = {
+            name: [value] if names[name].multiple and not isinstance(value, list) else value
+            for name, value in merged.items()
+            if name in names
+        }
+    return found
+
+
+def _check_tables(
+    file: Path, content: dict[str, Any], leaves: Mapping[tuple[str, ...], Any]
+) -> None:
+    """Raise ValueError for a table that is no command."""
+    tables: list[tuple[str, ...]] = [
+        (name,) for name, value in content.items() if isinstance(value, dict)
+    ]
+    nested = content.get("bench", {})
+    if isinstance(nested, dict):
+        tables += [("bench", name) for name, value in nested.items() if isinstance(value, dict)]
+    for path in tables:
+        if path not in leaves and path != ("bench",):
+            known = ", ".join(f"[{'.'.join(one)}]" for one in leaves)
+            raise ValueError(f"{file}: there is no command [{'.'.join(path)}]; there are {known}")
+
+
+def _check(file: Path, key: str, value: Any, known: Mapping[str, Any], where: str = "") -> None:
+    """Raise ValueError unless a key names a flag, and its value is one for it."""
+    flag = known.get(_plain(key))
+    if flag is None:
+        near = difflib.get_close_matches(_plain(key), known, n=1)
+        hint = f": did you mean {near[0].replace('_', '-')!r}?" if near else ""
+        raise ValueError(f"{file}: {where}there is no flag {key!r}{hint}")
+    try:
+        if isinstance(value, list) and not flag.multiple:
+            raise ValueError("this flag takes one value")
+        listed = flag.multiple and not isinstance(value, list)
+        flag.process_value(_context(), [value] if listed else value)
+    except Exception as error:  # click's own kinds, wherever they live in this version
+        reason = getattr(error, "message", None) or error
+        raise ValueError(f"{file}: {where}{key} is {value!r}: {reason}") from error
+
+
+@cache
+def _context() -> Any:
+    """Return a context to convert values in; converting needs one, and does not look into it."""
+    return typer.main.get_command(_EMPTY).make_context("config", [], resilient_parsing=True)
+
+
+def _plain(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _leaves(root: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the commands whose flags may be set, by their paths."""
+    for name in _COMMANDS:
+        command = root.commands[name]
+        if hasattr(command, "commands"):
+            for inner, leaf in command.commands.items():
+                yield (name, inner), leaf
+        else:
+            yield (name,), command
+
+
+def _flags(command: Any) -> list[Any]:
+    """Return a command's flags, without its arguments and ``--help``."""
+    return [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
+
+
+def config(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]", help="serve, run, bench offline ...")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show what is in force for a command, and where each value comes from."""
+    path = tuple(words or ("serve",))
+    assert context.parent is not None
+    leaves = dict(_leaves(context.parent.command))
+    if path not in leaves:
+        known = ", ".join(" ".join(one) for one in leaves)
+        raise ValueError(f"there is no command {' '.join(path)!r} with flags; there are {known}")
+    parent = context.parent
+    for name in path[:-1]:
+        group = parent.command.commands[name]  # type: ignore[attr-defined]
+        parent = group.make_context(name, [], parent=parent, resilient_parsing=True)
+    command = leaves[path]
+    inner = command.make_context(path[-1], [], parent=parent, resilient_parsing=True)
+    rows = [(flag, *_in_force(flag, inner)) for flag in _flags(command)]
+    if as_json:
+        values = {
+            flag.name: {"value": _json(value), "from": origin} for flag, value, origin in rows
+        }
+        print(json.dumps(values))
+        return
+    table = Table("flag", "value", "from", box=None, pad_edge=False)
+    for flag, value, origin in rows:
+        table.add_row(f"--{flag.name.replace('_', '-')}", _shown(value), origin)
+    Console(width=None if Console().is_terminal else 120).print(table)
+
+
+def _in_force(flag: Any, context: Any) -> tuple[Any, str]:
+    """Return a flag's value, and where it comes from."""
+    value, source = context.params.get(flag.name), context.get_parameter_source(flag.name)
+    origin = {"ENVIRONMENT": flag.envvar, "DEFAULT_MAP": "config file"}
+    if flag.name in _SECRET and value:
+        value = "***"
+    return value, origin.get(getattr(source, "name", ""), "default")
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [str(one) for one in value]
+    return value if isinstance(value, int | float | str | bool | None) else str(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value in (None, "") else str(value)
