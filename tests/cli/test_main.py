@@ -65,7 +65,8 @@ def test_a_value_that_is_no_choice_gets_the_choices_and_no_jargon() -> None:
     for command in (["run"], ["bench", "offline"]):
         done = ridgeline(*command, "smollm2", "--dtype", "q4")
         assert done.returncode == 2
-        assert "Invalid value for '--dtype': 'q4' is not one of 'auto', 'f32'" in done.stderr
+        assert "Invalid value for '--dtype' (env var: 'RIDGELINE_DTYPE')" in done.stderr
+        assert ": 'q4' is not one of 'auto', 'f32'" in done.stderr
 
 
 def test_debug_shows_the_traceback() -> None:

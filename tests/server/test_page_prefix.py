@@ -6,13 +6,14 @@ from pathlib import Path
 
 from selenium.webdriver import Chrome
 
-from tests.server.browsing import answer, ask
+from tests.server.browsing import answer, ask, keep
 from tests.server.serving import eventually, serving
 
 
 def test_the_page_works_below_a_prefix(model: Path, browser: Chrome) -> None:
     with serving(model, root_path="/llm") as served:
         browser.get(f"{served.url}/llm/")
+        keep(browser)
         ask(browser, "Hello")
         eventually(lambda: answer(browser))
         lost = [line for line in browser.get_log("browser") if " 404 " in line["message"]]
