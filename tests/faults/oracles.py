@@ -39,14 +39,23 @@ GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
 def check_body(status: int, body: bytes) -> None:
-    """O8: what is not a success is an error object of OpenAI's shape, and tells nothing of us."""
+    """O8: what is not a success is an error object of OpenAI's shape, and tells nothing of us.
+
+    On Anthropic's routes it has Anthropic's shape, which says its type beside it.
+    """
     if status < 300:
         return
-    error = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}, body
+    answer = json.loads(body)
+    error = answer["error"]
+    if answer.get("type") == "error":
+        assert set(answer) == {"type", "error", "request_id"}, body
+        assert set(error) == {"message", "type"}, body
+    else:
+        assert set(error) == {"message", "type", "param", "code"}, body
+        found = error["param"], error["code"]
+        assert all(value is None or isinstance(value, str) for value in found)
     assert isinstance(error["message"], str)
     assert error["message"]
-    assert all(error[name] is None or isinstance(error[name], str) for name in ("param", "code"))
     assert not LEAKS.search(error["message"]), body
     assert MARK not in error["message"]
 

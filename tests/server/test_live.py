@@ -113,7 +113,7 @@ def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
     assert page[2]["content-type"].startswith("text/html")
     assert not re.search(rb"https?://|<script>|<style|style=| on\w+=", page[1])
     files = {path: served.call(path) for path in FILES}
-    names = re.findall(r'"(/page/.*?)"', page[1].decode())
+    names = ["/" + name for name in re.findall(r'"(page/.*?)"', page[1].decode())]
     for path, (_, text, _) in files.items():
         if path.endswith(".js"):
             names += ["/page/" + name for name in re.findall(r"'\./(.*?)'", text.decode())]

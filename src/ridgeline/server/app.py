@@ -259,7 +259,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise renamed(error) from None
 
-    @app.post("/v1/messages", responses=_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
+    @app.post("/v1/messages", responses=_MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, as Anthropic does."""
         service.check_open(body.model)
@@ -270,7 +270,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise anthropic.renamed(error) from None
 
-    @app.post("/v1/messages/count_tokens", responses=_ERRORS)
+    @app.post("/v1/messages/count_tokens", responses=_MESSAGE_ERRORS)
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation, without an answer."""
         service.check_open(body.model)
@@ -411,6 +411,19 @@ _ERROR_SCHEMA = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
 }
+_MESSAGE_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": _TEXT, "message": _TEXT},
+        },
+        "request_id": _TEXT,
+    },
+}
 _STATUSES = {
     400: "The request is wrong",
     401: "A key is needed",
@@ -422,7 +435,14 @@ _STATUSES = {
     500: "The model failed",
     503: "The server is stopping",
 }
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
-    for status, text in _STATUSES.items()
-}
+
+
+def _errors_of(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    return {
+        status: {"description": text, "content": {"application/json": {"schema": schema}}}
+        for status, text in _STATUSES.items()
+    }
+
+
+_ERRORS = _errors_of(_ERROR_SCHEMA)
+_MESSAGE_ERRORS = _errors_of(_MESSAGE_ERROR_SCHEMA)
