@@ -153,7 +153,7 @@ MUTANTS = (
            "static is orca"),
     Mutant(POLICIES, "            if seq.num_pending == 1:", "            if seq.num_pending <= 2:",
            "a sequence is wished for twice"),
-    Mutant(ENGINE, "self.scheduler.retract()", "pass",
+    Mutant(ENGINE, "self.scheduler.retract()\n            times_s", "times_s",
            "a failed step counts as done"),
     Mutant(ENGINE, "times.error or event.error", "event.error",
            "an error is forgotten"),
