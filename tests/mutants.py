@@ -155,6 +155,8 @@ MUTANTS = (
            "a sequence is wished for twice"),
     Mutant(ENGINE, "self.scheduler.retract()\n            times_s", "times_s",
            "a failed step counts as done"),
+    Mutant(ENGINE, "self.scheduler.retract()\n            raise", "raise",
+           "a step whose drafts failed is half decided"),
     Mutant(ENGINE, "times.error or event.error", "event.error",
            "an error is forgotten"),
     Mutant(ENGINE, "times.scheduled_s is None", "True",

@@ -10,6 +10,7 @@ import pytest
 from ridgeline.core.fold import commit
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Step, StepOutput
@@ -205,6 +206,28 @@ def test_its_exceptions_pass_through_and_nothing_is_lost() -> None:
         engine.step()
     engine.check()
     assert tokens_of(events + finish(engine)) == want
+
+
+def test_who_was_admitted_when_it_failed_is_admitted_again() -> None:
+    """A prompt that is cached but for its last token gets drafts in its first step."""
+    drafter, small = make_drafter()
+    records: list[Record] = []
+    scheduler = make_scheduler(speculation=Speculation(drafter, most=2))
+    engine, _ = make_engine(scheduler, listeners=[records.append])
+    engine.add(tuple(range(9)), SamplingParams(max_tokens=2, seed=1))
+    finish(engine)
+    engine.add(tuple(range(9)), SamplingParams(max_tokens=8, seed=2))
+
+    def fail() -> None:
+        small.during = lambda: None
+        raise OSError("no more memory")
+
+    small.during = fail
+    with pytest.raises(OSError, match="no more memory"):
+        engine.step()
+    finish(engine)
+    ended = [record for record in records if isinstance(record, RequestRecord)]
+    assert [record.scheduled_s is not None for record in ended] == [True, True]
 
 
 def test_a_step_that_failed_leaves_guesses_as_right_as_before() -> None:

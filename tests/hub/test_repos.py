@@ -123,6 +123,19 @@ def test_a_safetensors_repository_becomes_a_directory_of_what_an_engine_reads(
     assert fetch("o/n:Q8_0", stores).name == "m-Q8_0.gguf"
 
 
+def test_a_missing_shard_is_fetched_again(hub: Hub, stores: Stores) -> None:
+    weights = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = json.dumps({"weight_map": {"a": weights[0], "b": weights[1]}}).encode()
+    files = {"config.json": b"{}", "model.safetensors.index.json": index}
+    hub.repos["o/n"] = Repo(files | dict.fromkeys(weights, GGUF))
+    path = fetch("o/n", stores)
+    (path / weights[1]).unlink()
+    with pytest.raises(NotPulledError):
+        find_model("o/n", stores, ROOM)
+    assert fetch("o/n", stores) == path
+    assert tree(path) == {*files, *weights}
+
+
 def test_a_cut_download_goes_on_where_it_stopped(hub: Hub, stores: Stores) -> None:
     hub.repos["o/n"] = quantised("Q8_0")
     hub.cuts = [300_000] + [0] * 6

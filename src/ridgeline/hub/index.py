@@ -67,12 +67,13 @@ class Network(NamedTuple):
                 context=ssl.create_default_context(cafile=self.cert or None)
             ),
         )
-        agent = {"User-Agent": "ridgeline"}
-        request = urllib.request.Request(without_login(url), headers=agent | dict(headers))
+        given = {"User-Agent": "ridgeline"} | dict(headers)
+        secret = given.pop("Authorization", "")
         if login := _login(url):
-            secret = base64.b64encode(unquote(login).encode()).decode()
-            # Not sent on when redirected: no other server may see it.
-            request.add_unredirected_header("Authorization", f"Basic {secret}")
+            secret = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
+        request = urllib.request.Request(without_login(url), headers=given)
+        if secret:  # not sent on when redirected: no other server may see it
+            request.add_unredirected_header("Authorization", secret)
         return opener.open(request, timeout=_TIMEOUT_S)
 
 

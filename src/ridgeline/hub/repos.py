@@ -65,14 +65,10 @@ def fetch(
             shown = _behind(before, total, progress)
             _download(name.repo, revision, file, files[file], partial, shown)
             before += files[file].size
-        shutil.rmtree(partial / ".cache", ignore_errors=True)  # the library's notes for resuming
-        if path:
-            for file in wanted:
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                rename(partial / file, target / file)
-            shutil.rmtree(partial)
-        else:
-            rename(partial, target)
+        for file in wanted:
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            rename(partial / file, target / file)
+        shutil.rmtree(partial)
     return target / path if path else target
 
 
@@ -101,6 +97,7 @@ def _wanted(
         and not file.startswith("consolidated")  # the same weights once more
     ]
     models = gguf_models({file: entry.size for file, entry in files.items()})
+    directory.sort(key="config.json".__eq__)  # last: with it the model counts as whole
     has_safetensors = any(file.endswith(".safetensors") for file in directory)
     if has_safetensors and not name.wish:
         return directory, "", ""
