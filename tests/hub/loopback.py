@@ -42,6 +42,7 @@ class Hub:
         self.cuts: list[int] = []  # bytes after which the coming downloads are cut
         self.ranges: list[tuple[str, str]] = []  # file and Range header of each download
         self.asked: list[str] = []
+        self.logins: dict[str, str | None] = {}  # the Authorization of each path's last request
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -60,6 +61,7 @@ class Hub:
     def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(request.path).path)
         self.asked.append(f"{request.command} {path}")
+        self.logins[path] = request.headers.get("authorization")
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
             if repo := self._allowed(request, match[1]):
                 self._json(request, _info(match[1], repo))

@@ -180,6 +180,8 @@ def test_a_gated_repository_names_the_way_in(
         fetch("o/n", stores)
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert fetch("o/n", stores).read_bytes() == GGUF
+    assert hub.logins["/api/models/o/n"] == f"Bearer {hub.token}"
+    assert hub.logins["/cdn/o/n/m-Q8_0.gguf"] is None, "another host"
 
 
 @pytest.mark.parametrize(
