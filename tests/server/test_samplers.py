@@ -157,9 +157,34 @@ def test_what_there_is_not_is_refused_with_what_there_is(
 
 
 def test_nothing_left_to_choose_ends_one_answer_alone(served: Served) -> None:
-    """No token is left that is allowed and not a bad word: the others' answers go on."""
-    letters = [t for t in range(400) if served.running.service.text.spell(t) in ("a", " a")]
-    fields = {"allowed_token_ids": letters, "bad_words": ["a"]}
+    """The second token would complete a bad word, and no other is allowed."""
+    text = served.running.service.text
+    pair = text.tokenizer.encode("zz", add_bos=False)
+    assert pair[0] == pair[1]
+    fields = {"allowed_token_ids": pair, "bad_words": ["zz"]}
     status, error = served.refused(COMPLETE, GO_ON | fields)
-    assert status >= 400
+    assert (status, error["code"]) == (400, "invalid_value")
     assert "every token is ruled out" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_what_leaves_no_token_is_refused(served: Served, path: str) -> None:
+    text = served.running.service.text
+    letters = [t for t in range(400) if text.spell(t) in ("a", " a")]
+    (end,) = text._eos_ids
+    ask = (ASK if path == CHAT else GO_ON) | {"ignore_eos": False}
+    for fields, name in (
+        ({"allowed_token_ids": letters, "bad_words": ["a"]}, "bad_words"),
+        ({"allowed_token_ids": [end], "min_tokens": 1}, "min_tokens"),
+        ({"allowed_token_ids": [end, *letters], "min_tokens": 1, "bad_words": ["a"]}, "min_tokens"),
+        ({"allowed_token_ids": [50], "min_tokens": 1, "stop_token_ids": [50]}, "min_tokens"),
+    ):
+        status, error = served.refused(path, ask | fields)
+        assert (status, error["param"]) == (400, "allowed_token_ids")
+        assert f"no token that {name} leaves" in error["message"]
+    for fields in (
+        {"allowed_token_ids": [end, 50], "min_tokens": 1},
+        {"allowed_token_ids": [end], "min_tokens": 0},
+        {"allowed_token_ids": [end], "min_tokens": 1, "ignore_eos": True},
+    ):
+        assert served.call(path, ask | fields)[0] == 200

@@ -60,7 +60,7 @@ class TextSide:
             Lexicon,  # here: behind numpy, or that takes 50 ms more
         )
 
-        self.lexicon = Lexicon(self.tokenizer)
+        self.lexicon = Lexicon(self.tokenizer, checkpoint.eos_ids)
         self._eos_ids = checkpoint.eos_ids
         self._lock = threading.Lock()
         self._grammars: Grammars | None = None

@@ -23,14 +23,23 @@ Ids = tuple[int, ...]
 class Lexicon:
     """The texts of a tokenizer's tokens, and which of them a text concerns."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take the tokenizer; the texts of all tokens are made when they are first needed."""
+    def __init__(self, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
+        """Take the tokenizer and the ids that end a text.
+
+        The texts of all tokens are made when they are first needed.
+        """
         self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
         self._breakers = lru_cache(maxsize=32)(self._find_breakers)
 
     def rules(self, params: SamplingParams) -> TokenRules:
-        """Return what ``params`` say of tokens. Raises ValueError for a text that is none."""
+        """Return what ``params`` say of tokens.
+
+        Raises ValueError, which begins with the field at fault, for a text that is none, and if no
+        token is left that may begin the answer.
+        """
         words = self._spellings(params.bad_words)
+        self._check_some_left(params, words)
         breakers: bytes = b""
         runs: dict[int, tuple[Ids, ...]] = {}
         if params.uses_dry:
@@ -42,6 +51,20 @@ class Lexicon:
             breakers=breakers,
             break_runs=runs,
         )
+
+    def _check_some_left(self, params: SamplingParams, words: list[Ids]) -> None:
+        left = dict.fromkeys(params.allowed_token_ids or ())
+        if not left:
+            return
+        ends = (*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids))
+        taken = {
+            "bad_words": [word[0] for word in words if len(word) == 1],
+            "min_tokens": ends if params.min_tokens else (),
+        }
+        for field, tokens in taken.items():
+            left = {token: None for token in left if token not in tokens}
+            if not left:
+                raise ValueError(f"allowed_token_ids has no token that {field} leaves: allow more")
 
     def _spellings(self, texts: Iterable[str]) -> list[Ids]:
         """Return the tokens of texts, each as it begins a text and as it follows a space."""

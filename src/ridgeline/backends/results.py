@@ -12,12 +12,19 @@ from typing import NamedTuple
 
 from ridgeline.backends.history import forbidden, repeats
 from ridgeline.backends.sampling import Row
-from ridgeline.core.step import Candidates, StepOutput, TokenLogprobs, Work, sampled_from
+from ridgeline.core.step import (
+    MASKED_OUT,
+    RULED_OUT,
+    Candidates,
+    StepOutput,
+    TokenLogprobs,
+    Work,
+    sampled_from,
+)
 
 Pick = tuple[int | None, TokenLogprobs | None]  # a token, None for none; and its rank, if wanted
 
-_NOTHING = "logits are not finite, or every token is ruled out"
-_MASKED = "the grammar allows no token here: it asks for too much, or for what cannot be"
+_NOT_FINITE = "logits are not finite"
 PROMPT_ROWS = 64  # most rows of logits at once that rank a prompt
 
 
@@ -82,7 +89,8 @@ def finish(
         drawn = tuple(token for token, _ in picks if token is not None)
         if not is_finite or len(drawn) < len(ask.draws):
             if not j:
-                errors.setdefault(i, _MASKED if items[i].masks and is_finite else _NOTHING)
+                ruled_out = MASKED_OUT if items[i].masks else RULED_OUT
+                errors.setdefault(i, ruled_out if is_finite else _NOT_FINITE)
             continue
         if items[i].top:
             top[i] = _ranks(picks)[0].top

@@ -51,6 +51,9 @@ class TokenRules(NamedTuple):
 
 
 NO_RULES = TokenRules()
+# What an item fails with if its logits are sound and its own request allows none of the tokens.
+RULED_OUT = "every token is ruled out by what the request asks for, taken together"
+MASKED_OUT = "the grammar allows no token here: it asks for too much, or for what cannot be"
 
 
 class Sampling(NamedTuple):

@@ -152,11 +152,17 @@ class Prompts:
         return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
 
     async def token_rules(self, params: SamplingParams) -> TokenRules:
-        """Return what the parameters say of tokens; making it may take a search of their texts."""
+        """Return what the parameters say of tokens; making it may take a search of their texts.
+
+        Raises ApiError if they leave no token.
+        """
         if not (params.allowed_token_ids or params.bad_words or params.uses_dry):
             return NO_RULES
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._text.lexicon.rules, params)
+        try:
+            return await loop.run_in_executor(self._threads, self._text.lexicon.rules, params)
+        except ValueError as error:
+            raise _bad(str(error).split(" ")[0], str(error)) from None
 
     async def _away(self, param: str, work: Callable[[], list[int]]) -> Ids:
         loop = asyncio.get_running_loop()

@@ -169,7 +169,7 @@ class Reply(Response):
         """
         self._note["finish"], self._note["error"] = "error", str(error)
         headers = {"retry-after": "5"} if error.status == 503 else {}
-        code = "invalid_value" if error.param else "generation_failed"
+        code = "invalid_value" if error.status == 400 else "generation_failed"
         shown = ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
         if not self._has_begun:
             raise shown
