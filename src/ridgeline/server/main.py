@@ -4,66 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import logging
-import math
 import os
-import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
-
-import uvicorn
 
 from ridgeline import __version__
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.progress import say
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.engine_thread import Bridge
-from ridgeline.server.gate import Gate
-from ridgeline.server.http_limits import BoundedProtocol
 from ridgeline.server.keys import Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
-from ridgeline.server.logs import LogWriter, log_line
+from ridgeline.server.logs import LogWriter
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
+from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
-_KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
-_MAX_WAITING = 2048  # connections that the system keeps until they are accepted
-_ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
-_QUIET_S = 60.0  # between two warnings that connections wait
-_FLUSH_S = 2.0  # for last words to reach their clients
 _STEP_S = 10.0  # for the step under way at the end
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, and without its ten checks a second for the end."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.on_started: Callable[[], None] = lambda: None
-        self.ended = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(_MAX_WAITING)  # asyncio has one number for this and its tries
-        self.on_started()  # it listens: not a moment earlier
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        await self.ended.wait()
 
 
 class Running:
@@ -92,40 +57,10 @@ class Running:
             fingerprint=_fingerprint(llm),
         )
         self.app = new_app(self.service)
-        gate = Gate(
-            self.app,
-            keys=keys,
-            hosts=_hosts(options),
-            root_path=options.root_path,
-            origins=options.cors_origin or (),
-            max_body_bytes=options.max_body_bytes,
-            routes=self.app.routes,
-            log=lambda fields: write(log_line(fields, options.log_format)),
-            count=self.metrics.count_http,
-        )
-        certificate = certificate_settings(options)
-        protocol = type(
-            "Protocol", (BoundedProtocol,), {"receive_timeout_s": options.receive_timeout}
-        )
-        self.server = _Server(
-            uvicorn.Config(
-                gate,
-                http=protocol,
-                backlog=_ACCEPTS_PER_TURN,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(_FLUSH_S) + 1,
-                **certificate,
-            )
+        self.server = WebServer(
+            self.app, self.app.routes, options, keys, write, self.metrics.count_http
         )
         self._drain: asyncio.Task[None] | None = None
-        self._warned_s = -math.inf
 
     def _gauges(self) -> Mapping[str, float]:
         queues = self.bridge.engine.scheduler.queues
@@ -140,10 +75,9 @@ class Running:
     async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
         """Serve until a signal, or ``stop``, ends it."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._on_loop_error)
         self.bridge.start()
         self.server.on_started = announce
-        await self.server.serve([listener])
+        await self.server.serve_on(listener)
         self.service.prompts.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
@@ -155,17 +89,6 @@ class Running:
             self._drain = asyncio.ensure_future(self._end())
         else:
             self.bridge.abandon_all(StreamError("the server is stopping", 503))
-
-    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Say in one line, and not each second, that there is no room for connections."""
-        error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
-            loop.default_exception_handler(context)
-        elif loop.time() > self._warned_s + _QUIET_S:
-            self._warned_s = loop.time()
-            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            reason = f"all {most} files that may be open are"
-            self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
 
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
@@ -185,20 +108,6 @@ class Running:
             self._write(f"the keys stay as they are: {error}")
 
 
-def _hosts(options: ServeOptions) -> frozenset[str] | None:
-    """Return the names that a Host header may have; None allows any.
-
-    Who listens on this machine alone is called by its own names, or a web page has given its own
-    name our address.
-    """
-    named = frozenset(name.lower() for name in options.allowed_host or ())
-    if "*" in named:
-        return None
-    if options.uds is None and options.host in _LOOPBACK:
-        return _LOOPBACK | {options.host} | named
-    return _LOOPBACK | named if named else None
-
-
 def _fingerprint(llm: LLM) -> str:
     """Return what stays the same as long as equal requests with a seed have equal answers."""
     formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
@@ -216,7 +125,7 @@ def serve(
     keys = Keys(options.api_key or (), options.api_key_file)
     certificate_settings(options)
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
-    _raise_file_limit()
+    raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     with (
         unbound(listener),
@@ -237,27 +146,12 @@ async def _main(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, running.stop)
     loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
-    if not options.uds and options.host not in _LOOPBACK and not keys.are_needed:
+    if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     await running.run(listener, lambda: _announce(name, listener, options))
 
 
 def _announce(name: str, listener: socket.socket, options: ServeOptions) -> None:
-    scheme = "https" if options.ssl_certfile else "http"
-    if options.uds:
-        url = f"{scheme}+unix:{options.uds}"
-    else:
-        host, port = listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-        url = f"{scheme}://{host}:{port}"
-    url += options.root_path
+    url = address(listener, options)
     with contextlib.suppress(OSError):  # a full disk is no reason not to serve
         print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)
-
-
-def _raise_file_limit() -> None:
-    """Allow as many connections as the system does; the default of 1,024 is soon reached."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,155 @@
+"""The web server around an application: its gate, uvicorn as this project wants it, open files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import math
+import resource
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import uvicorn
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from ridgeline.server.gate import Gate
+from ridgeline.server.http_limits import BoundedProtocol
+from ridgeline.server.keys import Keys
+from ridgeline.server.listening import certificate_settings
+from ridgeline.server.logs import log_line
+from ridgeline.server.options import ServeOptions
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+_FLUSH_S = 2.0  # for last words to reach their clients
+_KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
+_MAX_WAITING = 2048  # connections that the system keeps until they are accepted
+_ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
+_QUIET_S = 60.0  # between two warnings that connections wait
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn without its signal handlers, and without its ten checks a second for the end.
+
+    Attributes:
+        on_started: called once it listens.
+        ended: set to end it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[BaseRoute],
+        options: ServeOptions,
+        keys: Keys,
+        write: Callable[[str], object],
+        count: Callable[[str, str, int], None],
+    ) -> None:
+        """Put the gate before ``app``, which has ``routes``.
+
+        ``write`` takes the lines of the log, ``count`` path, method and status of each request.
+        """
+        self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
+        gate = Gate(
+            app,
+            keys=keys,
+            hosts=_hosts(options),
+            root_path=options.root_path,
+            origins=options.cors_origin or (),
+            max_body_bytes=options.max_body_bytes,
+            routes=routes,
+            log=self._log_request,
+            count=count,
+        )
+        protocol = type(
+            "Protocol", (BoundedProtocol,), {"receive_timeout_s": options.receive_timeout}
+        )
+        super().__init__(
+            uvicorn.Config(
+                gate,
+                http=protocol,
+                backlog=_ACCEPTS_PER_TURN,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(_FLUSH_S) + 1,
+                **certificate_settings(options),
+            )
+        )
+        self.on_started: Callable[[], None] = lambda: None
+        self.ended = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MAX_WAITING)  # asyncio has one number for this and its tries
+        self.on_started()  # it listens: not a moment earlier
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the command."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Run until ``ended``."""
+        await self.ended.wait()
+
+    async def serve_on(self, listener: socket.socket) -> None:
+        """Serve on a bound socket until ``ended``."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        await self.serve([listener])
+
+    def _log_request(self, fields: dict[str, Any]) -> None:
+        if not fields.get("passed_on"):  # to a process that writes a line of its own
+            self._write(log_line(fields, self._log_format))
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say in one line, and not each second, that there is no room for connections."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() > self._warned_s + _QUIET_S:
+            self._warned_s = loop.time()
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            reason = f"all {most} files that may be open are"
+            self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
+
+
+def _hosts(options: ServeOptions) -> frozenset[str] | None:
+    """Return the names that a Host header may have; None allows any.
+
+    Who listens on this machine alone is called by its own names, or a web page has given its own
+    name our address.
+    """
+    named = frozenset(name.lower() for name in options.allowed_host or ())
+    if "*" in named:
+        return None
+    if options.uds is None and options.host in LOOPBACK:
+        return LOOPBACK | {options.host} | named
+    return LOOPBACK | named if named else None
+
+
+def address(listener: socket.socket, options: ServeOptions) -> str:
+    """Return the URL under which a server on ``listener`` can be reached from this machine."""
+    scheme = "https" if options.ssl_certfile else "http"
+    if options.uds:
+        return f"{scheme}+unix:{options.uds}{options.root_path}"
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"{scheme}://{host}:{port}{options.root_path}"
+
+
+def raise_file_limit() -> None:
+    """Allow as many connections as the system does; the default of 1,024 is soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
