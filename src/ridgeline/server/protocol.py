@@ -274,6 +274,7 @@ class ChatRequest(Rendering, _Sampled):
 
 
 _Ids = Annotated[list[int], Field(fail_fast=True)]
+_EACH = Field(fail_fast=True, max_length=1 << 14)  # more prompts would take too long to check
 
 
 def _kind_of_prompt(prompt: Any) -> str:
@@ -293,9 +294,9 @@ class CompletionRequest(_Sampled):
 
     prompt: Annotated[
         Annotated[str, Tag("[text]")]
-        | Annotated[list[str], Field(fail_fast=True), Tag("[texts]")]
+        | Annotated[list[str], _EACH, Tag("[texts]")]
         | Annotated[_Ids, Tag("[ids]")]
-        | Annotated[list[_Ids], Field(fail_fast=True), Tag("[lists of ids]")],
+        | Annotated[list[_Ids], _EACH, Tag("[lists of ids]")],
         Discriminator(_kind_of_prompt),
     ]
     echo: bool | None = None
