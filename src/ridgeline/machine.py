@@ -9,8 +9,16 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _KIB = 1024
+
+
+class Memory(NamedTuple):
+    """What a process uses: all that is in memory, and of it what no file on disk backs."""
+
+    resident_bytes: int
+    private_bytes: int
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -41,6 +49,13 @@ def usable_cpus(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
         cgroup: where control groups are mounted, version 1 or 2; may be missing.
     """
     return max(1, min([len(os.sched_getaffinity(0)), *_group_cpus(proc, cgroup)]))
+
+
+def memory_of(process_id: int, proc: Path = Path("/proc")) -> Memory:
+    """Return what a process of this machine uses; zeros if that cannot be seen."""
+    fields = _fields(proc / str(process_id) / "status")
+    private = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0)
+    return Memory(fields.get("VmRSS:", 0) * _KIB, private * _KIB)
 
 
 def _machine_bytes(proc: Path) -> int:

@@ -31,6 +31,7 @@ from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli import models, settings
 from ridgeline.cli.doctor import report
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
@@ -65,10 +66,12 @@ bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("config")(settings.config)
+app.command("ps")(ps)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
 Model = models.Model
+Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=models.MODEL_HELP)]
 
 
 def main() -> None:
@@ -170,17 +173,37 @@ def run(
 @app.command("serve")
 @engine_options
 @flags("serving", ServeOptions)
-def serve_command(model: Model, *, serving: ServeOptions, options: Options) -> None:
-    """Serve a model over HTTP, as OpenAI's clients expect."""
+def serve_command(model: Models = None, *, serving: ServeOptions, options: Options) -> None:
+    """Serve a model over HTTP, as OpenAI's clients expect; or several, loaded on demand."""
+    names = model or []
+    if len(names) != 1 or serving.models_dir:
+        _serve_several(names, serving, options)
+        return
+    (name,) = names
     from ridgeline.server.main import serve  # its web framework would slow every other command
 
     @contextmanager
     def load() -> Iterator[LLM]:
-        with _load(model, _seeded(options), {}) as (llm, _):
+        with _load(name, _seeded(options), {}) as (llm, _):
             say(f"seed {llm.config.seed} for requests that bring none")
             yield llm
 
-    serve(model, load, serving)
+    serve(name, load, serving)
+
+
+def _serve_several(names: list[str], serving: ServeOptions, options: Options) -> None:
+    """Check what goes with several models alone, and serve them."""
+    if not names and not serving.models_dir:
+        raise UsageError("name a model, or several, or a folder of them with --models-dir")
+    for flag, value in (
+        ("--trace", options.trace),
+        ("--served-model-name", serving.served_model_name),
+    ):
+        if value:
+            raise UsageError(f"{flag} is for one model: serve that alone")
+    from ridgeline.router.main import route
+
+    route(names, options, serving)
 
 
 @app.command()

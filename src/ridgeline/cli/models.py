@@ -24,13 +24,11 @@ from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="A short name, a .gguf file, a directory, owner/name of the hub (perhaps with "
-        ":Q4_K_M), or a name that Ollama has."
-    ),
-]
+MODEL_HELP = (
+    "A short name, a .gguf file, a directory, owner/name of the hub (perhaps with :Q4_K_M), or a "
+    "name that Ollama has."
+)
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from starlette.routing import Route
 from ridgeline import __version__
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
+from ridgeline.machine import memory_of
 from ridgeline.server.anthropic import request as anthropic
 from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ridgeline.server.anthropic.shape import MessageShape
@@ -115,13 +117,17 @@ class Service:
             )
         if self.bridge.error:
             raise ApiError(503, self.bridge.error, code="engine_stopped")
-        if model not in (None, self.name):
+        if model is not None and not self.is_called(model):
             raise ApiError(
                 404,
                 f"there is no model {model[:80]!r} here: this server has {self.name!r}",
                 param="model",
                 code="model_not_found",
             )
+
+    def is_called(self, name: str) -> bool:
+        """Whether this is the model's name; ``:latest``, which Ollama adds, says nothing."""
+        return self.name in (name, name.removesuffix(":latest"))
 
     async def reply(
         self,
@@ -214,7 +220,7 @@ def new_app(service: Service) -> FastAPI:
         servers=[{"url": root}] if (root := service.options.root_path) else None,
     )
     app.router.route_class = BodyRoute
-    _add_errors(app)
+    add_errors(app)
     _add_completions(app, service)
     _add_tokens(app, service)
     _add_status(app, service)
@@ -335,17 +341,25 @@ def _add_status(app: FastAPI, service: Service) -> None:
         "reasoning": service.text.reasoning is not None,
     }
 
+    def status() -> dict[str, Any]:
+        return {
+            "value": "loaded",
+            "num_requests": service.bridge.num_streams,
+            "resident_bytes": memory_of(os.getpid()).resident_bytes,
+            "unload_s": None,
+        }
+
     @app.get("/v1/models", responses=_ERRORS)
     async def models() -> dict[str, Any]:
         """List the one model."""
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [model | {"status": status()}]}
 
     @app.get("/v1/models/{name:path}", responses=_ERRORS)
     async def one_model(name: str) -> dict[str, Any]:
         """Describe the model."""
-        if name != service.name:
+        if not service.is_called(name):
             raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")
-        return model
+        return model | {"status": status()}
 
     def probe(question: Callable[[], str | None]) -> Callable[[], Any]:
         async def answer() -> Response:
@@ -375,7 +389,9 @@ def _add_status(app: FastAPI, service: Service) -> None:
         return PlainTextResponse(service.metrics.text(), media_type=service.metrics.content_type)
 
 
-def _add_errors(app: FastAPI) -> None:
+def add_errors(app: FastAPI) -> None:
+    """Let an application answer all errors in the form of the API that the path belongs to."""
+
     async def api(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         request.scope["state"]["note"].setdefault("error", str(error))

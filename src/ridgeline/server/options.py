@@ -26,6 +26,15 @@ class ServeOptions:
     ssl_certfile: Path | None = flag_field(None, "Certificate in PEM form, for HTTPS.")
     ssl_keyfile: Path | None = flag_field(None, "Its key, unless that is in the same file.")
     ssl_keyfile_password: str | None = flag_field(None, "Password of that key.")
+    models_dir: Path | None = flag_field(
+        None, "Folder of models to serve: .gguf files and directories, each under its name."
+    )
+    keep_alive: str = flag_field(
+        "5m", "Of several models: how long one stays loaded after its last request; -1 is for ever."
+    )
+    models_memory: str | None = flag_field(
+        None, "Memory that several models may take together, as 8GiB. Default: what is free."
+    )
     served_model_name: str | None = flag_field(None, "Name in the API. Default: as it was given.")
     api_key: list[str] | None = flag_field(None, "A key that clients must show; repeatable.")
     api_key_file: Path | None = flag_field(
@@ -97,11 +106,37 @@ class ServeOptions:
         if self.shutdown_timeout < 0:
             raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it cannot be below 0")
         parse_bytes(self.max_body)
+        for name, parse in (("keep_alive", parse_seconds), ("models_memory", parse_bytes)):
+            try:
+                parse(getattr(self, name) or 1)
+            except ValueError as error:
+                raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
 
     @property
     def max_body_bytes(self) -> int:
         """``max_body`` as a number."""
         return parse_bytes(self.max_body)
+
+    @property
+    def keep_alive_s(self) -> float:
+        """``keep_alive`` in seconds; below 0 for ever."""
+        return parse_seconds(self.keep_alive)
+
+    @property
+    def models_memory_bytes(self) -> int | None:
+        """``models_memory`` as a number."""
+        return parse_bytes(self.models_memory) if self.models_memory else None
+
+
+def parse_seconds(time: str | float) -> float:
+    """Return a time in seconds: a number, or text such as "30s", "5m" or "1h".
+
+    Raises ValueError if it is neither.
+    """
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(s|m|h|)", str(time).strip().lower())
+    if match is None:
+        raise ValueError(f"{time!r} is not a time: write seconds, or a number with s, m or h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _positive(name: str, value: float | None) -> None:

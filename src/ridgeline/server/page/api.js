@@ -53,10 +53,9 @@ async function failure(response) {
 
 const lost = () => problem('the connection to the server was lost', 'lost');
 
-/** Return the model that the server has. */
-export async function fetchModel() {
-  const { data: [model] } = await (await call('v1/models')).json();
-  return model;
+/** Return the models that the server has. */
+export async function fetchModels() {
+  return (await (await call('v1/models')).json()).data;
 }
 
 /** Yield the data of each server-sent event, parsed. */

@@ -1,6 +1,6 @@
 // Conversations: the list, the messages, the composer. An answer goes on while another is shown.
 
-import { complete, fetchModel } from './api.js';
+import { complete, fetchModels } from './api.js';
 import {
   canLeaveOut, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages, toApi, versionsOf,
 } from './conversation.js';
@@ -209,6 +209,7 @@ function refresh() {
 
 function request(messages) {
   const body = { messages: messages.flatMap(toApi) };
+  if (settings.model) body.model = settings.model;
   if (settings.tools) body.tools = JSON.parse(settings.tools);
   if (settings.schema) {
     const schema = JSON.parse(settings.schema);
@@ -277,7 +278,8 @@ const ADVICE = { // by an error's code
 
 /** Return {error, isTooLong}: what went wrong, what can be done, and whether sending less can help. */
 async function explain({ message, code }, conversation) {
-  const model = code === 'context_length_exceeded' && await fetchModel().catch(() => null);
+  const models = code === 'context_length_exceeded' ? await fetchModels().catch(() => []) : [];
+  const model = models.find((one) => one.id === settings.model) ?? models[0];
   return model ? tooLong(conversation, model) : { error: ADVICE[code] ?? message };
 }
 

@@ -3,6 +3,7 @@
 import { call, events } from './api.js';
 import { drawBlocks, drawLine, drawSteps, readBlocks } from './charts.js';
 import { element } from './dom.js';
+import { settings } from './store.js';
 
 const SECONDS = 120; // that the small charts show at most; fewer at first
 const MAX_STEPS = 400;
@@ -57,7 +58,8 @@ async function read() {
   askedAt = Date.now();
   seenAt ??= askedAt;
   try {
-    const response = await call('v1/live', { signal: reading.signal });
+    const asked = settings.model ? `?model=${encodeURIComponent(settings.model)}` : '';
+    const response = await call(`v1/live${asked}`, { signal: reading.signal });
     for await (const next of events(response)) take(next);
     forget('disconnected');
   } catch (error) {
@@ -92,6 +94,12 @@ function look() {
     reading?.abort();
     seenAt = null;
   }
+}
+
+/** Look at another model. */
+export function restart() {
+  reading?.abort();
+  forget('connecting');
 }
 
 function tick() {

@@ -1,6 +1,6 @@
 // The page: which of its parts a narrow screen shows, the model's name, the settings.
 
-import { fetchModel } from './api.js';
+import { fetchModels } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
 import { problemOf } from './parts.js';
@@ -47,14 +47,28 @@ function keepSettings() {
   chat.showHint();
 }
 
-async function showModel() {
+/** Show the name of the model, or the choice of models; keep the one that was chosen before. */
+async function showModels() {
   try {
-    const model = await fetchModel();
-    at('model').textContent = model.id;
-    document.title = `${model.id} – Ridgeline`;
+    const names = (await fetchModels()).map((model) => model.id);
+    const isOne = names.length === 1;
+    if (isOne) delete settings.model; // requests need not name it
+    else if (!names.includes(settings.model)) [settings.model] = names;
+    at('model').textContent = isOne ? names[0] : '';
+    at('models').hidden = isOne;
+    at('models').replaceChildren(...names.map((name) => new Option(name, name)));
+    at('models').value = settings.model;
+    document.title = `${settings.model ?? names[0]} – Ridgeline`;
   } catch (error) {
     at('model').textContent = error.message;
   }
+}
+
+function chooseModel() {
+  settings.model = at('models').value;
+  saveSettings();
+  document.title = `${settings.model} – Ridgeline`;
+  live.restart();
 }
 
 new MutationObserver(showTabs).observe(document.body, { attributeFilter: ['data-view'] });
@@ -62,5 +76,6 @@ showTabs();
 at('tune-button').onclick = openSettings;
 at('tune-dialog').onclose = keepSettings;
 chat.start();
-await showModel();
+at('models').onchange = chooseModel;
+await showModels();
 live.start();

@@ -1,0 +1,44 @@
+"""``python -m ridgeline.cli.model_process``: a process that a router starts before it needs it.
+
+It imports what serving needs, which takes longer than loading a small model, and waits for a line
+with its orders: JSON with ``variables``, the flags as environment variables, and ``arguments`` of
+the command line. It ends when its parent does, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    """Wait for orders, and carry them out."""
+    _follow_parent()
+    import ridgeline.server.main  # noqa: F401  (the command imports it where it needs it)
+    from ridgeline.cli.main import main as run
+
+    line = sys.stdin.readline()
+    if not line:  # the router has ended
+        return
+    orders = json.loads(line)
+    os.environ.update(orders["variables"])
+    sys.argv[1:] = orders["arguments"]
+    run()
+
+
+def _follow_parent() -> None:
+    """Ask for SIGTERM when the parent process is gone; elsewhere than on Linux it lives on."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it went in this moment
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

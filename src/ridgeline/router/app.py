@@ -1,0 +1,286 @@
+"""The router's routes: its own few, and one that passes a request on to the model that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ridgeline import __version__
+from ridgeline.router.catalogue import Catalogue
+from ridgeline.router.pool import Pool
+from ridgeline.router.worker import Worker
+from ridgeline.server.app import add_errors
+from ridgeline.server.errors import ApiError
+from ridgeline.server.static import FILES
+
+POSTS = (  # their bodies name a model
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/infill",
+    "/tokenize",
+    "/detokenize",
+)
+_LONG = 1 << 16  # bytes of a body that another thread looks into
+_OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
+_OURS = frozenset({b"date", b"x-request-id"})  # the gate sets them
+
+
+class Router:
+    """What the routes share."""
+
+    def __init__(self, catalogue: Catalogue, pool: Pool) -> None:
+        """Serve the models of ``catalogue`` from ``pool``."""
+        self.catalogue, self.pool = catalogue, pool
+        self.created = int(time.time())
+        self.is_draining = False
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Return all models as ``/v1/models`` shows them."""
+        return [self._shown(name) for name in self.catalogue.models()]
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        slot = self.pool.slots.get(name)
+        worker = slot.worker if slot else None
+        status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
+        if slot and worker:
+            idle_s = asyncio.get_running_loop().time() - slot.used_s
+            is_kept = slot.num_users or slot.keep_alive_s < 0
+            status["num_requests"] = slot.num_users
+            status["resident_bytes"] = worker.memory.resident_bytes
+            status["unload_s"] = None if is_kept else max(0.0, slot.keep_alive_s - idle_s)
+        shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
+        if worker:
+            shown["max_model_len"] = worker.plan.max_model_len
+        return shown | {"status": status}
+
+    def chosen(self, name: Any) -> tuple[str, str]:
+        """Return name and model of what a request names. Raises ApiError if there is no such."""
+        models = self.catalogue.models()
+        known = ", ".join(map(repr, list(models)[:10])) + (", ..." if len(models) > 10 else "")
+        if not isinstance(name, str) or not name:
+            message = f"model is missing: name one of {known}"
+            raise ApiError(400, message, param="model", code="missing_parameter")
+        found = self.catalogue.find(name)
+        if found is None:
+            message = f"there is no model {name[:80]!r} here: this server has {known}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return found, models[found]
+
+    def last_used(self) -> str:
+        """Return the name of the model that was used last; of none yet, the first."""
+        loaded = [slot for slot in self.pool.slots.values() if slot.worker is not None]
+        if not loaded:
+            return next(iter(self.catalogue.models()))
+        return max(loaded, key=lambda slot: (slot.num_users > 0, slot.used_s)).name
+
+
+class _PassedOn(Response):
+    """The answer of a model's own process, byte for byte."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        name: str,
+        use: Callable[[], AbstractAsyncContextManager[Worker]],
+        body: bytes = b"",
+    ) -> None:
+        super().__init__()
+        self._pool, self._name, self._use, self._body = pool, name, use, body
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on. Raises ApiError for what goes wrong before the answer has begun."""
+        working = asyncio.ensure_future(self._try_twice(scope, send))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            working.cancel()  # no effect if it is done
+        try:
+            await working
+        except asyncio.CancelledError:
+            raise ApiError(499, "the client left") from None
+        except httpx2.HTTPError as error:
+            if self._has_begun:  # whoever reads must see that it is not whole
+                scope["state"]["cut"]()
+            else:
+                message = f"{self._name} ended while it answered: {error or type(error).__name__}"
+                raise ApiError(503, message, code="model_ended") from None
+
+    async def _try_twice(self, scope: Scope, send: Send) -> None:
+        """Answer; start again with a new process if the one that was there has just ended."""
+        try:
+            await self._answer(scope, send)
+        except httpx2.ConnectError:  # it has seen nothing of the request
+            await self._answer(scope, send)
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        async with self._use() as worker:
+            request = self._request(scope, worker)
+            try:
+                answer = await worker.client.send(request, stream=True)
+            except httpx2.ConnectError:
+                await self._pool.give_up(self._name, worker)
+                raise
+            try:
+                pairs = [pair for pair in answer.headers.raw if _passes(pair[0], _OURS)]
+                length = answer.headers.get("content-length")
+                pairs += [(b"content-length", length.encode())] if length else []
+                self._has_begun = True
+                scope["state"]["note"]["passed_on"] = True
+                status = answer.status_code
+                await send({"type": "http.response.start", "status": status, "headers": pairs})
+                async for piece in answer.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            finally:
+                await answer.aclose()
+
+    def _request(self, scope: Scope, worker: Worker) -> httpx2.Request:
+        path = scope["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
+        kept = frozenset({b"host", b"origin", b"x-request-id"})
+        headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
+        headers.append((b"x-request-id", scope["state"]["request_id"].encode()))
+        return worker.client.build_request(
+            scope["method"], path, headers=headers, content=self._body
+        )
+
+
+def _passes(name: bytes, kept: Iterable[bytes]) -> bool:
+    """Whether a header goes through: not those of a connection, nor those that are ``kept``."""
+    return (lower := name.lower()) not in _OF_CONNECTION and lower not in kept
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def new_app(router: Router) -> FastAPI:
+    """Return the application, with its routes over ``router``."""
+    app = FastAPI(
+        title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    add_errors(app)
+    _add_status(app, router)
+
+    async def post(request: Request) -> Response:
+        """Pass on what names its model in its body."""
+        if router.is_draining:
+            raise ApiError(503, "the server is stopping", code="stopping")
+        body = await request.body()
+        fields = await asyncio.to_thread(_fields, body) if len(body) > _LONG else _fields(body)
+        name, model = router.chosen(fields.get("model"))
+        return _PassedOn(router.pool, name, partial(router.pool.use, name, model), body)
+
+    async def document(request: Request) -> Response:
+        """Pass on the document of the API; it is the same for all models."""
+        name, model = router.chosen(request.query_params.get("model") or router.last_used())
+        return _PassedOn(router.pool, name, partial(router.pool.use, name, model))
+
+    async def live(request: Request) -> Response:
+        """Pass on the view of a model, if that is loaded: looking on neither loads nor keeps it."""
+        name, _ = router.chosen(request.query_params.get("model") or router.last_used())
+        slot = router.pool.slots.get(name)
+        if slot is None or slot.worker is None:
+            request.state.note["passed_on"] = True  # pages ask again and again
+            message = f"{name} is not loaded: it is when it is first asked for"
+            raise ApiError(503, message, code="model_not_loaded")
+        worker = slot.worker
+        return _PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker))
+
+    for path in POSTS:
+        app.router.routes.append(Route(path, post, methods=["POST"]))
+    app.router.routes.append(Route("/openapi.json", document, methods=["GET"]))
+    app.router.routes.append(Route("/v1/live", live, methods=["GET"]))
+    app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
+    return app
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of a body. Raises ApiError if it is no JSON object."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not valid JSON", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    return fields
+
+
+def _add_status(app: FastAPI, router: Router) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """List all models, loaded or not."""
+        return {"object": "list", "data": router.listing()}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """Describe one."""
+        found, _ = router.chosen(name)
+        return next(one for one in router.listing() if one["id"] == found)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Say that this process lives."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Say whether requests are taken."""
+        if router.is_draining:
+            return JSONResponse({"status": "no", "reason": "the server is stopping"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Say which version this is."""
+        return {"version": __version__}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Return the metrics of all loaded models; each sample names its own."""
+        workers = [slot.worker for slot in router.pool.slots.values() if slot.worker is not None]
+        texts = await asyncio.gather(*(_metrics(worker) for worker in workers))
+        return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
+
+
+async def _metrics(worker: Worker) -> str:
+    try:
+        return (await worker.client.get("/metrics")).text
+    except httpx2.HTTPError:  # it is ending
+        return ""
+
+
+def merged(texts: Iterable[str]) -> str:
+    """Return several texts of Prometheus' format as one: each family once, with all samples."""
+    families: dict[str, list[str]] = {}
+    for text in texts:
+        family: list[str] = []
+        for line in text.splitlines(keepends=True):
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                family = families.setdefault(name, [])
+                if family:
+                    continue
+            elif line.startswith("#") and line in family:
+                continue
+            family.append(line)
+    return "".join(line for family in families.values() for line in family)

@@ -1,0 +1,119 @@
+"""``ridgeline serve`` with several models: a socket, a router and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.progress import say
+from ridgeline.router.app import Router, new_app
+from ridgeline.router.catalogue import Catalogue
+from ridgeline.router.pool import Pool, as_variables, of_each
+from ridgeline.server.keys import Keys
+from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
+from ridgeline.server.logs import LogWriter
+from ridgeline.server.options import ServeOptions
+from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
+
+
+class Running:
+    """A running router: its parts, and how it ends."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        engine: Options,
+        options: ServeOptions,
+        keys: Keys,
+        log: LogWriter,
+    ) -> None:
+        """Put a router together."""
+        self.keys, self._log = keys, log
+        self.pool = Pool(
+            engine,
+            as_variables(engine, of_each(options)),
+            keep_alive_s=options.keep_alive_s,
+            memory_bytes=options.models_memory_bytes,
+            shutdown_timeout_s=options.shutdown_timeout,
+            write=log.line,
+        )
+        self.router = Router(catalogue, self.pool)
+        app = new_app(self.router)
+        self.server = WebServer(
+            app, app.routes, options, keys, log.line, lambda path, method, status: None
+        )
+        self._end: asyncio.Task[None] | None = None
+
+    async def run(self, listener: socket.socket, announce: str) -> None:
+        """Serve until a signal, or ``stop``, ends it."""
+        self.server.on_started = lambda: print(announce, flush=True)
+        await self.pool.prepare()
+        await self.server.serve_on(listener)
+
+    def stop(self) -> None:
+        """Take no more requests, and end when the running ones have; called again, end at once."""
+        self.router.is_draining = True
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._stop())
+        else:
+            self.pool.kill()
+
+    async def _stop(self) -> None:
+        await self.pool.close()
+        self.server.ended.set()
+
+    def reload_keys(self) -> None:
+        """Read the file of keys again, here and in all models."""
+        try:
+            self.keys.reload()
+            self.pool.reload_keys()
+            self._log.line("the keys were read again")
+        except (OSError, ValueError) as error:
+            self._log.line(f"the keys stay as they are: {error}")
+
+
+def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None:
+    """Serve several models, each loaded when it is asked for, until a signal ends it.
+
+    Raises OSError or ValueError if the address, the keys or a model cannot be had.
+    """
+    keys = Keys(options.api_key or (), options.api_key_file)
+    certificate_settings(options)
+    catalogue = Catalogue(models, options.models_dir)
+    listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
+    raise_file_limit()
+    with unbound(listener), contextlib.closing(LogWriter(sys.stderr.fileno())) as log:
+        for model in models:
+            locate(model)  # pulled now, not while a request waits
+        with asyncio.Runner() as runner:
+            runner.run(_main(catalogue, engine, options, keys, listener, log))
+
+
+async def _main(
+    catalogue: Catalogue,
+    engine: Options,
+    options: ServeOptions,
+    keys: Keys,
+    listener: socket.socket,
+    log: LogWriter,
+) -> None:
+    loop = asyncio.get_running_loop()
+    running = Running(catalogue, engine, options, keys, log)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, running.stop)
+    loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
+    if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
+        say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
+    url, names = address(listener, options), list(catalogue.models())
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    announce = (
+        f"{len(names)} models are ready at {url} (OpenAI API: {url}/v1): {shown}; each is loaded "
+        f"when it is first asked for"
+    )
+    await running.run(listener, announce)

@@ -1,0 +1,319 @@
+"""Which models are loaded: started when asked for, ended when idle or when memory is needed.
+
+A model that is answering, or that a request waits for, is never ended to make room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import EngineConfig, resolve
+from ridgeline.machine import available_bytes
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.router.worker import StartError, Worker, spare_process
+from ridgeline.server.errors import ApiError
+
+
+@dataclass(eq=False)
+class Slot:
+    """A model that was asked for at least once.
+
+    Attributes:
+        name: what requests call it.
+        model: what people type.
+        worker: its process, None while it is not loaded.
+        num_users: requests that it answers, or that wait for it.
+        keep_alive_s: how long it stays after the last of them; below 0 for ever.
+        used_s: when the last of them ended, on the loop's clock.
+    """
+
+    name: str
+    model: str
+    keep_alive_s: float
+    worker: Worker | None = None
+    starting: asyncio.Task[Worker] | None = None
+    num_users: int = 0
+    used_s: float = 0.0
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    @property
+    def state(self) -> str:
+        """What ``/v1/models`` says of it."""
+        if self.worker is not None:
+            return "loaded"
+        return "loading" if self.starting is not None else "unloaded"
+
+
+class Pool:
+    """The models that are loaded."""
+
+    def __init__(
+        self,
+        options: Options,
+        variables: Mapping[str, str],
+        *,
+        keep_alive_s: float,
+        memory_bytes: int | None,
+        shutdown_timeout_s: float,
+        write: Callable[[str], object],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            options: those of every engine.
+            variables: the same and all other flags of every model, as environment variables.
+            keep_alive_s: how long a model stays that nobody uses; below 0 for ever.
+            memory_bytes: what all may take together; None is what is free.
+            shutdown_timeout_s: what running requests get at the end.
+            write: takes the lines of the log, the models' own too.
+        """
+        self.slots: dict[str, Slot] = {}
+        self._options, self._variables, self._write = options, variables, write
+        self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
+        self._memory_bytes = memory_bytes
+        self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-")
+        self._spare: asyncio.subprocess.Process | None = None
+        self._num_started = 0
+        self._loading = asyncio.Lock()  # one at a time: each is planned with what the others left
+        self._freed = asyncio.Event()  # a model became idle, or ended
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @contextlib.asynccontextmanager
+    async def use(self, name: str, model: str) -> AsyncIterator[Worker]:
+        """Have a model loaded for as long as the block lasts. Raises ApiError if it cannot be."""
+        slot = self.slots.setdefault(name, Slot(name, model, self._keep_alive_s))
+        slot.num_users += 1
+        if slot.timer is not None:
+            slot.timer.cancel()
+        try:
+            yield slot.worker or await self._started(slot)
+        finally:
+            slot.num_users -= 1
+            slot.used_s = asyncio.get_running_loop().time()
+            if not slot.num_users:
+                self._rest(slot)
+
+    def keep(self, name: str, keep_alive_s: float) -> None:
+        """Say how long a model stays from now on after its last request."""
+        if slot := self.slots.get(name):
+            slot.keep_alive_s = keep_alive_s
+
+    async def give_up(self, name: str, worker: Worker) -> None:
+        """Forget a process that cannot be reached any more."""
+        worker.kill()
+        await worker.wait()
+        await self._forget(self.slots[name], worker, "cannot be reached")
+
+    def reload_keys(self) -> None:
+        """Let all models read the file of keys again."""
+        for slot in self.slots.values():
+            if slot.worker is not None:
+                slot.worker.reload_keys()
+
+    def kill(self) -> None:
+        """End all models at once."""
+        for slot in self.slots.values():
+            if slot.worker is not None:
+                slot.worker.kill()
+
+    async def close(self) -> None:
+        """Start no more models, and end all when their requests have, or their time is over."""
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._shutdown_timeout_s
+        while any(slot.num_users for slot in self.slots.values()) and loop.time() < deadline_s:
+            await asyncio.sleep(0.02)
+        starting = [slot.starting for slot in self.slots.values() if slot.starting is not None]
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        await asyncio.gather(*(self._unload(slot) for slot in self.slots.values()))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._spare is not None:
+            self._spare.kill()
+            await self._spare.wait()
+        self._folder.cleanup()
+
+    # --- loading -------------------------------------------------------------------------------
+
+    async def _started(self, slot: Slot) -> Worker:
+        """Wait until a model is loaded, whoever asked for it first."""
+        if self._is_closed:
+            raise ApiError(503, "the server is stopping", code="stopping")
+        if slot.starting is None:
+            slot.starting = asyncio.create_task(self._load(slot))
+        try:  # a client that leaves does not stop what others wait for
+            return await asyncio.shield(slot.starting)
+        except (StartError, ValueError, OSError) as error:
+            message = f"{slot.name} cannot be loaded: {error}"
+            raise ApiError(503, message, code="model_not_loaded") from None
+
+    async def _load(self, slot: Slot) -> Worker:
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._loading:
+                begin_s = loop.time()
+                config = await self._make_room(slot)
+                self._num_started += 1
+                slot.worker = await Worker.start(
+                    await self._take_spare(),
+                    slot.model,
+                    Path(self._folder.name) / f"{self._num_started}.sock",
+                    {
+                        **self._variables,
+                        "RIDGELINE_SERVED_MODEL_NAME": slot.name,
+                        "RIDGELINE_KV_CACHE_MEMORY": str(config.kv_bytes),
+                    },
+                    config,
+                    self._write,
+                )
+            self._write(f"{slot.name} is loaded, in {loop.time() - begin_s:.2f} s")
+            self._watch(slot, slot.worker)
+            self._later(self.prepare())
+            if not slot.num_users:  # all who asked have left
+                self._rest(slot)
+            return slot.worker
+        finally:
+            slot.starting = None
+
+    async def prepare(self) -> None:
+        """Have a process at hand for the next model: starting one takes longer than loading."""
+        if self._spare is None and not self._is_closed:
+            self._spare = await spare_process()
+
+    async def _take_spare(self) -> asyncio.subprocess.Process:
+        """Return a process for a model, and begin the next one when this model is loaded."""
+        spare, self._spare = self._spare, None
+        if spare is None or spare.returncode is not None:
+            spare = await spare_process()
+        return spare
+
+    async def _make_room(self, slot: Slot) -> EngineConfig:
+        """End idle models until this one fits as it would alone; return its plan.
+
+        If only models that answer are left, it takes what there is, or waits for one of them if
+        that is too little. Raises ValueError if it does not fit beside none.
+        """
+        while True:
+            self._freed.clear()
+            config, problem = await asyncio.to_thread(self._plan, slot.model, self._promised())
+            if config is not None and not config.notes:
+                return config
+            others = [one for one in self.slots.values() if one.worker is not None]
+            idle = [one for one in others if not one.num_users]
+            if idle:
+                oldest = min(idle, key=lambda one: one.used_s)
+                self._write(f"{oldest.name} makes room for {slot.name}")
+                await self._unload(oldest)
+            elif config is not None:
+                return config
+            elif others:
+                self._write(f"{slot.name} waits for memory: {problem}")
+                await self._freed.wait()
+            else:
+                raise ValueError(problem)
+
+    def _promised(self) -> int:
+        """Return how much of the memory that seems free is not for another model, in bytes."""
+        workers = [slot.worker for slot in self.slots.values() if slot.worker is not None]
+        promised = sum(max(0, one.plan.total_bytes - one.memory.private_bytes) for one in workers)
+        if self._memory_bytes is None:
+            return promised
+        left = self._memory_bytes - sum(one.plan.total_bytes for one in workers)
+        return max(promised, available_bytes() - left)
+
+    def _plan(self, model: str, taken_bytes: int) -> tuple[EngineConfig | None, str]:
+        """Return how a model would be loaded, or None and why it cannot be."""
+        arch = load_checkpoint(locate(model).path).arch
+        try:
+            return resolve(self._options, arch, taken_bytes=taken_bytes), ""
+        except ValueError as error:
+            return None, str(error)
+
+    # --- ending --------------------------------------------------------------------------------
+
+    def _rest(self, slot: Slot) -> None:
+        """Begin to count the time that a model is idle, and let others have its memory."""
+        self._freed.set()
+        if slot.keep_alive_s >= 0 and slot.worker is not None:
+            loop = asyncio.get_running_loop()
+            slot.timer = loop.call_later(slot.keep_alive_s, self._end_idle, slot)
+
+    def _end_idle(self, slot: Slot) -> None:
+        self._later(self._unload_if_idle(slot))
+
+    async def _unload_if_idle(self, slot: Slot) -> None:
+        async with self._loading:  # or a start would count its memory as taken, or miss it
+            if not slot.num_users and slot.worker is not None:
+                self._write(f"{slot.name} was idle and is unloaded")
+                await self._unload(slot)
+
+    async def _unload(self, slot: Slot) -> None:
+        worker, slot.worker = slot.worker, None
+        if slot.timer is not None:
+            slot.timer.cancel()
+        if worker is not None:
+            await worker.stop()
+        self._freed.set()
+
+    def _watch(self, slot: Slot, worker: Worker) -> None:
+        """Forget a model whose process ends by itself: the next request starts it again."""
+
+        async def watch() -> None:
+            status = await worker.wait()
+            await self._forget(slot, worker, f"ended by itself, with status {status}")
+
+        self._later(watch())
+
+    async def _forget(self, slot: Slot, worker: Worker, why: str) -> None:
+        if slot.worker is worker:
+            self._write(f"{slot.name} {why}")
+            await self._unload(slot)
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def as_variables(*flags: Any) -> dict[str, str]:
+    """Return dataclasses of flags as environment variables, without what is left as it was."""
+    found = {}
+    for given in flags:
+        default = type(given)()
+        for name in given.__dataclass_fields__:
+            value = getattr(given, name)
+            if value != getattr(default, name) and value is not None:
+                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                found[f"RIDGELINE_{name.upper()}"] = text
+    return found
+
+
+def of_each(options: Any) -> Any:
+    """Return the flags of a router as those of each of its models, which only it can reach."""
+    return replace(
+        options,
+        host="127.0.0.1",
+        port=8000,
+        uds=None,
+        allowed_host=None,
+        root_path="",
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        ssl_keyfile_password=None,
+        served_model_name=None,
+        cors_origin=None,
+        models_dir=None,
+        models_memory=None,
+        keep_alive="5m",
+        shutdown_timeout=0.0,
+    )
