@@ -41,12 +41,16 @@ GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 def check_body(status: int, body: bytes) -> None:
     """O8: what is not a success is an error object of OpenAI's shape, and tells nothing of us.
 
-    On Anthropic's routes it has Anthropic's shape, which says its type beside it.
+    On Anthropic's routes it has Anthropic's shape, which says its type beside it; on Ollama's it is
+    a text.
     """
     if status < 300:
         return
     answer = json.loads(body)
     error = answer["error"]
+    if isinstance(error, str):
+        assert set(answer) == {"error"}, body
+        error = {"message": error, "type": "", "param": None, "code": None}
     if answer.get("type") == "error":
         assert set(answer) == {"type", "error", "request_id"}, body
         assert set(error) == {"message", "type"}, body

@@ -193,6 +193,27 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     assert text.count("# TYPE ridgeline:num_requests_running ") == 1
 
 
+def test_ollamas_clients_see_all_models(routed: Routed) -> None:
+    listed = routed.call("/api/tags")[1]["models"]
+    assert [one["name"] for one in listed] == ["a:latest", "b:latest"], "c cannot be read"
+    ask = {"model": "a:latest", "messages": [{"role": "user", "content": "x"}], "stream": False}
+    status, answer, _ = routed.call("/api/chat", ask | {"options": {"num_predict": 3}})
+    assert (status, answer["eval_count"]) == (200, 3)
+    loaded = {one["name"]: one for one in routed.call("/api/ps")[1]["models"]}
+    assert loaded["a:latest"]["digest"] == listed[0]["digest"]
+    assert loaded["a:latest"]["size"] > 1 << 20
+    status, answer, _ = routed.call("/api/chat", ask | {"keep_alive": "soon"})
+    assert (status, set(answer)) == (400, {"error"})
+    status, answer, _ = routed.call("/api/generate", {"model": "a", "keep_alive": 0})
+    assert '"done_reason": "unload"' in answer
+    eventually(lambda: routed.states()["a"] == "unloaded")
+    assert routed.call("/api/generate", {"model": "a", "keep_alive": -1})[0] == 200
+    eventually(lambda: routed.status("a")["num_requests"] == 0)
+    assert routed.status("a")["unload_s"] is None
+    assert routed.call("/api/generate", {"model": "a", "keep_alive": "10m"})[0] == 200
+    eventually(lambda: (routed.status("a")["unload_s"] or 0) > 300)
+
+
 def test_the_page_has_a_choice(routed: Routed, browser: Chrome) -> None:
     browser.get(f"http://127.0.0.1:{routed.port}/")
     keep(browser)

@@ -31,7 +31,7 @@ def test_head_of_what_never_ends_ends(served: Served) -> None:
 
 
 def test_an_unknown_route_is_404_whatever_the_body_is(served: Served) -> None:
-    for path in ("/v1/files", "/api/chat", CHAT + "x/y"):
+    for path in ("/v1/files", "/chat", CHAT + "x/y"):
         for kind in ("application/json", "multipart/form-data; boundary=x", "text/plain"):
             status, answer, _ = served.call(path, b"--x\r\n", content_type=kind)
             assert (status, answer["error"]["code"]) == (404, "not_found")

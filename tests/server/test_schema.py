@@ -3,6 +3,7 @@ answered that the document does not describe, every error in OpenAI's shape."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +33,14 @@ OPERATIONS = [
     ("POST", "/v1/responses", 40),
     ("POST", "/v1/messages", 40),
     ("POST", "/v1/messages/count_tokens", 40),
+    ("POST", "/api/chat", 60),
+    ("POST", "/api/generate", 60),
+    ("POST", "/api/show", 10),
     ("POST", "/tokenize", 40),
     ("POST", "/detokenize", 40),
     ("GET", "/v1/models/{name}", 20),
     *(("GET", path, 3) for path in ("/v1/models", "/health", "/ready", "/version", "/metrics")),
+    *(("GET", f"/api/{name}", 3) for name in ("tags", "ps", "version")),
 ]
 
 
@@ -71,8 +76,8 @@ def test_what_the_document_allows_and_forbids(
     )
     def check(case: Case) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
-            # Nearly all names are unknown, and nothing more is seen; Anthropic's need one.
-            if case.body.pop("model", None) is not None and "messages" in path.split("/"):
+            # Nearly all names are unknown, and nothing more is seen; some routes need one.
+            if case.body.pop("model", None) is not None and re.search("/messages|/api/", path):
                 case.body["model"] = "tiny"
             for form in [name for name in FIELDS if case.body.get(name)][1:]:
                 del case.body[form]  # an answer has one form

@@ -32,6 +32,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
 
 Chunks = Generator[Chunk, None, None]
@@ -63,6 +64,7 @@ class LLM:
         checkpoint = load_checkpoint(found.path)
         self.path = checkpoint.path
         self.arch = checkpoint.arch
+        self.summary = summarise(checkpoint)
         small = find_small_model(wishes, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
         self.config = resolve(wishes, checkpoint.arch, taken_bytes=taken_bytes)

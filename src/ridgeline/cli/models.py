@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ from ridgeline.hub.places import Place, Stores
 from ridgeline.hub.quantisations import needed_bytes
 from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint
 
 MODEL_HELP = (
@@ -94,12 +94,12 @@ def show(model: Model, as_json: AsJson = False) -> None:
 
 
 def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    arch = checkpoint.arch
-    stored = {id(tensor.stored): tensor for tensor in checkpoint.tensors.values()}.values()
-    yield "path", str(checkpoint.path)
-    yield "parameters", sum(tensor.data.shape[0] * _width(tensor.shape) for tensor in stored)
-    yield "size", checkpoint.nbytes
-    yield "formats", dict(Counter(tensor.dtype for tensor in stored))
+    arch, summary = checkpoint.arch, summarise(checkpoint)
+    yield "path", str(summary.path)
+    yield "family", summary.family
+    yield "parameters", summary.num_parameters
+    yield "size", summary.num_bytes
+    yield "formats", dict(summary.formats)
     yield "needed_memory", needed_bytes(checkpoint.nbytes)
     yield "context", arch.max_position
     yield "layers", arch.num_layers
@@ -109,10 +109,6 @@ def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[s
     yield "vocabulary", arch.vocab_size
     yield "chat_template", checkpoint.chat_template is not None
     yield "sampling", sampling
-
-
-def _width(shape: tuple[int, ...]) -> int:
-    return shape[-1] if len(shape) > 1 else 1
 
 
 def _shown(name: str, value: Any) -> str:

@@ -19,11 +19,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ridgeline import __version__
+from ridgeline.engine_setup.locate import locate
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.summary import Summary, summarise
 from ridgeline.router.catalogue import Catalogue
 from ridgeline.router.pool import Pool
 from ridgeline.router.worker import Worker
 from ridgeline.server.app import add_errors
 from ridgeline.server.errors import ApiError
+from ridgeline.server.ollama.models import entry, loaded
+from ridgeline.server.options import parse_seconds
 from ridgeline.server.static import FILES
 
 POSTS = (  # their bodies name a model
@@ -35,6 +40,11 @@ POSTS = (  # their bodies name a model
     "/infill",
     "/tokenize",
     "/detokenize",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/api/embed",
+    "/api/embeddings",
 )
 _LONG = 1 << 16  # bytes of a body that another thread looks into
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
@@ -68,6 +78,25 @@ class Router:
         if worker:
             shown["max_model_len"] = worker.plan.max_model_len
         return shown | {"status": status}
+
+    def summary(self, name: str) -> Summary | None:
+        """Return the facts of a model, None if it cannot be read."""
+        try:
+            return summarise(load_checkpoint(locate(self.catalogue.models()[name]).path))
+        except (ValueError, OSError, KeyError):
+            return None
+
+    def loaded(self) -> list[dict[str, Any]]:
+        """Return the models that are loaded, as Ollama lists them."""
+        found = []
+        for slot in tuple(self.pool.slots.values()):
+            if (worker := slot.worker) and (summary := self.summary(slot.name)):
+                left_s = None if slot.keep_alive_s < 0 else slot.keep_alive_s
+                expires_s = None if left_s is None else time.time() + left_s
+                num_bytes = worker.memory.resident_bytes
+                max_len = worker.plan.max_model_len
+                found.append(loaded(slot.name, summary, num_bytes, max_len, expires_s))
+        return found
 
     def chosen(self, name: Any) -> tuple[str, str]:
         """Return name and model of what a request names. Raises ApiError if there is no such."""
@@ -188,7 +217,8 @@ def new_app(router: Router) -> FastAPI:
         body = await request.body()
         fields = await asyncio.to_thread(_fields, body) if len(body) > _LONG else _fields(body)
         name, model = router.chosen(fields.get("model"))
-        return _PassedOn(router.pool, name, partial(router.pool.use, name, model), body)
+        use = partial(router.pool.use, name, model, _keep_alive(request.url.path, fields))
+        return _PassedOn(router.pool, name, use, body)
 
     async def document(request: Request) -> Response:
         """Pass on the document of the API; it is the same for all models."""
@@ -212,6 +242,19 @@ def new_app(router: Router) -> FastAPI:
     app.router.routes.append(Route("/v1/live", live, methods=["GET"]))
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
+
+
+def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
+    """Return how long a request of Ollama's wants its model to stay; others do not say."""
+    wish = fields.get("keep_alive")
+    if not path.startswith("/api/") or wish is None:
+        return None
+    try:
+        return parse_seconds(wish)
+    except ValueError as error:
+        raise ApiError(
+            400, f"keep_alive: {error}", param="keep_alive", code="invalid_value"
+        ) from None
 
 
 def _fields(body: bytes) -> dict[str, Any]:
@@ -253,6 +296,24 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def version() -> dict[str, str]:
         """Say which version this is."""
         return {"version": __version__}
+
+    @app.get("/api/version")
+    async def ollama_version() -> dict[str, str]:
+        """Say it as Ollama does."""
+        return {"version": __version__}
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """List all models, as Ollama does; those that cannot be read are left out."""
+        names = router.catalogue.models()
+        found = await asyncio.gather(*(asyncio.to_thread(router.summary, one) for one in names))
+        pairs = zip(names, found, strict=True)
+        return {"models": [entry(name, one) for name, one in pairs if one is not None]}
+
+    @app.get("/api/ps")
+    async def ps() -> dict[str, Any]:
+        """List those that are loaded, as Ollama does."""
+        return {"models": await asyncio.to_thread(router.loaded)}
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -88,9 +88,16 @@ class Pool:
         self._is_closed = False
 
     @contextlib.asynccontextmanager
-    async def use(self, name: str, model: str) -> AsyncIterator[Worker]:
-        """Have a model loaded for as long as the block lasts. Raises ApiError if it cannot be."""
+    async def use(
+        self, name: str, model: str, keep_alive_s: float | None = None
+    ) -> AsyncIterator[Worker]:
+        """Have a model loaded for as long as the block lasts. Raises ApiError if it cannot be.
+
+        ``keep_alive_s`` is how long it stays after its last request from now on.
+        """
         slot = self.slots.setdefault(name, Slot(name, model, self._keep_alive_s))
+        if keep_alive_s is not None:
+            slot.keep_alive_s = keep_alive_s
         slot.num_users += 1
         if slot.timer is not None:
             slot.timer.cancel()
@@ -101,11 +108,6 @@ class Pool:
             slot.used_s = asyncio.get_running_loop().time()
             if not slot.num_users:
                 self._rest(slot)
-
-    def keep(self, name: str, keep_alive_s: float) -> None:
-        """Say how long a model stays from now on after its last request."""
-        if slot := self.slots.get(name):
-            slot.keep_alive_s = keep_alive_s
 
     async def give_up(self, name: str, worker: Worker) -> None:
         """Forget a process that cannot be reached any more."""

@@ -20,6 +20,7 @@ from ridgeline import __version__
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.machine import memory_of
+from ridgeline.models.summary import Summary
 from ridgeline.server.anthropic import request as anthropic
 from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ridgeline.server.anthropic.shape import MessageShape
@@ -31,6 +32,7 @@ from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
 from ridgeline.server.metrics import Metrics
+from ridgeline.server.ollama.routes import add_ollama
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (
@@ -54,6 +56,7 @@ from ridgeline.server.schemas import (
     MessageObject,
     ResponseObject,
     documented,
+    errors_of,
 )
 from ridgeline.server.static import FILES
 from ridgeline.server.stream import Stream
@@ -72,11 +75,13 @@ class Service:
         options: ServeOptions,
         *,
         name: str,
+        summary: Summary,
         max_model_len: int,
         fingerprint: str,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on."""
         self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
+        self.summary = summary
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
@@ -224,6 +229,7 @@ def new_app(service: Service) -> FastAPI:
     _add_completions(app, service)
     _add_tokens(app, service)
     _add_status(app, service)
+    add_ollama(app, service)
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 
@@ -404,7 +410,8 @@ def add_errors(app: FastAPI) -> None:
         text = f"{request.method} {path!r}: {error.detail}"
         headers = dict(error.headers or {})
         if error.status_code == 404:
-            known = [getattr(route, "path", "") for route in app.routes]
+            shown = [one for one in app.routes if getattr(one, "include_in_schema", True)]
+            known = [getattr(route, "path", "") for route in shown]
             near = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
             text += f"; did you mean {near[0]}?" if near else ""
         if "GET" in headers.get("Allow", ""):
@@ -440,25 +447,5 @@ _MESSAGE_ERROR_SCHEMA = {
         "request_id": _TEXT,
     },
 }
-_STATUSES = {
-    400: "The request is wrong",
-    401: "A key is needed",
-    404: "No such model",
-    413: "The body is too long",
-    415: "The body is not JSON",
-    422: "Never sent: what is invalid has status 400",
-    429: "Too much at once",
-    500: "The model failed",
-    503: "The server is stopping",
-}
-
-
-def _errors_of(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    return {
-        status: {"description": text, "content": {"application/json": {"schema": schema}}}
-        for status, text in _STATUSES.items()
-    }
-
-
-_ERRORS = _errors_of(_ERROR_SCHEMA)
-_MESSAGE_ERRORS = _errors_of(_MESSAGE_ERROR_SCHEMA)
+_ERRORS = errors_of(_ERROR_SCHEMA)
+_MESSAGE_ERRORS = errors_of(_MESSAGE_ERROR_SCHEMA)

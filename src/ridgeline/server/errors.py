@@ -1,4 +1,4 @@
-"""Errors as OpenAI's and Anthropic's clients expect them. It knows nothing of engines."""
+"""Errors as OpenAI's, Anthropic's and Ollama's clients expect them. It knows nothing of engines."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ def body_at(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
     """Return an error in the form of the API that ``path`` belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic_body(error, request_id)
+    if path.startswith("/api/"):
+        return {"error": str(error)}
     return error.body()
 
 

@@ -185,6 +185,11 @@ class Gate:
     def _check_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuse a body that is not JSON if the route takes one; else 404 or 405 follows."""
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        is_form = kind == b"application/x-www-form-urlencoded" and b"origin" not in headers
+        if is_form and scope["path"].startswith("/api/"):  # Ollama's users call curl -d
+            kind = b"application/json"
+            others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            scope["headers"] = [*others, (b"content-type", kind)]
         if scope["method"] == "POST" and kind != b"application/json":
             problem = "the body must be JSON: send Content-Type: application/json"
         elif headers.get(b"content-encoding", b"identity") != b"identity":

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.errors import ApiError
 from ridgeline.server.protocol import CompletionRequest
-from ridgeline.server.replies import event
+from ridgeline.server.replies import SSE, event
 from ridgeline.server.strict import Strict, document
 from ridgeline.text.infill import File
 
@@ -104,6 +104,8 @@ class InfillRequest(CompletionRequest):
 
 class LlamaCppShape:
     """llama.cpp's objects. A stream ends with one that has everything but the text."""
+
+    stream_type = SSE
 
     def __init__(
         self,

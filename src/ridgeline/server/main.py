@@ -53,6 +53,7 @@ class Running:
             self.metrics,
             options,
             name=name,
+            summary=llm.summary,
             max_model_len=llm.config.max_model_len,
             fingerprint=_fingerprint(llm),
         )

@@ -11,6 +11,8 @@ from ridgeline.api.text_side import REASONING_PARSERS
 from ridgeline.decoding.tools import format_named
 from ridgeline.engine_setup.options import flag_field, parse_bytes
 
+_SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
@@ -129,14 +131,19 @@ class ServeOptions:
 
 
 def parse_seconds(time: str | float) -> float:
-    """Return a time in seconds: a number, or text such as "30s", "5m" or "1h".
+    """Return a time in seconds: a number, or text such as "30s", "5m" or "1h30m".
 
     Raises ValueError if it is neither.
     """
-    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(s|m|h|)", str(time).strip().lower())
-    if match is None:
+    text = str(time).strip().lower()
+    if re.fullmatch(r"-?\d{1,12}(\.\d+)?", text):
+        return float(text)
+    sign, number = "-?", r"\d{1,12}(?:\.\d+)?"
+    if isinstance(time, bool) or not re.fullmatch(f"{sign}(?:{number}(?:ms|s|m|h))+", text):
         raise ValueError(f"{time!r} is not a time: write seconds, or a number with s, m or h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    found = re.findall(f"({number})(ms|s|m|h)", text)
+    total_s = sum(float(value) * _SECONDS[unit] for value, unit in found)
+    return -total_s if text[0] == "-" else total_s
 
 
 def _positive(name: str, value: float | None) -> None:

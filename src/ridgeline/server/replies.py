@@ -21,13 +21,19 @@ from ridgeline.server.options import ServeOptions
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.stream import ClientGone, Stream, StreamError
 
-_SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+SSE = "text/event-stream; charset=utf-8"
 _JSON = {"content-type": "application/json"}
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
 
 
 class Shape(Protocol):
-    """How the objects of an answer are written."""
+    """How the objects of an answer are written.
+
+    Attributes:
+        stream_type: content type of a stream.
+    """
+
+    stream_type: str
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -44,6 +50,8 @@ class Shape(Protocol):
 
 class OpenAiShape:
     """OpenAI's objects."""
+
+    stream_type = SSE
 
     def __init__(
         self,
@@ -112,6 +120,7 @@ class Reply(Response):
         del self.headers["content-length"]  # of the body that is still to come
         self._bridge, self._limits, self._stream = bridge, limits, stream
         self._answers, self._body, self._shape = answers, body, shape
+        self._of_stream = {"content-type": shape.stream_type, "cache-control": "no-cache"}
         self._log_content, self._content = options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._extra: dict[str, str] = {}
@@ -159,8 +168,8 @@ class Reply(Response):
                     frames += map(self._shape.chunk, self._answers.take(one))
             finally:
                 if frames:
-                    await self._send(send, b"".join(frames), _SSE)
-        await self._send(send, self._shape.ending(), _SSE, more=False)
+                    await self._send(send, b"".join(frames), self._of_stream)
+        await self._send(send, self._shape.ending(), self._of_stream, more=False)
 
     async def _fail(self, send: Send, error: StreamError) -> None:
         """Say what went wrong: with a status, or where the answer has begun as its last event.
@@ -173,7 +182,7 @@ class Reply(Response):
         shown = ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
         if not self._has_begun:
             raise shown
-        await self._send(send, self._shape.failure(shown), _SSE, more=False)
+        await self._send(send, self._shape.failure(shown), self._of_stream, more=False)
 
     async def _send(
         self, send: Send, data: bytes, headers: dict[str, str], *, more: bool = True

@@ -14,7 +14,7 @@ from uuid import uuid4
 from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.errors import ApiError
 from ridgeline.server.protocol import ChatRequest
-from ridgeline.server.replies import event
+from ridgeline.server.replies import SSE, event
 from ridgeline.server.responses_protocol import ResponsesRequest
 
 _PREFIX = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
@@ -23,6 +23,8 @@ _PART = {"message": "output_text", "reasoning": "reasoning_text"}
 
 class ResponseShape:
     """OpenAI's response object."""
+
+    stream_type = SSE
 
     def __init__(
         self,

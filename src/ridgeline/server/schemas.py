@@ -10,19 +10,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Shape(BaseModel):
+class Shaped(BaseModel):
     """No other fields, and no coercion."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class PromptTokensDetails(_Shape):
+class PromptTokensDetails(Shaped):
     """Where the prompt's tokens came from."""
 
     cached_tokens: int
 
 
-class CompletionTokensDetails(_Shape):
+class CompletionTokensDetails(Shaped):
     """Tokens of reasoning; of a request with a prediction, drafts that were right, or not."""
 
     reasoning_tokens: int | None = None
@@ -30,7 +30,7 @@ class CompletionTokensDetails(_Shape):
     rejected_prediction_tokens: int | None = None
 
 
-class Usage(_Shape):
+class Usage(Shaped):
     """OpenAI's count of tokens."""
 
     prompt_tokens: int
@@ -40,7 +40,7 @@ class Usage(_Shape):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class SpeculativeDecoding(_Shape):
+class SpeculativeDecoding(Shaped):
     """How often tokens were guessed, how many, and how many of them were right."""
 
     num_drafts: int
@@ -48,7 +48,7 @@ class SpeculativeDecoding(_Shape):
     num_accepted_tokens: int
 
 
-class Timings(_Shape):
+class Timings(Shaped):
     """What ``include_timings`` asks for, in vLLM's names; empty if no token came."""
 
     queue_time_ms: float | None = None
@@ -61,7 +61,7 @@ class Timings(_Shape):
     speculative_decoding: SpeculativeDecoding | None = None
 
 
-class TokenLogprob(_Shape):
+class TokenLogprob(Shaped):
     """A token and its log-probability (natural)."""
 
     token: str
@@ -75,21 +75,21 @@ class RankedTokenLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
 
-class ChatLogprobs(_Shape):
+class ChatLogprobs(Shaped):
     """Logprobs of a message."""
 
     content: list[RankedTokenLogprob]
     refusal: None
 
 
-class Function(_Shape):
+class Function(Shaped):
     """What is called: ``arguments`` is a JSON object, as text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Shape):
+class ToolCall(Shaped):
     """A call that the model asks for."""
 
     id: str
@@ -97,7 +97,7 @@ class ToolCall(_Shape):
     function: Function
 
 
-class AssistantMessage(_Shape):
+class AssistantMessage(Shaped):
     """The answer."""
 
     role: Literal["assistant"]
@@ -107,7 +107,7 @@ class AssistantMessage(_Shape):
     tool_calls: list[ToolCall] | None = None
 
 
-class _Choice(_Shape):
+class _Choice(Shaped):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
@@ -120,7 +120,7 @@ class ChatChoice(_Choice):
     logprobs: ChatLogprobs | None
 
 
-class CompletionLogprobs(_Shape):
+class CompletionLogprobs(Shaped):
     """Four parallel lists, an entry per token."""
 
     tokens: list[str]
@@ -136,7 +136,7 @@ class CompletionChoice(_Choice):
     logprobs: CompletionLogprobs | None
 
 
-class _Answer(_Shape):
+class _Answer(Shaped):
     id: str
     created: int
     model: str
@@ -159,7 +159,7 @@ class Completion(_Answer):
     choices: list[CompletionChoice]
 
 
-class InfillTimings(_Shape):
+class InfillTimings(Shaped):
     """Tokens, their times and both ratios, of prompt and answer, in llama.cpp's names."""
 
     cache_n: int | None = None
@@ -173,7 +173,7 @@ class InfillTimings(_Shape):
     predicted_per_second: float | None = None
 
 
-class Infilled(_Shape):
+class Infilled(Shaped):
     """What POST /infill returns, unless it streams."""
 
     index: Literal[0]
@@ -188,19 +188,19 @@ class Infilled(_Shape):
     timings: InfillTimings
 
 
-class InputTokensDetails(_Shape):
+class InputTokensDetails(Shaped):
     """Where the prompt's tokens came from."""
 
     cached_tokens: int
 
 
-class OutputTokensDetails(_Shape):
+class OutputTokensDetails(Shaped):
     """What the answer's tokens were for."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(_Shape):
+class ResponseUsage(Shaped):
     """The count of tokens, in the Responses API's names."""
 
     input_tokens: int
@@ -210,7 +210,7 @@ class ResponseUsage(_Shape):
     total_tokens: int
 
 
-class OutputText(_Shape):
+class OutputText(Shaped):
     """Text for the user."""
 
     type: Literal["output_text"]
@@ -219,14 +219,14 @@ class OutputText(_Shape):
     logprobs: list[RankedTokenLogprob]
 
 
-class ReasoningText(_Shape):
+class ReasoningText(Shaped):
     """What the model thought."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class _OutputItem(_Shape):
+class _OutputItem(Shaped):
     id: str
     status: Literal["completed", "incomplete"]
 
@@ -256,7 +256,7 @@ class OutputCall(_OutputItem):
     arguments: str
 
 
-class ResponseObject(_Shape):
+class ResponseObject(Shaped):
     """What POST /v1/responses returns, unless it streams."""
 
     id: str
@@ -286,7 +286,7 @@ class ResponseObject(_Shape):
     user: str | None
 
 
-class MessageUsage(_Shape):
+class MessageUsage(Shaped):
     """Anthropic's counts of tokens."""
 
     input_tokens: int
@@ -295,7 +295,7 @@ class MessageUsage(_Shape):
     output_tokens: int
 
 
-class ContentBlock(_Shape):
+class ContentBlock(Shaped):
     """A block of a message: text, thinking or a call."""
 
     type: Literal["text", "thinking", "tool_use"]
@@ -307,7 +307,7 @@ class ContentBlock(_Shape):
     input: dict[str, Any] | None = None
 
 
-class MessageObject(_Shape):
+class MessageObject(Shaped):
     """What POST /v1/messages returns, unless it streams."""
 
     id: str
@@ -326,7 +326,30 @@ MESSAGE_EVENTS = "Anthropic's events, from `message_start` to `message_stop`."
 RESPONSE_EVENTS = "Events named `response.*` with a `sequence_number`; the last has the response."
 
 
-def documented(answer: type[_Shape], stream: str = _CHUNKS) -> dict[int | str, dict[str, Any]]:
+def documented(
+    answer: type[Shaped], stream: str = _CHUNKS, media: str = "text/event-stream"
+) -> dict[int | str, dict[str, Any]]:
     """Return the entry of a route's successful response, and what it streams."""
-    content = {"text/event-stream": {"schema": {"description": stream}}}
+    content = {media: {"schema": {"description": stream}}}
     return {200: {"model": answer, "description": "The answer", "content": content}}
+
+
+_STATUSES = {
+    400: "The request is wrong",
+    401: "A key is needed",
+    404: "No such model",
+    413: "The body is too long",
+    415: "The body is not JSON",
+    422: "Never sent: what is invalid has status 400",
+    429: "Too much at once",
+    500: "The model failed",
+    503: "The server is stopping",
+}
+
+
+def errors_of(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """Return the entries of a route's errors, whose bodies have this JSON schema."""
+    return {
+        status: {"description": text, "content": {"application/json": {"schema": schema}}}
+        for status, text in _STATUSES.items()
+    }

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.errors import ApiError, anthropic_body
 from ridgeline.server.protocol import ChatRequest
-from ridgeline.server.replies import event
+from ridgeline.server.replies import SSE, event
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _EMPTY: dict[str, dict[str, Any]] = {
@@ -25,6 +25,8 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 class MessageShape:
     """Anthropic's message object."""
+
+    stream_type = SSE
 
     def __init__(
         self, answers: Answers, body: ChatRequest, request_id: str, model: str, fingerprint: str

@@ -1,0 +1,127 @@
+"""Ollama's routes over the one path."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from ridgeline import __version__
+from ridgeline.machine import memory_of
+from ridgeline.server.errors import ApiError
+from ridgeline.server.ollama import models, schemas
+from ridgeline.server.ollama.protocol import (
+    Asked,
+    ChatAsked,
+    EmbedAsked,
+    GenerateAsked,
+    ShowAsked,
+)
+from ridgeline.server.ollama.request import chat_request, prompt_request, raw_request, renamed
+from ridgeline.server.ollama.shape import OllamaShape, now
+from ridgeline.server.schemas import documented, errors_of
+
+if TYPE_CHECKING:
+    from ridgeline.server.app import Service
+
+_TEXT = {"type": "string"}
+_ERRORS = errors_of({"type": "object", "required": ["error"], "properties": {"error": _TEXT}})
+_LINES = partial(documented, stream=schemas.LINES, media=OllamaShape.stream_type)
+
+
+def add_ollama(app: FastAPI, service: Service) -> None:
+    """Add the routes to an application."""
+    _add_answers(app, service)
+    _add_models(app, service)
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    @app.post("/api/chat", responses=_ERRORS | _LINES(schemas.ChatAnswered))
+    async def chat(body: ChatAsked, request: Request) -> Response:
+        """Answer a conversation, as Ollama does."""
+        service.check_open(body.model)
+        if not body.messages:
+            return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+        try:
+            asked = chat_request(body)
+            prompt = await service.prompts.of_chat(asked)
+            shape = partial(OllamaShape, is_chat=True)
+            return await service.reply(request, asked, [prompt], "messages", new_shape=shape)
+        except ApiError as error:
+            raise renamed(error) from None
+
+    @app.post("/api/generate", responses=_ERRORS | _LINES(schemas.GenerateAnswered))
+    async def generate(body: GenerateAsked, request: Request) -> Response:
+        """Answer a prompt, as Ollama does; with raw or a suffix, continue it or fill in."""
+        service.check_open(body.model)
+        if not body.prompt and not body.suffix:
+            return _loaded(body, {"response": ""})
+        shape = partial(OllamaShape, is_chat=False)
+        try:
+            if body.suffix:
+                middle = raw_request(body)
+                prompt = await service.prompts.of_middle(body.prompt, body.suffix)
+                return await service.reply(
+                    request, middle, [prompt], "prompt", is_middle=True, new_shape=shape
+                )
+            if body.raw or not service.text.can_chat:
+                text = raw_request(body)
+                prompt = await service.prompts.of_text(body.prompt)
+                return await service.reply(request, text, [prompt], "prompt", new_shape=shape)
+            asked = prompt_request(body)
+            prompt = await service.prompts.of_chat(asked)
+            return await service.reply(request, asked, [prompt], "prompt", new_shape=shape)
+        except ApiError as error:
+            raise renamed(error) from None
+
+    for path in ("/api/embed", "/api/embeddings"):
+
+        @app.post(path, include_in_schema=False)
+        async def embed(body: EmbedAsked) -> None:
+            service.check_open(body.model)
+            message = "embeddings are not supported yet"
+            raise ApiError(400, message, code="unsupported_endpoint")
+
+
+def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
+    """Answer a request for nothing, by which clients load a model or let it go."""
+    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
+    end = {"model": body.model, "created_at": now(), "done": True, "done_reason": reason}
+    if not body.is_streamed:
+        return JSONResponse(end | answer)
+    return Response(json.dumps(end | answer) + "\n", media_type=OllamaShape.stream_type)
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    summary, text = service.summary, service.text
+
+    @app.get("/api/tags", responses=_ERRORS | {200: {"model": schemas.ModelList}})
+    async def tags() -> dict[str, Any]:
+        """List the one model, as Ollama does."""
+        return {"models": [models.entry(service.name, summary)]}
+
+    @app.get("/api/ps", responses=_ERRORS | {200: {"model": schemas.LoadedList}})
+    async def ps() -> dict[str, Any]:
+        """List it as loaded."""
+        num_bytes = memory_of(os.getpid()).resident_bytes
+        one = models.loaded(service.name, summary, num_bytes, service.max_model_len, None)
+        return {"models": [one]}
+
+    @app.post("/api/show", responses=_ERRORS | {200: {"model": schemas.Shown}})
+    async def show(body: ShowAsked) -> dict[str, Any]:
+        """Say what the model is and can."""
+        service.check_open(body.model)
+        can = {"completion": True, "tools": text.can_chat, "insert": text.fim is not None}
+        can["thinking"] = text.reasoning is not None
+        names = [name for name, has in can.items() if has]
+        template = text.chat_template.source if text.can_chat else "{{ .Prompt }}"
+        return models.shown(summary, template, text.generation_defaults, names)
+
+    @app.get("/api/version")
+    async def version() -> dict[str, str]:
+        """Say which version this is."""
+        return {"version": __version__}
