@@ -82,7 +82,7 @@ engine-full: .venv/ready-test
 	@$(STEP) "Tests of files, backends and real models, full matrices" $(BIN)/pytest -q $(REST)
 
 some-mutants: .venv/ready-test
-	@$(STEP) "Every third mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 3
+	@$(STEP) "Every fourth mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 4
 
 mutants: .venv/ready-test
 	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants

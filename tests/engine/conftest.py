@@ -33,9 +33,14 @@ OFTEN = ("cpu",)  # that ``make test`` runs; the others are of the full matrix
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most ways of drafting on the slowest backend to ``make test-full``."""
+    """Leave the slowest backend, and most ways of drafting, to ``make test-full``."""
     for item in items:
-        if item.name.startswith("test_with_drafts[reference-") and "together" not in item.name:
+        name = getattr(item, "originalname", "")
+        if name not in ("test_in_batches", "test_with_drafts"):
+            continue
+        backend = item.callspec.params["every_backend"]  # type: ignore[attr-defined]
+        is_often = backend in OFTEN or name == "test_in_batches" or "together" in item.name
+        if backend == "reference" or not is_often:
             item.add_marker(pytest.mark.full)
 
 
