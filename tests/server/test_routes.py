@@ -85,3 +85,11 @@ def test_a_route_that_is_nearly_right_gets_a_hint(
     assert status == 404
     assert ("did you mean" in error["message"]) == (meant is not None)
     assert meant is None or f"did you mean {meant}?" in error["message"]
+
+
+def test_what_programs_that_evaluate_ask_of_the_tokenizer(served: Served) -> None:
+    info = served.call("/tokenizer_info")[1]
+    assert (info["bos_token"], info["model_max_length"]) == (None, 128)
+    (end,) = served.call("/tokenize", {"prompt": info["eos_token"]})[1]["tokens"]
+    assert end == served.llm.engine.eos_ids[0]
+    assert "message" in info["chat_template"]

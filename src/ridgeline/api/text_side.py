@@ -21,6 +21,7 @@ from ridgeline.decoding.tool_grammar import message_grammar
 from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.export import tokenizer_config
 from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -45,6 +46,7 @@ class TextSide:
         vocab_size: token ids are below this.
         fim: the model's tokens for filling in the middle, None where it has none.
         generation_defaults: sampling parameters that the model's files or its card recommend.
+        tokenizer_config: the facts of its tokenizer, by Hugging Face's names.
         tool_format: how the model writes calls of tools.
         reasoning: how it marks its reasoning, if it does.
     """
@@ -56,6 +58,7 @@ class TextSide:
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
+        self.tokenizer_config = tokenizer_config(checkpoint, self.tokenizer)
         from ridgeline.api.token_rules import (
             Lexicon,  # here: behind numpy, or that takes 50 ms more
         )

@@ -23,6 +23,8 @@ from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.text.export import export_tokenizer
+from ridgeline.text.tokenizer import load_tokenizer
 
 MODEL_HELP = (
     "A short name, a .gguf file, a directory, owner/name of the hub (perhaps with :Q4_K_M), or a "
@@ -40,6 +42,9 @@ def add_to(app: typer.Typer) -> None:
     app.command("ls", hidden=True)(list_models)
     app.command("show")(show)
     app.command("rm")(remove)
+    export = typer.Typer(help="Write a part of a model for other programs.", no_args_is_help=True)
+    export.command("tokenizer")(export_tokenizer_files)
+    app.add_typer(export, name="export")
     app.command("clean")(clean)
 
 
@@ -119,6 +124,22 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def export_tokenizer_files(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(help="Made if it is not there.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a model's tokenizer as Hugging Face's files, for evaluation and load tests."""
+    checkpoint = load_checkpoint(locate(model).path)
+    tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+    paths = export_tokenizer(checkpoint, tokenizer, folder)
+    if as_json:
+        print(json.dumps({"files": [str(path) for path in paths]}))
+        return
+    for path in paths:
+        print(path)
 
 
 def remove(

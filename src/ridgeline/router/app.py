@@ -220,8 +220,8 @@ def new_app(router: Router) -> FastAPI:
         use = partial(router.pool.use, name, model, _keep_alive(request.url.path, fields))
         return _PassedOn(router.pool, name, use, body)
 
-    async def document(request: Request) -> Response:
-        """Pass on the document of the API; it is the same for all models."""
+    async def get(request: Request) -> Response:
+        """Pass on what names its model in its query; without one it is the model last used."""
         name, model = router.chosen(request.query_params.get("model") or router.last_used())
         return _PassedOn(router.pool, name, partial(router.pool.use, name, model))
 
@@ -238,7 +238,8 @@ def new_app(router: Router) -> FastAPI:
 
     for path in POSTS:
         app.router.routes.append(Route(path, post, methods=["POST"]))
-    app.router.routes.append(Route("/openapi.json", document, methods=["GET"]))
+    for path in ("/openapi.json", "/tokenizer_info"):
+        app.router.routes.append(Route(path, get, methods=["GET"]))
     app.router.routes.append(Route("/v1/live", live, methods=["GET"]))
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app

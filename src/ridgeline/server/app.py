@@ -335,6 +335,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         ids = await service.prompts.of_text(body.tokens, param="tokens")
         return {"prompt": text.tokenizer.decode(ids, skip_special=False)}
 
+    @app.get("/tokenizer_info", responses=_ERRORS)
+    async def tokenizer_info() -> dict[str, Any]:
+        """Say what programs that evaluate models ask of the tokenizer, as vLLM does."""
+        return text.tokenizer_config | {"model_max_length": service.max_model_len}
+
 
 def _add_status(app: FastAPI, service: Service) -> None:
     model = {

@@ -1,0 +1,77 @@
+"""A tokenizer written as Hugging Face's files gives the same ids in Hugging Face's library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from ridgeline.engine_setup.locate import locate
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.text.export import export_tokenizer, tokenizer_config
+from ridgeline.text.tokenizer import load_tokenizer
+from tests.api.test_llm import model
+from tests.engine.conftest import CACHE
+
+__all__ = ["model"]  # a fixture
+
+TEXTS = (
+    "",
+    "Hello  wörld 12345\n\n\tx",
+    "你好 مرحبا 👩‍👩‍👧",
+    "<|im_start|>user\nHi<|im_end|></s>",
+    "a" * 99,
+)
+
+
+def real(name: str) -> Path:
+    if name == "smollm2":
+        try:
+            return locate(name).path
+        except ValueError as error:
+            pytest.skip(f"smollm2 cannot be had: {error}")
+    path = CACHE / f"{name}.gguf"
+    if not path.exists():
+        pytest.skip(f"{name} is not here")
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm2", "qwen2.5-coder-0.5b-instruct-q4_k_m", "tinyllama-1.1b-chat-iq2_xxs"]
+)
+def test_gguf(name: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(real(name))
+    ours = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+    assert {path.name for path in export_tokenizer(checkpoint, ours, tmp_path)} == {
+        "tokenizer.json", "tokenizer_config.json"
+    }  # fmt: skip
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in TEXTS:
+        assert theirs.encode(text).ids == ours.encode(text)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert theirs.token_to_id(config["eos_token"]) == checkpoint.eos_ids[0]
+    assert config["chat_template"] == checkpoint.chat_template
+
+
+def test_a_directorys_own_files(model: Path, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(model)
+    ours = load_tokenizer(checkpoint.tokenizer)
+    export_tokenizer(checkpoint, ours, tmp_path / "new" / "folder")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "new" / "folder" / name).read_bytes() == (model / name).read_bytes()
+    assert not (tmp_path / "new" / "folder" / "model.safetensors").exists()
+    assert tokenizer_config(checkpoint, ours)["bos_token"] is None
+
+
+def test_the_command(model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline", "export", "tokenizer", str(model), str(tmp_path)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [
+        str(tmp_path / "tokenizer.json"), str(tmp_path / "tokenizer_config.json")
+    ]  # fmt: skip
