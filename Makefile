@@ -14,7 +14,7 @@ STEP := sh tools/step.sh
 REST := --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help serve demo test test-full test-parity lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
+.PHONY: help serve demo test test-full test-parity test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
 
 help:
 	@echo "make serve        serve a model over HTTP, as OpenAI's clients expect   (MODEL=, PORT=)"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
 	@echo "make bench-peers  compare with llama.cpp, OpenVINO and vLLM (long; PEERS=\"--without vllm\")"
 	@echo "make setup        only the set-up the others do first"
+	@echo "make test-clients run programs that others wrote against a server       (CLIENT=openai)"
 	@echo "make clean        remove environments and caches, never models"
 
 setup: .venv/ready
@@ -93,9 +94,17 @@ examples: .venv/ready-test
 	@for example in $(WITH_SERVER); do $(STEP) "Example $$example" \
 		$(BIN)/python tools/with_server.py $(MODEL) $$example || exit 1; done
 
+.venv-clients/ready: requirements-clients.txt
+	@$(STEP) "Creating .venv-clients" $(PYTHON) -m venv .venv-clients
+	@$(STEP) "Installing uv" .venv-clients/bin/python $(PIP) install -r requirements-clients.txt
+	@touch $@
+
+test-clients: .venv/ready .venv-clients/ready
+	@UV=$(CURDIR)/.venv-clients/bin/uv $(BIN)/python -m tests.clients $(CLIENT)
+
 test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity
 
 clean:
-	rm -rf .venv .venv-parity .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-clients .venv-parity .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

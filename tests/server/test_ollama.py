@@ -278,15 +278,16 @@ def _fail_late(served: Served) -> None:
 
 
 def test_curl_needs_no_content_type(served: Served) -> None:
-    def post(path: str, **headers: str) -> int:
+    def post(path: str, kind: str = "application/x-www-form-urlencoded", **headers: str) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-        kind = {"content-type": "application/x-www-form-urlencoded"}
-        connection.request("POST", path, json.dumps(ASK), kind | headers)
+        given = {"content-type": kind} if kind else {}
+        connection.request("POST", path, json.dumps(ASK), given | headers)
         status = connection.getresponse().status
         connection.close()
         return status
 
-    assert post(CHAT) == 200
+    assert post(CHAT) == post(CHAT, "") == 200
+    assert post(CHAT, "text/plain") == 415
     assert post("/v1/chat/completions") == 415
     assert post(CHAT, origin=served.url) == 415, "a page's form"
 

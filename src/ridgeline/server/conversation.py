@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from ridgeline.decoding.tools import Tool, ToolUse
-from ridgeline.server.strict import Strict, contradiction, document
+from ridgeline.server.strict import Strict, contradiction, document, typed
 from ridgeline.server.tools import wanted_tools
 
 _MAX_MESSAGES = 1 << 13
@@ -20,12 +20,18 @@ _NOT_OF_TEMPLATES = (
 
 
 class TextPart(Strict):
-    """A piece of a message; other types of parts come later."""
+    """A piece of a message."""
 
     droppable = ("cache_control",)
 
     type: Literal["text"]
     text: str
+
+
+_Part = Annotated[
+    TextPart,
+    typed(("text",), "is not supported: this model reads only text, so send what matters as text"),
+]
 
 
 def _document_message(schema: dict[str, Any], model: type[Strict]) -> None:
@@ -54,7 +60,7 @@ class Message(Strict):
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": ()}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[_Part], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
@@ -150,7 +156,7 @@ class Prediction(Strict):
     """What the answer will be like: it comes sooner where that is right, and is the same."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[_Part], Field(fail_fast=True)]
 
     @property
     def text(self) -> str:

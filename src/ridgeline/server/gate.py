@@ -185,8 +185,8 @@ class Gate:
     def _check_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuse a body that is not JSON if the route takes one; else 404 or 405 follows."""
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        is_form = kind == b"application/x-www-form-urlencoded" and b"origin" not in headers
-        if is_form and scope["path"].startswith("/api/"):  # Ollama's users call curl -d
+        is_said = kind not in (b"", b"application/x-www-form-urlencoded") or b"origin" in headers
+        if not is_said and scope["path"].startswith("/api/"):  # as curl -d, and as litellm does
             kind = b"application/json"
             others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope["headers"] = [*others, (b"content-type", kind)]
