@@ -191,6 +191,10 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     text = routed.call("/metrics")[1]
     assert {'model_name="a"', 'model_name="b"'} <= set(re.findall(r'model_name="\w+"', text))
     assert text.count("# TYPE ridgeline:num_requests_running ") == 1
+    samples = [line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#"]
+    assert len(samples) == len(set(samples))
+    assert {'process_resident_memory_bytes{model_name="a"}'} < set(samples)
+    assert any(one.startswith('http_requests_total{model_name="b",') for one in samples)
 
 
 def test_ollamas_clients_see_all_models(routed: Routed) -> None:
@@ -264,7 +268,7 @@ def test_a_model_that_dies_is_started_again(routed: Routed) -> None:
         response.read()
     connection.close()
     assert routed.complete("a")
-    assert re.search("^a (ended by itself, with status -9|cannot be reached)$", routed.log, re.M)
+    assert re.search("^a (ended by itself, with status (-9|255)|cannot be reached)$", routed.log, re.M)
 
 
 def test_an_idle_model_is_unloaded_and_one_that_answers_is_not(

@@ -94,7 +94,10 @@ class Served:
         lines = self.call("/metrics")[1].decode().splitlines()
         samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {
-            name.replace('model_name="tiny"', "").replace("{}", "").replace(",}", "}"): float(value)
+            name.replace('model_name="tiny"', "")
+            .replace("{}", "")
+            .replace(",}", "}")
+            .replace("{,", "{"): float(value)
             for name, value in samples
         }
 

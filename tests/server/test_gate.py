@@ -313,3 +313,17 @@ def test_content_is_logged_on_demand_only(model: Path) -> None:
         line = json.loads(served.lines[0])
         assert line["prompt"] == "hello"
         assert json.loads(line["response"])["id"] == answer["id"]
+
+
+def test_a_trace_id_stands_in_the_log(served: Served) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    for given, found in (
+        (f"00-{trace}-00f067aa0ba902b7-01", True),
+        (f"00-{trace}-00f067aa0ba902b7", False),
+        (f"00-{trace.upper()}-00f067aa0ba902b7-01", False),
+        (f"x\t{trace}", False),
+    ):
+        before = len(served.lines)
+        served.call("/version", None, traceparent=given)
+        eventually(lambda before=before: len(served.lines) > before)
+        assert (f"trace_id={trace}" in served.lines[-1]) == found

@@ -12,6 +12,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline import __version__
 from ridgeline.core.records import Record
 from ridgeline.core.step import Step
 from tests.api.test_llm import POISON
@@ -66,6 +67,11 @@ def test_metrics_are_what_clients_saw(model: Path, tmp_path: Path) -> None:
             assert ends == seen[reason]
         assert value("request_success_total", '{finished_reason="error"}') == 8
         assert value("time_to_first_token_seconds_count") == seen["requests"]
+        assert value("request_prompt_tokens_sum") == seen["prompt"]
+        assert value("request_generation_tokens_sum") == seen["generated"]
+        assert value("request_generation_tokens_count") == seen["stop"] + seen["length"]
+        assert value("build_info", f'{{version="{__version__}"}}') == 1
+        assert now["process_resident_memory_bytes"] > 1 << 20
         assert value("e2e_request_latency_seconds_count") == seen["requests"] + 8
         for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert value(gauge) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
@@ -23,7 +24,7 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
 from ridgeline.router.catalogue import Catalogue
-from ridgeline.router.pool import Pool
+from ridgeline.router.pool import Pool, Slot
 from ridgeline.router.worker import Worker
 from ridgeline.server.app import add_errors
 from ridgeline.server.errors import ApiError
@@ -46,6 +47,7 @@ POSTS = (  # their bodies name a model
     "/api/embed",
     "/api/embeddings",
 )
+_SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its value
 _LONG = 1 << 16  # bytes of a body that another thread looks into
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
 _OURS = frozenset({b"date", b"x-request-id"})  # the gate sets them
@@ -319,16 +321,26 @@ def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Return the metrics of all loaded models; each sample names its own."""
-        workers = [slot.worker for slot in router.pool.slots.values() if slot.worker is not None]
-        texts = await asyncio.gather(*(_metrics(worker) for worker in workers))
+        slots = [slot for slot in router.pool.slots.values() if slot.worker is not None]
+        texts = await asyncio.gather(*map(_metrics, slots))
         return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
 
 
-async def _metrics(worker: Worker) -> str:
+async def _metrics(slot: Slot) -> str:
+    """Return the metrics of a model's process, each sample with the model's name."""
     try:
-        return (await worker.client.get("/metrics")).text
+        text = (await slot.worker.client.get("/metrics")).text if slot.worker else ""
     except httpx2.HTTPError:  # it is ending
         return ""
+    name = json.dumps(slot.name)
+
+    def named(sample: re.Match[str]) -> str:
+        metric, labels = sample[1], sample[2] or ""
+        if "model_name=" in labels:
+            return sample[0]
+        return f"{metric}{{model_name={name}{',' if labels else ''}{labels}}} "
+
+    return _SAMPLE.sub(named, text)
 
 
 def merged(texts: Iterable[str]) -> str:

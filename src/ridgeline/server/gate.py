@@ -26,6 +26,7 @@ from ridgeline.server.static import FILES
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
 _log = logging.getLogger("ridgeline.server")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 
 
@@ -110,6 +111,8 @@ class Gate:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._count(path, method, status)
             line = {"id": request_id.decode(), "key": scope["state"].get("tenant")}
+            if trace := _TRACE.fullmatch(_first(scope).get(b"traceparent", b"")):
+                line["trace_id"] = trace[1].decode()  # W3C's Trace Context
             line |= {"method": scope["method"], "path": scope["path"][:256]}
             line |= {"status": status, **note}
             self._log(line | {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)})

@@ -11,11 +11,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from ridgeline import __version__
 from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
 
 
@@ -37,6 +38,8 @@ _HISTOGRAMS = {
     "request_queue_time_seconds": (_REQUEST_S, "From arrival to the first step."),
     "request_prefill_time_seconds": (_REQUEST_S, "From the first step to the first token."),
     "request_decode_time_seconds": (_REQUEST_S, "From the first token to the last."),
+    "request_prompt_tokens": (_TOKENS, "Prompt tokens of a request."),
+    "request_generation_tokens": (_TOKENS, "Tokens generated for an answer."),
     "iteration_tokens_total": (_TOKENS, "Tokens computed in a step."),
     "step_duration_seconds": (_STEP_S, "Duration of a step."),
     "grammar_compilation_time_seconds": (_STEP_S, "To get a grammar ready, kept ones included."),
@@ -99,6 +102,8 @@ class Metrics:
         self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
 
     def on_record(self, record: Record) -> None:
         """Add a record."""
@@ -177,6 +182,9 @@ class Metrics:
         if first_s is None:
             return
         self._counts["prompt_tokens"] += len(request.prompt_token_ids)
+        see["request_prompt_tokens"].observe(len(request.prompt_token_ids))
+        for count in request.num_generated:
+            see["request_generation_tokens"].observe(count)
         see["time_to_first_token_seconds"].observe(first_s - request.arrival_s)
         see["request_prefill_time_seconds"].observe(first_s - request.scheduled_s)
         see["request_decode_time_seconds"].observe(request.finish_s - first_s)
@@ -190,6 +198,9 @@ class Metrics:
 
     def _families(self) -> Iterator[Metric]:
         labels, values = ["model_name"], [self._model]
+        build = GaugeMetricFamily("ridgeline:build_info", "What runs.", labels=[*labels, "version"])
+        build.add_metric([*values, __version__], 1)
+        yield build
         for name, value in self._gauges().items():
             gauge = GaugeMetricFamily(f"ridgeline:{name}", name, labels=labels)
             gauge.add_metric(values, value)
