@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,8 @@ from tests.server.browsing import answer, ask, find, keep
 from tests.server.serving import JSON, eventually, serving
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
-LONG = {"prompt": "one two", "max_tokens": 110, "n": 4, "ignore_eos": True, "stream": True}
+# More than sockets hold: while nobody reads, it does not end.
+LONG = ASK | {"prompt": ["one two"] * 8, "max_tokens": 110, "n": 64, "stream": True}
 
 
 class Routed:
@@ -91,6 +93,23 @@ def routing(folder: Path, log: Path, *flags: str, **variables: str) -> Iterator[
             yield Routed(process, int(found[1]), log)
         finally:
             process.kill()
+
+
+@contextmanager
+def reading(routed: Routed, name: str) -> Iterator[list[bytes]]:
+    """Read a long stream of a model beside the block, which begins when the stream has."""
+    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": name}), JSON)
+    response = connection.getresponse()
+    assert response.read(6) == b"data: "
+    text: list[bytes] = []
+    reader = threading.Thread(target=lambda: text.append(response.read()))
+    reader.start()
+    try:
+        yield text
+    finally:
+        reader.join(60)
+        connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +267,11 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
 def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": "a"}), JSON)
-    assert connection.getresponse().read(6) == b"data: "
+    response = connection.getresponse()
+    assert response.read(6) == b"data: "
     assert routed.status("a")["num_requests"] == 1
-    connection.sock.close() if connection.sock else connection.close()
+    response.close()
+    connection.close()
     eventually(lambda: routed.status("a")["num_requests"] == 0)
     running = 'ridgeline:num_requests_running{model_name="a"} 0.0'
     eventually(lambda: running in routed.call("/metrics")[1])
@@ -268,21 +289,17 @@ def test_a_model_that_dies_is_started_again(routed: Routed) -> None:
         response.read()
     connection.close()
     assert routed.complete("a")
-    assert re.search("^a (ended by itself, with status (-9|255)|cannot be reached)$", routed.log, re.M)
+    assert "a ended by itself" in routed.log
 
 
 def test_an_idle_model_is_unloaded_and_one_that_answers_is_not(
     folder: Path, tmp_path: Path
 ) -> None:
     with routing(folder, tmp_path / "log", "--keep-alive", "0.3") as routed:
-        connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
-        body = LONG | {"model": "a", "n": 64}  # takes longer than the model may be idle
-        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
-        response = connection.getresponse()
-        routed.complete("b")
-        eventually(lambda: routed.states()["b"] == "unloaded")
-        assert response.read().endswith(b"data: [DONE]\n\n")
-        connection.close()
+        with reading(routed, "a") as text:  # longer than the model may be idle
+            routed.complete("b")
+            eventually(lambda: routed.states()["b"] == "unloaded")
+        assert text[0].endswith(b"data: [DONE]\n\n")
         eventually(lambda: routed.states()["a"] == "unloaded")
         eventually(lambda: len(routed.pids()) == 1)
         assert routed.complete("a")
@@ -295,15 +312,10 @@ def test_a_model_makes_room_only_when_it_is_idle(folder: Path, tmp_path: Path) -
         assert routed.complete("b")
         assert routed.states() == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
         assert "a makes room for b" in routed.log
-        connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
-        body = LONG | {"model": "b", "n": 32}
-        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
-        response = connection.getresponse()
-        assert response.read(6) == b"data: "
-        assert routed.complete("a") == first, "it waited"
-        assert "a waits for memory" in routed.log
-        assert response.read().endswith(b"data: [DONE]\n\n")
-        connection.close()
+        with reading(routed, "b") as text:
+            assert routed.complete("a") == first, "it waited"
+            assert "a waits for memory" in routed.log
+        assert text[0].endswith(b"data: [DONE]\n\n")
 
 
 def test_a_model_too_large_for_the_memory_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -333,15 +345,10 @@ def test_keys_open_it_and_the_models_behind_it(folder: Path, tmp_path: Path) -> 
 def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
     with routing(folder, tmp_path / "log") as routed:
         routed.complete("a")
-        connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
-        body = LONG | {"model": "a", "n": 16}
-        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
-        response = connection.getresponse()
-        assert response.read(6) == b"data: "
         pids = routed.pids()
-        routed.process.send_signal(signal.SIGTERM)
-        assert response.read().endswith(b"data: [DONE]\n\n")
-        connection.close()
+        with reading(routed, "a") as text:
+            routed.process.send_signal(signal.SIGTERM)
+        assert text[0].endswith(b"data: [DONE]\n\n")
         assert routed.process.wait(20) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert "Traceback" not in routed.log

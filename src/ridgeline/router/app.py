@@ -48,6 +48,7 @@ POSTS = (  # their bodies name a model
     "/api/embeddings",
 )
 _SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its value
+_TRIES = 3  # a kept connection, a new one, a new process
 _LONG = 1 << 16  # bytes of a body that another thread looks into
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
 _OURS = frozenset({b"date", b"x-request-id"})  # the gate sets them
@@ -137,7 +138,7 @@ class _PassedOn(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on. Raises ApiError for what goes wrong before the answer has begun."""
-        working = asyncio.ensure_future(self._try_twice(scope, send))
+        working = asyncio.ensure_future(self._try(scope, send))
         leaving = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,20 +156,23 @@ class _PassedOn(Response):
                 message = f"{self._name} ended while it answered: {error or type(error).__name__}"
                 raise ApiError(503, message, code="model_ended") from None
 
-    async def _try_twice(self, scope: Scope, send: Send) -> None:
-        """Answer; start again with a new process if the one that was there has just ended."""
-        try:
-            await self._answer(scope, send)
-        except httpx2.ConnectError:  # it has seen nothing of the request
-            await self._answer(scope, send)
+    async def _try(self, scope: Scope, send: Send) -> None:
+        """Answer; try again while nothing was sent: the process, or a connection, has ended."""
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                await self._answer(scope, send)
+                break
+            except httpx2.TransportError:
+                if self._has_begun or not left:
+                    raise
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         async with self._use() as worker:
             request = self._request(scope, worker)
             try:
                 answer = await worker.client.send(request, stream=True)
-            except httpx2.ConnectError:
-                await self._pool.give_up(self._name, worker)
+            except httpx2.TransportError:
+                await self._pool.forget_dead(self._name, worker)
                 raise
             try:
                 pairs = [pair for pair in answer.headers.raw if _passes(pair[0], _OURS)]

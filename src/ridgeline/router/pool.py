@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
-from ridgeline.machine import available_bytes
+from ridgeline.machine import available_bytes, memory_of
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.router.worker import StartError, Worker, spare_process
 from ridgeline.server.errors import ApiError
@@ -109,11 +109,11 @@ class Pool:
             if not slot.num_users:
                 self._rest(slot)
 
-    async def give_up(self, name: str, worker: Worker) -> None:
-        """Forget a process that cannot be reached any more."""
-        worker.kill()
-        await worker.wait()
-        await self._forget(self.slots[name], worker, "cannot be reached")
+    async def forget_dead(self, name: str, worker: Worker) -> None:
+        """Forget a process that has ended, if it has, so that the next request gets a new one."""
+        if not worker.memory.resident_bytes:
+            await worker.wait()
+            await self._forget(self.slots[name], worker, "ended by itself")
 
     def reload_keys(self) -> None:
         """Let all models read the file of keys again."""
@@ -195,9 +195,9 @@ class Pool:
     async def _take_spare(self) -> asyncio.subprocess.Process:
         """Return a process for a model, and begin the next one when this model is loaded."""
         spare, self._spare = self._spare, None
-        if spare is None or spare.returncode is not None:
-            spare = await spare_process()
-        return spare
+        if spare is not None and memory_of(spare.pid).resident_bytes:  # else it has died
+            return spare
+        return await spare_process()
 
     async def _make_room(self, slot: Slot) -> EngineConfig:
         """End idle models until this one fits as it would alone; return its plan.
@@ -271,8 +271,8 @@ class Pool:
         """Forget a model whose process ends by itself: the next request starts it again."""
 
         async def watch() -> None:
-            status = await worker.wait()
-            await self._forget(slot, worker, f"ended by itself, with status {status}")
+            await worker.wait()
+            await self._forget(slot, worker, "ended by itself")
 
         self._later(watch())
 

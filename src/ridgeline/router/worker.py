@@ -112,9 +112,9 @@ class Worker:
         """What it uses now."""
         return memory_of(self._process.pid)
 
-    async def wait(self) -> int:
-        """Wait until its process has ended; return its status, negative for a signal."""
-        return await self._process.wait()
+    async def wait(self) -> None:
+        """Wait until its process has ended."""
+        await self._process.wait()
 
     def reload_keys(self) -> None:
         """Let it read its file of keys again."""
