@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,21 @@ class ApiError(Exception):
     def encode(self) -> bytes:
         """Return the error object as JSON."""
         return json.dumps(self.body()).encode()
+
+
+def renamed(error: ApiError, pattern: re.Pattern[str], names: Mapping[str, str]) -> ApiError:
+    """Return an error with other names of fields, for an API that is made of another one.
+
+    ``pattern`` finds the names, and whatever must stay as it is.
+    """
+
+    def rename(text: str) -> str:
+        return pattern.sub(lambda found: names.get(found[0], found[0]), text)
+
+    param = error.param and rename(error.param)
+    return ApiError(
+        error.status, rename(str(error)), param=param, code=error.code, headers=error.headers
+    )
 
 
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:

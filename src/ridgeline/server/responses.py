@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ridgeline.server import errors
 from ridgeline.server.errors import ApiError, validation_error
 from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.responses_protocol import (
@@ -65,14 +66,7 @@ def chat_request(asked: ResponsesRequest) -> ChatRequest:
 
 def renamed(error: ApiError) -> ApiError:
     """Return an error about a chat request with the names of this API."""
-
-    def rename(text: str) -> str:
-        return _NAME.sub(lambda found: _NAMES.get(found[0], found[0]), text)
-
-    param = error.param and rename(error.param)
-    return ApiError(
-        error.status, rename(str(error)), param=param, code=error.code, headers=error.headers
-    )
+    return errors.renamed(error, _NAME, _NAMES)
 
 
 def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:

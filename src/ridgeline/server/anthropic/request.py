@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ridgeline.server import errors
 from ridgeline.server.anthropic.protocol import (
     Conversation,
     InputMessage,
@@ -76,15 +77,7 @@ def chat_request(asked: Conversation) -> ChatRequest:
 
 def renamed(error: ApiError) -> ApiError:
     """Return an error about a chat request with the names of this API."""
-
-    def rename(text: str) -> str:
-        names = _NAMES | {"stop": "stop_sequences"}
-        return _NAME.sub(lambda found: names.get(found[0], found[0]), text)
-
-    param = error.param and rename(error.param)
-    return ApiError(
-        error.status, rename(str(error)), param=param, code=error.code, headers=error.headers
-    )
+    return errors.renamed(error, _NAME, _NAMES | {"stop": "stop_sequences"})
 
 
 def _format(form: dict[str, Any]) -> dict[str, Any]:

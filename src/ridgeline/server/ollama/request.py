@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from ridgeline.server import errors
 from ridgeline.server.errors import ApiError, validation_error
 from ridgeline.server.ollama.protocol import Asked, ChatAsked, GenerateAsked, Message, Options
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
@@ -152,11 +153,4 @@ def _answered(calls: deque[tuple[str, str]], name: str | None) -> str:
 
 def renamed(error: ApiError) -> ApiError:
     """Return an error about a request of OpenAI's with the names of this API."""
-
-    def rename(text: str) -> str:
-        return _NAME.sub(lambda found: _NAMES.get(found[0], found[0]), text)
-
-    param = error.param and rename(error.param)
-    return ApiError(
-        error.status, rename(str(error)), param=param, code=error.code, headers=error.headers
-    )
+    return errors.renamed(error, _NAME, _NAMES)
