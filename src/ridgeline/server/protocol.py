@@ -6,7 +6,7 @@ nothing and renders no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -94,18 +94,10 @@ class StreamOptions(Strict):
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
-class _Sampled(Strict):
+class _Sampled(samplers.WithSamplers):
     """The fields that both kinds of completion share."""
 
     not_yet = _NOT_YET
-
-    @classmethod
-    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
-        if name not in samplers.REFUSED:
-            return super()._drops(name, given)
-        if why := samplers.refusal(name, given):
-            raise wrong("unsupported_parameter", name, why)
-        return False
 
     model: str | None = None
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, LiteralString, NamedTuple
 
 from pydantic import Field
 
+from ridgeline.server.strict import Strict, wrong
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Sigmas = Annotated[float, Field(ge=-1, le=100)]
 Multiplier = Annotated[float, Field(ge=0, le=100)]
@@ -73,3 +75,15 @@ def refusal(name: str, given: Mapping[str, Any]) -> LiteralString | None:
     if most_off is None or isinstance(value, bool) or not isinstance(value, int | float):
         return why
     return None if value <= most_off else why
+
+
+class WithSamplers(Strict):
+    """A body, or a part of one, that has fields of samplers."""
+
+    @classmethod
+    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
+        if name not in REFUSED:
+            return super()._drops(name, given)
+        if why := refusal(name, given):
+            raise wrong("unsupported_parameter", name, why)
+        return False

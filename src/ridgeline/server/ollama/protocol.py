@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, LiteralString
 from pydantic import Field
 
 from ridgeline.server import samplers
-from ridgeline.server.strict import Strict, wrong
+from ridgeline.server.strict import Strict
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13
@@ -19,7 +19,7 @@ _MAX_TOOLS = 128
 _ONLY_TEXT: LiteralString = "is not supported: this model reads only text"
 
 
-class Options(Strict):
+class Options(samplers.WithSamplers):
     """Sampling, and hints about the machine, which cannot change an answer and are dropped.
 
     A prompt is never cut, so ``num_ctx`` changes nothing.
@@ -31,14 +31,6 @@ class Options(Strict):
         *("use_mlock", "use_mmap", "vocab_only"),
     )
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"tfs_z": (1, 1.0)}
-
-    @classmethod
-    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
-        if name not in samplers.REFUSED:
-            return super()._drops(name, given)
-        if why := samplers.refusal(name, given):
-            raise wrong("unsupported_parameter", name, why)
-        return False
 
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     num_predict: int | None = Field(None, ge=-2, lt=_INT64)  # below 0: as many as there is room for
