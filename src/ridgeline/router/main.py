@@ -14,7 +14,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.router.app import Router, new_app
 from ridgeline.router.catalogue import Catalogue
-from ridgeline.router.pool import Pool, as_variables, of_each
+from ridgeline.router.pool import Pool, as_variables
 from ridgeline.server.keys import Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter
@@ -37,7 +37,7 @@ class Running:
         self.keys, self._log = keys, log
         self.pool = Pool(
             engine,
-            as_variables(engine, of_each(options)),
+            as_variables(engine, options),
             keep_alive_s=options.keep_alive_s,
             memory_bytes=options.models_memory_bytes,
             shutdown_timeout_s=options.shutdown_timeout,

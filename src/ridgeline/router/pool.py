@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,13 @@ from ridgeline.machine import available_bytes, memory_of
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.router.worker import StartError, Worker, spare_process
 from ridgeline.server.errors import ApiError
+from ridgeline.server.options import ServeOptions
+
+_OF_ROUTER = (  # flags that are not for its models, which only it can reach
+    *("host", "port", "uds", "allowed_host", "root_path", "cors_origin", "shutdown_timeout"),
+    *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
+    *("models_dir", "models_memory", "keep_alive"),
+)
 
 
 @dataclass(eq=False)
@@ -287,35 +294,13 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
 
-def as_variables(*flags: Any) -> dict[str, str]:
-    """Return dataclasses of flags as environment variables, without what is left as it was."""
-    found = {}
-    for given in flags:
-        default = type(given)()
-        for name in given.__dataclass_fields__:
-            value = getattr(given, name)
-            if value != getattr(default, name) and value is not None:
+def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:
+    """Return the flags of each model as environment variables, without what is left as it was."""
+    found = {"RIDGELINE_SHUTDOWN_TIMEOUT": "0"}  # it is ended when its requests have
+    for given in (engine, serving):
+        for flag in fields(given):
+            value = getattr(given, flag.name)
+            if flag.name not in _OF_ROUTER and value not in (None, flag.default):
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-                found[f"RIDGELINE_{name.upper()}"] = text
+                found[f"RIDGELINE_{flag.name.upper()}"] = text
     return found
-
-
-def of_each(options: Any) -> Any:
-    """Return the flags of a router as those of each of its models, which only it can reach."""
-    return replace(
-        options,
-        host="127.0.0.1",
-        port=8000,
-        uds=None,
-        allowed_host=None,
-        root_path="",
-        ssl_certfile=None,
-        ssl_keyfile=None,
-        ssl_keyfile_password=None,
-        served_model_name=None,
-        cors_origin=None,
-        models_dir=None,
-        models_memory=None,
-        keep_alive="5m",
-        shutdown_timeout=0.0,
-    )
