@@ -179,5 +179,5 @@ def test_grammars_are_counted(served: Served) -> None:
     after = served.metrics()
     assert after[name] == before[name] + 1
     for reason in ("invalid", "too_long"):
-        key = f'ridgeline:num_grammar_refused_total{{,reason="{reason}"}}'
+        key = f'ridgeline:num_grammar_refused_total{{reason="{reason}"}}'
         assert after[key] == before[key] + 1, sorted(after)
