@@ -1,13 +1,14 @@
 // Conversations: the list, the messages, the composer. An answer goes on while another is shown.
 
-import { complete, fetchModels } from './api.js';
+import { complete } from './api.js';
+import { explain, request } from './asking.js';
 import {
-  canLeaveOut, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages, toApi, versionsOf,
+  canLeaveOut, endOf, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages, versionsOf,
 } from './conversation.js';
 import { copyButton, element, icon, iconButton } from './dom.js';
 import { render } from './markdown.js';
 import { addDelta, pretty, showCalls, showReasoning } from './parts.js';
-import { conversations, create, isBlocked, onOtherTab, remove, save, settings } from './store.js';
+import { conversations, create, isBlocked, onOtherTab, remove, save } from './store.js';
 
 const IDEAS = [
   'Explain in three sentences how a rainbow forms.',
@@ -16,7 +17,6 @@ const IDEAS = [
 ];
 const SAVE_MS = 2000; // how often an answer is kept while it grows
 const at = (id) => document.getElementById(id);
-const number = (value) => Math.round(value).toLocaleString('en');
 const running = new Map(); // conversation -> {controller, message, savedAt}
 let open = null;
 let hasRoom = true; // to keep conversations in this browser
@@ -76,6 +76,7 @@ function drop(conversation) {
 
 function show(conversation) {
   open = conversation;
+  showHint();
   at('messages').replaceChildren();
   showMessages();
   showHead();
@@ -103,7 +104,7 @@ function showHead() {
   at('send').title = busy ? 'Stop (Escape)' : 'Send (Enter)';
 }
 
-/** Show a message; all versions of an answer share an element, which stays while it grows. */
+/** Show a message; all its versions share an element, which stays while an answer grows. */
 function showMessage(message) {
   const key = keyOf(message);
   let article = [...at('messages').children].find((child) => child.key === key);
@@ -122,7 +123,7 @@ function showMessage(message) {
     showReasoning(thoughts, message, isGrowing);
     const canSend = message === shownMessages(open).at(-1) && !running.has(open);
     showCalls(calls, message, canSend ? () => sendResults() : null);
-  } else if (body.textContent !== message.content) body.textContent = message.content;
+  } else if (!body.isEdited && body.textContent !== message.content) body.textContent = message.content;
   body.classList.toggle('growing', isGrowing);
   footer.replaceChildren(...(isGrowing ? [] : footerOf(message)));
   note.replaceChildren(...(message.id === open.sentFrom ? leftOutNote() : []));
@@ -136,9 +137,12 @@ const leftOutNote = () => [
 
 function footerOf(message) {
   const parts = message.content ? [copyButton(() => message.content)] : [];
-  if (message.role !== 'assistant') return parts;
+  if (message.role !== 'assistant') {
+    if (!running.has(open)) parts.push(iconButton('rename', 'Edit', () => edit(message)));
+    return [...parts, ...versionSteps(message)];
+  }
   const isLast = message === shownMessages(open).at(-1);
-  if (isLast && !running.has(open)) parts.push(iconButton('again', 'Answer again', () => again()));
+  if (!running.has(open)) parts.push(iconButton('again', 'Answer again', () => answer(open, message)));
   parts.push(...versionSteps(message), element('span', { className: 'facts' }, factsOf(message).join('  ·  ')));
   const { error, isTooLong } = failedAgain?.id === message.id ? failedAgain : message;
   if (error) parts.push(element('span', { className: 'problem', role: 'alert' }, error));
@@ -148,20 +152,21 @@ function footerOf(message) {
   return parts;
 }
 
-/** Return buttons that step through the versions of an answer, if there are several. */
+/** Return buttons that step through the versions of a message, if there are several. */
 function versionSteps(message) {
   const versions = versionsOf(open, message);
   const i = versions.indexOf(message);
-  if (versions.length < 2) return [];
-  const step = (name, label, other) => {
-    const button = iconButton(name, label, () => choose(other, label));
+  if (versions.length < 2 || running.has(open)) return [];
+  const name = message.role === 'user' ? 'question' : 'answer';
+  const step = (picture, label, other) => {
+    const button = iconButton(picture, label, () => choose(other, label));
     button.disabled = !other;
     return button;
   };
   return [
-    step('earlier', 'Earlier answer', versions[i - 1]),
+    step('earlier', `Earlier ${name}`, versions[i - 1]),
     element('span', { className: 'version' }, `${i + 1} / ${versions.length}`),
-    step('later', 'Later answer', versions[i + 1]),
+    step('later', `Later ${name}`, versions[i + 1]),
   ];
 }
 
@@ -170,6 +175,33 @@ function choose(message, label) {
   keep(open);
   showMessages();
   showMessage(message).querySelector(`[title="${label}"]`).focus();
+}
+
+/** Let a question be written anew in its place. */
+function edit(message) {
+  const article = showMessage(message);
+  const body = article.querySelector('.body');
+  const field = element('textarea', { value: message.content, 'aria-label': 'Question' });
+  const finish = (text) => {
+    body.isEdited = false;
+    article.classList.remove('edited');
+    body.textContent = message.content;
+    if (text && text !== message.content) askAgain(message, text);
+    article.querySelector('[title="Edit"]')?.focus();
+  };
+  field.onkeydown = (event) => {
+    if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      finish(field.value.trim());
+    } else if (event.key === 'Escape') finish(null);
+  };
+  const button = (label, onclick) => element('button', { type: 'button', className: 'action', onclick }, label);
+  const choices = element('div', {}, button('Cancel', () => finish(null)), button('Send', () => finish(field.value.trim())));
+  body.isEdited = true;
+  article.classList.add('edited');
+  body.replaceChildren(field, choices);
+  field.style.height = `${field.scrollHeight + 2}px`;
+  field.focus();
 }
 
 function factsOf({ usage, timings, reason, error }) {
@@ -207,31 +239,17 @@ function refresh() {
 
 // --- asking ----------------------------------------------------------------------------------
 
-function request(messages) {
-  const body = { messages: messages.flatMap(toApi) };
-  if (settings.model) body.model = settings.model;
-  if (settings.tools) body.tools = JSON.parse(settings.tools);
-  if (settings.schema) {
-    const schema = JSON.parse(settings.schema);
-    body.response_format = { type: 'json_schema', json_schema: { name: 'answer', schema } };
-  }
-  if (settings.system) body.messages.unshift({ role: 'system', content: settings.system });
-  for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
-    if (typeof settings[name] === 'number') body[name] = settings[name];
-  }
-  return body;
-}
-
-/** Answer the last question; `old` is its answer so far, if any. Returns what went wrong, or null. */
-async function answer(conversation, old) {
-  const body = request(sentMessages(conversation).filter((message) => message !== old));
+/** Answer the last question, or that of the answer `old` again. Returns what went wrong, or null. */
+async function answer(conversation, old = null) {
+  const body = request(conversation.settings, sentMessages(conversation, old));
   const isVersion = Boolean(old?.content || old?.calls);
-  const message = newMessage('assistant', '', isVersion ? { versionOf: keyOf(old), chosenAt: Date.now() } : {});
+  const parent = old ? old.parent : endOf(conversation);
+  const message = newMessage('assistant', '', parent, isVersion ? { chosenAt: Date.now() } : {});
   if (old && !isVersion) { // it has no text: nothing to keep
     message.id = old.id;
     conversation.messages.splice(conversation.messages.indexOf(old), 1, message);
   } else conversation.messages.push(message);
-  if (settings.schema) message.isJson = true;
+  if (conversation.settings.schema) message.isJson = true;
   failedAgain = null;
   const controller = new AbortController();
   running.set(conversation, { controller, message, savedAt: Date.now() });
@@ -271,28 +289,6 @@ function showChange(conversation) {
   showHead();
 }
 
-const ADVICE = { // by an error's code
-  unreachable: 'The server cannot be reached. Check that it runs, then choose “Answer again”.',
-  lost: 'The connection to the server was lost before the answer was complete. Check that the server runs, then choose “Answer again”.',
-};
-
-/** Return {error, isTooLong}: what went wrong, what can be done, and whether sending less can help. */
-async function explain({ message, code }, conversation) {
-  const models = code === 'context_length_exceeded' ? await fetchModels().catch(() => []) : [];
-  const model = models.find((one) => one.id === settings.model) ?? models[0];
-  return model ? tooLong(conversation, model) : { error: ADVICE[code] ?? message };
-}
-
-function tooLong(conversation, model) {
-  const most = model.max_model_len;
-  const limit = `the model takes ${number(most)} tokens (about ${number(0.75 * most)} words), question and answer together`;
-  if (settings.max_tokens >= most) {
-    return { error: `“Max tokens” asks for an answer of ${number(settings.max_tokens)} tokens, but ${limit}. Choose fewer in the settings.` };
-  }
-  if (canLeaveOut(conversation)) return { error: `This conversation has become too long: ${limit}.`, isTooLong: true };
-  return { error: `This message is too long: ${limit}. Send a shorter one, or choose fewer “Max tokens” in the settings.` };
-}
-
 /** Change the messages; stay at their end, if that is where the reader is. */
 function atBottom(change) {
   const scroll = at('scroll');
@@ -303,7 +299,7 @@ function atBottom(change) {
 
 function ask(text) {
   const conversation = open;
-  conversation.messages.push(newMessage('user', text));
+  conversation.messages.push(newMessage('user', text, endOf(conversation)));
   if (!conversation.title) {
     const title = text.split('\n')[0].replace(/^(.{59}).{2,}$/, '$1…');
     Object.assign(conversation, { title, changedAt: Date.now() });
@@ -319,8 +315,11 @@ function sendResults() {
   return answer(open);
 }
 
-function again() {
-  return answer(open, shownMessages(open).at(-1));
+/** Ask a question in other words; the old one stays, with all that followed it. */
+function askAgain(question, text) {
+  open.messages.push(newMessage('user', text, question.parent, { chosenAt: Date.now() }));
+  keep(open);
+  answer(open);
 }
 
 /** Answer with ever fewer messages sent, until they fit. */
@@ -357,11 +356,23 @@ function grow() {
   field.style.height = `${field.scrollHeight + border}px`;
 }
 
-export function showHint() {
+/** Change the settings of the conversation that is shown. */
+export function keepSettings(settings) {
+  Object.assign(open, { settings, changedAt: Date.now() });
+  keep(open);
+}
+
+export const settingsOfOpen = () => open.settings;
+
+/** Show conversations that were added. */
+export const showAdded = () => show(conversations[0]);
+
+function showHint() {
   const parts = [];
   if (isBlocked) parts.push('Storage is blocked: nothing is kept after this page closes.');
   else if (!hasRoom) parts.push('This browser has no room to keep more.');
   at('hint').classList.toggle('problem', isBlocked || !hasRoom);
+  const { settings } = open;
   if (settings.system) parts.push('system prompt set');
   if (settings.tools) parts.push('tools set');
   if (settings.schema) parts.push('JSON schema set');
@@ -388,6 +399,5 @@ export function start() {
   };
   at('ideas').replaceChildren(...IDEAS.map((idea) => element('button', { type: 'button', onclick: () => ask(idea) }, idea)));
   onOtherTab(refresh);
-  showHint();
   show(conversations[0] ?? create());
 }

@@ -1,38 +1,59 @@
-// Conversations as data: versions of an answer, what is sent to the model, and how two copies merge.
+// Conversations as data: a tree of messages, what of it is sent to the model, and how two copies merge.
 // Pure: knows nothing of the page, the browser's storage or the server.
 //
-// A conversation has id, title, sentFrom (the id of the first message that is sent, null for all),
-// changedAt and messages. A message has id, changedAt, role and content; an answer may also have
-// versionOf (the id of the first answer to the same question) and chosenAt, reasoning, calls of tools
-// (id, name, arguments, result), isJson, and how it ended: usage, timings, reason, error, isTooLong.
-// Times are in milliseconds.
+// A conversation has id, title, settings, sentFrom (the id of the first message that is sent, null for
+// all), changedAt and messages. A message has id, parent (the id of the message it follows, null for
+// the first), changedAt, role and content. Messages of one role with one parent are versions of one
+// another: a question that was edited, an answer that was given again. A version has chosenAt. An
+// answer may also have reasoning, calls of tools (id, name, arguments, result), isJson, and how it
+// ended: usage, timings, reason, error, isTooLong. Times are in milliseconds.
 
 export const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
 
-export function newMessage(role, content, more = {}) {
-  return { id: newId(), changedAt: Date.now(), role, content, ...more };
+export function newMessage(role, content, parent, more = {}) {
+  return { id: newId(), parent, changedAt: Date.now(), role, content, ...more };
 }
 
-/** The same for all versions of an answer. */
-export const keyOf = (message) => message.versionOf ?? message.id;
+const key = (parent, role) => `${role} ${parent}`;
+
+/** The same for all versions of a message. */
+export const keyOf = (message) => key(message.parent, message.role);
 
 /** Return all versions of a message, the oldest first. */
 export const versionsOf = (conversation, message) => (
   conversation.messages.filter((one) => keyOf(one) === keyOf(message)));
 
-/** Return the messages to show: of an answer's versions the one chosen last. */
+/** Return the messages to show, the first one first: of versions the one chosen last. */
 export function shownMessages(conversation) {
-  const shown = new Map();
+  const chosen = new Map();
   for (const message of conversation.messages) {
-    const other = shown.get(keyOf(message));
-    if (!other || (message.chosenAt ?? 0) >= (other.chosenAt ?? 0)) shown.set(keyOf(message), message);
+    const other = chosen.get(keyOf(message));
+    if (!other || (message.chosenAt ?? 0) >= (other.chosenAt ?? 0)) chosen.set(keyOf(message), message);
   }
-  return [...shown.values()];
+  const after = (parent, ...roles) => roles.map((role) => chosen.get(key(parent, role))).find(Boolean);
+  const shown = [];
+  let message = after(null, 'user', 'assistant');
+  while (message) {
+    shown.push(message);
+    const isQuestion = message.role === 'user';
+    // Another tab may have asked more before this answer began: that question follows the answer.
+    message = isQuestion ? after(message.id, 'assistant', 'user')
+      : after(message.id, 'user', 'assistant') ?? after(message.parent, 'user');
+  }
+  return shown;
 }
 
-/** Return the messages to send: those shown, without the ones that were left out or are empty. */
-export function sentMessages(conversation) {
-  const shown = shownMessages(conversation);
+/** Return the id of the message that the next one follows. */
+export const endOf = (conversation) => shownMessages(conversation).at(-1)?.id ?? null;
+
+/** Return a message with its place in the tree; one without follows the message before it in the list. */
+export const placed = (message, i, messages) => (
+  { id: String(i), parent: i ? messages[i - 1].id ?? String(i - 1) : null, changedAt: 0, ...message });
+
+/** Return the messages to send up to `end`, a message or null for all: those shown, without the ones that were left out or are empty. */
+export function sentMessages(conversation, end = null) {
+  const all = shownMessages(conversation);
+  const shown = end ? all.slice(0, all.findIndex((message) => keyOf(message) === keyOf(end))) : all;
   const first = shown.findIndex((message) => message.id === conversation.sentFrom);
   return shown.slice(Math.max(first, 0)).filter((message) => message.content || message.calls);
 }
@@ -71,12 +92,7 @@ export function merge(own, stored) {
     const chosenAt = Math.max(message.chosenAt ?? 0, other.chosenAt ?? 0); // any tab may choose
     return chosenAt ? Object.assign(newer, { chosenAt }) : newer;
   });
-  const placeOf = (id) => messages.findIndex((message) => message.id === id);
-  own.messages.forEach((message, i) => {
-    if (placeOf(message.id) >= 0) return;
-    // An answer stays behind its question; a new question goes to the end.
-    const before = message.role === 'assistant' ? placeOf(own.messages[i - 1]?.id) : -1;
-    messages.splice(before < 0 ? messages.length : before + 1, 0, message);
-  });
+  const names = new Set(stored.messages.map((message) => message.id));
+  messages.push(...own.messages.filter((message) => !names.has(message.id)));
   return { ...(own.changedAt >= stored.changedAt ? own : stored), messages };
 }

@@ -1,10 +1,11 @@
-// The page: which of its parts a narrow screen shows, the model's name, the settings.
+// The page: which of its parts a narrow screen shows, the model's name, the settings, export and import.
 
 import { fetchModels } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
 import { problemOf } from './parts.js';
 import { saveSettings, settings } from './store.js';
+import { exportAll, importFile } from './transfer.js';
 
 const at = (id) => document.getElementById(id);
 
@@ -19,10 +20,11 @@ function showTabs() {
 function openSettings() {
   const dialog = at('tune-dialog');
   for (const field of dialog.querySelectorAll('[name]')) {
-    field.value = settings[field.name] ?? '';
+    field.value = chat.settingsOfOpen()[field.name] ?? '';
     check(field);
     field.oninput = () => check(field);
   }
+  at('tune-default').checked = false;
   dialog.returnValue = '';
   dialog.showModal();
 }
@@ -38,13 +40,27 @@ function check(field) {
 /** Take over what was entered; Done has checked it, Escape discards it. */
 function keepSettings() {
   if (at('tune-dialog').returnValue !== 'ok') return;
+  const chosen = {};
   for (const field of at('tune-dialog').querySelectorAll('[name]')) {
     const isNumber = field.type === 'number';
     const value = isNumber ? field.valueAsNumber : field.value.trim();
-    settings[field.name] = Number.isNaN(value) ? null : value;
+    chosen[field.name] = Number.isNaN(value) ? null : value;
   }
+  chat.keepSettings(chosen);
+  if (!at('tune-default').checked) return;
+  Object.assign(settings, chosen);
   saveSettings();
-  chat.showHint();
+}
+
+/** Add the conversations of a file, and say what came of it. */
+async function importChosen() {
+  const [file] = at('import-file').files;
+  at('import-file').value = ''; // so that the same file can be chosen again
+  if (!file) return;
+  const { message, isDone } = await importFile(file);
+  at('transfer-note').textContent = message;
+  at('transfer-note').classList.toggle('problem', !isDone);
+  if (isDone) chat.showAdded();
 }
 
 /** Show the name of the model, or the choice of models; keep the one that was chosen before. */
@@ -75,6 +91,9 @@ new MutationObserver(showTabs).observe(document.body, { attributeFilter: ['data-
 showTabs();
 at('tune-button').onclick = openSettings;
 at('tune-dialog').onclose = keepSettings;
+at('export').onclick = exportAll;
+at('import').onclick = () => at('import-file').click();
+at('import-file').onchange = importChosen;
 chat.start();
 at('models').onchange = chooseModel;
 await showModels();

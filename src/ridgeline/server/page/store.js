@@ -1,7 +1,7 @@
 // Conversations and settings, kept in this browser: one entry for each conversation. Another tab may
 // write the same entries, so each write merges with what is there. Knows nothing of the page.
 
-import { merge, newId } from './conversation.js';
+import { merge, newId, placed } from './conversation.js';
 
 const PREFIX = 'ridgeline.conversation.';
 const SETTINGS = 'ridgeline.settings';
@@ -35,12 +35,23 @@ function storedNames() {
 
 const isMessage = (one) => typeof one?.content === 'string' && typeof one.role === 'string';
 
-function readConversation(id) {
-  const found = read(PREFIX + id);
+const fresh = (id) => {
+  const { model, ...own } = settings;
+  return { id, title: '', settings: own, sentFrom: null, changedAt: 0, messages: [] };
+};
+
+/** Return what was kept or exported as a conversation; null if it is none. */
+export function toConversation(found, id) {
   if (!Array.isArray(found?.messages) || !found.messages.every(isMessage)) return null;
-  const messages = found.messages.map((message, i) => ({ id: String(i), changedAt: 0, ...message }));
-  return { title: '', sentFrom: null, changedAt: 0, ...found, id, messages };
+  const messages = found.messages.map(placed);
+  const areUnique = new Set(messages.map((message) => message.id)).size === messages.length;
+  return areUnique ? { ...fresh(id), ...found, id, messages } : null;
 }
+
+const readConversation = (id) => toConversation(read(PREFIX + id), id);
+
+/** Of the page: the model, and the settings that a new conversation begins with. */
+export const settings = { system: '', max_tokens: 1024, ...read(SETTINGS) };
 
 const names = storedNames();
 
@@ -55,8 +66,6 @@ export const conversations = (names ?? [])
 const sort = () => conversations.sort((one, other) => (one.id < other.id ? 1 : -1));
 sort();
 
-export const settings = { system: '', max_tokens: 1024, ...read(SETTINGS) };
-
 export const saveSettings = () => write(SETTINGS, settings);
 
 /** Add what other tabs wrote, then write; return whether that worked. */
@@ -69,9 +78,19 @@ export function save(conversation) {
 
 /** Add a conversation; it is not kept before it is saved. */
 export function create() {
-  const conversation = { id: newId(), title: '', sentFrom: null, changedAt: 0, messages: [] };
+  const conversation = fresh(newId());
   conversations.unshift(conversation);
   return conversation;
+}
+
+/** Add conversations that were exported; what is here of the same ones stays. Return whether there was room. */
+export function add(imported) {
+  const isKept = imported.map((conversation) => {
+    const hasRoom = save(conversation);
+    adopt(conversation.id, conversation);
+    return hasRoom;
+  });
+  return isKept.every(Boolean);
 }
 
 export function remove(conversation) {
@@ -89,8 +108,7 @@ export function onOtherTab(changed) {
   });
 }
 
-function adopt(id) {
-  const stored = readConversation(id);
+function adopt(id, stored = readConversation(id)) {
   const own = conversations.find((conversation) => conversation.id === id);
   if (own && stored) Object.assign(own, merge(own, stored));
   else if (own) conversations.splice(conversations.indexOf(own), 1);
