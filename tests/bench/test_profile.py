@@ -210,6 +210,16 @@ def test_work_is_set_against_the_roof_of_what_it_multiplies(
     assert tuple(found[kind].form for kind in ("linears", "head", "attention")) == forms
 
 
+def test_guesses_are_counted_apart_from_what_lasts(path: Path) -> None:
+    config = {"method": "lookahead", "num_speculative_tokens": 4, "always": True}
+    with LLM(path, kv_cache_memory="1MiB", threads=2, speculative_config=config) as llm:
+        assert isinstance(llm.runner, CpuRunner)
+        phase = measured(llm, llm.runner.profile(), Shape("single", 1, 20, 100), False)
+    assert 0 <= phase.num_accepted_tokens < phase.num_draft_tokens
+    assert phase.num_lasting_tokens == 99
+    assert phase.num_tokens == 99 + phase.num_draft_tokens - phase.num_accepted_tokens
+
+
 # --- what is printed and drawn -----------------------------------------------------------------
 
 

@@ -34,15 +34,26 @@ _PREFILL_REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Steps of one shape: seconds and traffic by kind. The seconds add up to ``span_s``."""
+    """Steps of one shape: seconds and traffic by kind. The seconds add up to ``span_s``.
+
+    Of ``num_tokens`` rows ``num_draft_tokens`` were guesses; of these ``num_accepted_tokens`` were
+    right and were kept.
+    """
 
     shape: Shape
     is_prefill: bool
     num_steps: int
     num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     span_s: float
     seconds: dict[str, float]
     traffic: dict[str, Traffic]
+
+    @property
+    def num_lasting_tokens(self) -> int:
+        """Rows without wrong guesses."""
+        return self.num_tokens - self.num_draft_tokens + self.num_accepted_tokens
 
     @property
     def title(self) -> str:
@@ -114,6 +125,8 @@ def measure_phase(
         is_prefill,
         sum(part.num_steps for part in parts),
         sum(part.num_tokens for part in parts),
+        sum(part.num_draft_tokens for part in parts),
+        sum(part.num_accepted_tokens for part in parts),
         sum(part.span_s for part in parts),
         {kind: sum(part.seconds[kind] for part in parts) for kind in first.seconds},
         {
@@ -176,7 +189,20 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
         for kind, one in llm.runner.traffic(step).items():
             traffic[kind] = traffic[kind] + one if kind in traffic else one
     num_tokens = sum(n for step in steps for _, _, n in step.work)
-    return Phase(shape, is_prefill, len(steps), num_tokens, span_s, seconds, traffic)
+    guesses = _guesses(steps)
+    return Phase(shape, is_prefill, len(steps), num_tokens, *guesses, span_s, seconds, traffic)
+
+
+def _guesses(steps: Sequence[StepRecord]) -> tuple[int, int]:
+    """Return how many rows were guesses, and how many of these were right."""
+    num_drafts = num_right = 0
+    for step in steps:
+        drafts = dict(step.drafts)
+        for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=True):
+            if seq_id in drafts:
+                num_drafts += len(drafts[seq_id])
+                num_right += len(tokens) - 1
+    return num_drafts, num_right
 
 
 def _detokenise_s(
@@ -201,7 +227,7 @@ def _print(phases: Sequence[Phase], roof: Roof) -> None:
         table.add_column(name, justify="right")
     for phase in phases:
         step_ms = 1e3 * phase.span_s / phase.num_steps
-        rate = phase.num_tokens / phase.span_s
+        rate = phase.num_lasting_tokens / phase.span_s
         table.add_row(
             phase.title, f"{step_ms:,.2f}", "100.0 %", "", f"{rate:,.0f} tok/s", style="bold"
         )
@@ -216,6 +242,16 @@ def _print(phases: Sequence[Phase], roof: Roof) -> None:
                     if facts
                     else []
                 ),
+            )
+        if phase.num_draft_tokens:
+            kept = phase.num_accepted_tokens / phase.num_draft_tokens
+            share = phase.num_draft_tokens / phase.num_tokens
+            table.add_row(
+                "  rows that were guesses",
+                "",
+                f"{100 * share:.1f} %",
+                "",
+                f"{100 * kept:.0f} % kept",
             )
         table.add_section()
     rates = roof.all_threads
@@ -265,7 +301,12 @@ def _facts(llm: LLM, phases: Sequence[Phase], roof: Roof) -> dict[str, object]:
                 {n: float(f"{v:.3g}") for n, v in zip(names, found, strict=True)} if found else {}
             )
             kinds[kind] = {"share": round(seconds / phase.span_s, 4)} | rates
-        return {"step_ms": round(1e3 * phase.span_s / phase.num_steps, 3), "kinds": kinds}
+        return {
+            "step_ms": round(1e3 * phase.span_s / phase.num_steps, 3),
+            "num_draft_tokens": phase.num_draft_tokens,
+            "num_accepted_tokens": phase.num_accepted_tokens,
+            "kinds": kinds,
+        }
 
     return {
         "model": llm.path.name,
