@@ -1,0 +1,138 @@
+"""Does ``bench serve`` see what another load generator sees? The same server and load, in turn.
+
+    python -m peers.agreement GUIDELLM [--model smollm2] [--rounds 7] [--streams 4]
+
+GUIDELLM is the program of guidellm 0.8, installed in an environment of its own. In each round both
+send the same number of prompts, as many at once, and ask for answers of one length; no prompt comes
+twice, so that the prefix cache helps neither. The server has one thread, which leaves a core to the
+client. The medians of all rounds and the ratio within each round are printed as a table; the last
+line on standard output is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.overhead import server
+
+_WORDS = ("time", "person", "year", "way", "day", "thing", "man", "world", "life", "hand", "river")
+_PROMPT_WORDS, _NEW_TOKENS = 100, 64
+_RIDGELINE = str(Path(sys.executable).with_name("ridgeline"))
+# What is compared, by bench serve's name. guidellm counts the first token in time_per_output_token
+# and leaves it out of inter_token_latency, the mean over the tokens of all answers.
+FIGURES = ("ttft_from_send", "tpot_excl_first", "tpot_incl_first", "e2e", "output_tokens_per_s")
+
+
+def prompts_file(path: Path, count: int, rng: random.Random) -> Path:
+    """Write prompts that no cache has seen, in a form that both programs read."""
+    with path.open("w") as file:
+        for _ in range(count):
+            text = " ".join(rng.choices(_WORDS, k=_PROMPT_WORDS))
+            print(json.dumps({"prompt": text, "output_tokens_count": _NEW_TOKENS}), file=file)
+    return path
+
+
+def ours(url: str, model: str, prompts: Path, count: int, streams: int) -> dict[str, float]:
+    """Return the figures of ``ridgeline bench serve``: means, in ms or tokens per second."""
+    command = [_RIDGELINE, "bench", "serve", "--base-url", url, "--model", model]
+    command += ["--prompts", str(prompts), "--num-prompts", str(count), "--ignore-eos"]
+    command += ["--max-concurrency", str(streams), "--max-tokens", str(_NEW_TOKENS)]
+    command += ["--num-warmups", "0"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["num_successful"] != count:
+        raise SystemExit(f"bench serve: {found['failures']}")
+    of = {name: found[name] for name in FIGURES}
+    return {name: one["mean_ms"] if isinstance(one, dict) else one for name, one in of.items()}
+
+
+def theirs(
+    program: Path, url: str, model: str, prompts: Path, streams: int, folder: Path
+) -> dict[str, float]:
+    """Return the same figures of guidellm."""
+    command = [str(program), "run", "--disable-progress"]
+    command += ["--backend", f"kind=openai_http,target={url},model={model}"]
+    command += ["--profile", f"kind=concurrent,streams={streams}"]
+    command += ["--data", f"kind=json_file,path={prompts}"]
+    count = len(prompts.read_text().splitlines())
+    command += ["--constraint", f"kind=max_requests,count={count}"]
+    command += ["--tokenizer", f"kind=huggingface_auto,model={folder / 'tokenizer'}"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True)
+    found = json.loads((folder / "benchmarks.json").read_text())["benchmarks"][0]["metrics"]
+    if found["request_totals"]["successful"] != count:
+        raise SystemExit(f"guidellm: {found['request_totals']}")
+    return {
+        "ttft_from_send": found["time_to_first_token_ms"]["successful"]["mean"],
+        "tpot_excl_first": found["inter_token_latency_ms"]["successful"]["mean"],
+        "tpot_incl_first": found["time_per_output_token_ms"]["successful"]["mean"],
+        "e2e": 1e3 * found["request_latency"]["successful"]["mean"],
+        "output_tokens_per_s": found["output_tokens_per_second"]["successful"]["mean"],
+    }
+
+
+def summarise(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return for each figure both medians, and the median, least and greatest ratio of a round."""
+    table = {}
+    for name in FIGURES:
+        ratios = [one["ours"][name] / one["theirs"][name] for one in rounds]
+        table[name] = {
+            "ours": statistics.median(one["ours"][name] for one in rounds),
+            "theirs": statistics.median(one["theirs"][name] for one in rounds),
+            "ratio": statistics.median(ratios),
+            "min": min(ratios),
+            "max": max(ratios),
+        }
+    return table
+
+
+def main() -> None:
+    """Run the rounds; print a table, then JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("guidellm", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--num-prompts", type=int, default=48)
+    flags = parser.parse_args()
+    rng, rounds = random.Random(), []
+    with tempfile.TemporaryDirectory() as name, server(flags.model, "--threads", "1") as port:
+        folder, url = Path(name), f"http://127.0.0.1:{port}"
+        export = [_RIDGELINE, "export", "tokenizer", flags.model, str(folder / "tokenizer")]
+        subprocess.run(export, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for number in range(flags.rounds):
+            files = [prompts_file(folder / f"{i}.jsonl", flags.num_prompts, rng) for i in range(2)]
+            found: dict[str, dict[str, float]] = {}
+            for who in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
+                if who == "ours":
+                    found[who] = ours(url, flags.model, files[0], flags.num_prompts, flags.streams)
+                else:
+                    program = flags.guidellm.absolute()
+                    found[who] = theirs(program, url, flags.model, files[1], flags.streams, folder)
+            rounds.append(found)
+            print(f"round {number + 1} of {flags.rounds}: {_line(found)}", file=sys.stderr)
+    table = summarise(rounds)
+    print("| mean of | bench serve | guidellm | ratio (least to greatest of a round) |")
+    print("|---|---|---|---|")
+    for name, row in table.items():
+        spread = f"{row['ratio']:.3f} ({row['min']:.3f} to {row['max']:.3f})"
+        print(f"| {name} | {row['ours']:.1f} | {row['theirs']:.1f} | {spread} |")
+    print(json.dumps({"rounds": rounds, "table": table}))
+
+
+def _line(found: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{n} {found['ours'][n] / found['theirs'][n]:.3f}" for n in FIGURES)
+
+
+if __name__ == "__main__":
+    main()
