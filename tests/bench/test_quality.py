@@ -243,7 +243,8 @@ def test_the_command_prints_a_table_and_one_json_document(tmp_path: Path) -> Non
     arguments = ["smollm2", "--text", str(text), "--tokens", "40", "--max-model-len", "16"]
     done = bench_quality(*arguments, "--backend", "reference")
     assert done.returncode == 0
-    assert done.stderr == ""
+    # On a busy machine loading takes so long that it says how far it is.
+    assert [line for line in done.stderr.splitlines() if not line.startswith("Loading ")] == []
     *table, last = done.stdout.splitlines()
     assert table[0].startswith("own.txt: ")
     assert "mean KL" in table[0]
