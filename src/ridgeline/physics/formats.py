@@ -153,7 +153,9 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     method = str(quantised.get("quant_method", "")).lower()
     try:
         linear = _of_method(method, quantised)
-    except (TypeError, KeyError, IndexError, StopIteration, AttributeError) as error:
+        if linear is not None and not (0 < linear.bits <= 32 and linear.group < 1 << 31):
+            raise ValueError(f"{linear.bits} bits in groups of {linear.group}")
+    except (TypeError, KeyError, IndexError, StopIteration, AttributeError, ValueError) as error:
         raise ValueError(f"{where}: quantization_config is damaged: {error!r}") from error
     if linear is None:
         raise ValueError(
