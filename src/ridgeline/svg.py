@@ -47,6 +47,14 @@ def circle(x: float, y: float, colour: str) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{colour}" stroke="#fff"/>'
 
 
+def box(x: float, y: float, width: float, height: float, colour: str, title: str) -> str:
+    """Return a filled box; ``title`` is shown where a pointer rests on it."""
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'fill="{colour}"><title>{escape(title)}</title></rect>'
+    )
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """Return 1, 2, 5, 10, 20, ... between two numbers; only powers of ten if they are many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
