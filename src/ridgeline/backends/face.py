@@ -120,6 +120,9 @@ class Backend(Protocol):
     def footprint(self, arch: ModelArch, setup: Setup) -> Footprint:
         """Return how much memory a setup takes."""
 
+    def packed_bytes(self, checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+        """Return the bytes of the weights as it would hold them, by part; none is read."""
+
     def new_runner(
         self, checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings
     ) -> BackendRunner:

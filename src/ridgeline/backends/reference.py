@@ -13,7 +13,7 @@ positions of context, H query heads, K key/value heads, G = H / K, D channels of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -301,6 +301,11 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
     return Footprint(weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4))
+
+
+def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+    """Return the bytes of the weights as this backend holds them: all in f32."""
+    return {"all": weight_bytes(checkpoint.arch, 4)}
 
 
 def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:

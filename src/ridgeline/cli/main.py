@@ -32,6 +32,7 @@ from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli import models, settings
 from ridgeline.cli.doctor import report
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
 from ridgeline.cli.stdin import as_text, with_stdin
@@ -69,6 +70,7 @@ app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("config")(settings.config)
 app.command("ps")(ps)
+app.command("plan")(plan_command)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 

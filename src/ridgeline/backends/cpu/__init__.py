@@ -9,11 +9,13 @@ differs between processors), ``gemm``, ``rows``, ``attention``, ``argmax``, ``dr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.load import footprint as _footprint
+from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.face import Footprint, Setup, Surroundings
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Rates", "Roof", "check", "describe", "footprint", "measure_read", "measure_roof", "new_runner",
+    "packed_bytes",
 ]  # fmt: skip
 
 
@@ -64,6 +67,11 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
             setup.max_num_seqs,
         )
     )
+
+
+def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+    """Return the bytes of the weights as this backend holds them, by part; none is read."""
+    return _packed_bytes(checkpoint, setup.dtype, setup.kv_cache_dtype)
 
 
 def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> CpuRunner:

@@ -111,7 +111,7 @@ def footprint(
     sizes = model_sizes(arch, dtype, cache_dtype)
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
-    embedding = arch.vocab_size * sizes.hidden * np.dtype(_embedding_type(dtype)).itemsize
+    embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     per_row = sizes.hidden * 10 + sizes.heads.query_bytes
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
@@ -204,7 +204,7 @@ def _pack_all(
             matrix(prefix + name, *places.get(name, (None, None)))
     arrays["norm"] = Packed("", vector("norm", sizes.hidden))
     head = "embed" if arch.tied_embeddings else "head"
-    matrix(head, dtype=_head_dtype(dtype, checkpoint.tensors[head].dtype))
+    matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
     arrays["head"] = arrays.pop(head)
     if arrays["head"].kind == "w8" and (found := proxy(Matrix(*arrays["head"]))):
         arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
@@ -261,19 +261,19 @@ def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.f
     """Return the embedding by rows."""
     tensor = checkpoint.tensors["embed"]
     shape = (tensor.shape[0], sizes.hidden)
-    out: NDArray[np.floating] = aligned(shape, _embedding_type(dtype))
+    out: NDArray[np.floating] = aligned(shape, embedding_type(dtype))
     for low in range(0, tensor.shape[0], 8192):
         part = tensor.rows(slice(low, low + 8192)).to_f32()
         out[low : low + len(part), : part.shape[1]] = part
     return out
 
 
-def _embedding_type(dtype: str) -> type[np.floating]:
+def embedding_type(dtype: str) -> type[np.floating]:
     """Half precision, if weights are quantised anyway."""
     return np.float32 if dtype in ("f32", "bf16") else np.float16
 
 
-def _head_dtype(dtype: str, file_dtype: str) -> str:
+def head_dtype(dtype: str, file_dtype: str) -> str:
     """The output head matters most for accuracy: never 4 bits if the file has more.
 
     6 bits are widened: few rows read hardly any of it but its proxy, and for more the products
