@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.load.client import Target, drive
-from ridgeline.bench.load.plan import Planned
+from ridgeline.bench.load.asking import Target
+from ridgeline.bench.load.client import drive
 from ridgeline.bench.load.stats import Outcome, summarise, warnings
+from ridgeline.simulator.workload import Planned
 from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage
 
 SLACK_S = 0.25  # a busy machine; only upper bounds need it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -15,6 +15,8 @@ _AS_TYPED = {
     "kv_cache_memory": str | None,
     "speculative_config": str | None,
     "trace": Path | None,
+    "trace_file": Path | None,
+    "prompts": Path | None,
 }
 
 
@@ -31,7 +33,7 @@ def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Ca
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
                 annotation=Annotated[kinds[field.name], _flag(field)],
             )
             for field in fields(kind)
@@ -55,5 +57,4 @@ def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Ca
 
 
 def _flag(field: Field[Any]) -> Any:
-    from_environment = "RIDGELINE_API_KEY" if field.name == "api_key" else None
-    return typer.Option(help=field.metadata["help"], envvar=from_environment)
+    return typer.Option(help=field.metadata["help"], envvar=field.metadata.get("envvar"))

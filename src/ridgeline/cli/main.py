@@ -7,7 +7,6 @@ standard error; ``--debug`` shows the traceback.
 from __future__ import annotations
 
 import codecs
-import inspect
 import os
 import secrets
 import sys
@@ -16,14 +15,16 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
-from ridgeline.bench.load.main import Load, serve
+from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.main import serve
+from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
@@ -39,6 +40,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.server.options import ServeOptions
 from ridgeline.simulator.report import replay_trace
+from ridgeline.simulator.workload import Workload
 
 
 class _Group(TyperGroup):
@@ -306,23 +308,28 @@ def bench_quality(
     quality(model, text_file=text, num_tokens=tokens, options=options)
 
 
-def bench_serve(**flags: Any) -> None:
+@bench_app.command("serve")
+@flags("asking", Asking)
+@flags("load", Workload)
+def bench_serve(
+    goodput: Annotated[
+        list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS; repeat.")
+    ] = None,
+    *,
+    asking: Asking,
+    load: Workload,
+) -> None:
     """The load of many users on any OpenAI-compatible server, and what they see.
 
     Requests arrive at random times, at the times of a trace, or a fixed number run at once. The
     last line is one JSON document. Status 1 if no request succeeded.
     """
     try:
-        load = Load(**flags)
+        parse_limits(goodput or ())
     except ValueError as error:
         raise UsageError(error) from error
-    if not serve(load):
+    if not serve(asking, load, goodput or ()):
         raise typer.Exit(1)
-
-
-bench_serve.__signature__ = inspect.signature(Load, eval_str=True)  # type: ignore[attr-defined]
-bench_serve.__annotations__ = get_type_hints(Load, include_extras=True)
-bench_app.command("serve")(bench_serve)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from ridgeline.engine_setup.speculative import parse_speculative
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
-def flag_field(default: Any, help: str) -> Any:
+def flag_field(default: Any, help: str, envvar: str | None = None) -> Any:
     """Return a dataclass field that becomes a flag with this help."""
-    return field(default=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help, "envvar": envvar})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

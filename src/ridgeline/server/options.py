@@ -38,7 +38,9 @@ class ServeOptions:
         None, "Memory that several models may take together, as 8GiB. Default: what is free."
     )
     served_model_name: str | None = flag_field(None, "Name in the API. Default: as it was given.")
-    api_key: list[str] | None = flag_field(None, "A key that clients must show; repeatable.")
+    api_key: list[str] | None = flag_field(
+        None, "A key that clients must show; repeatable.", envvar="RIDGELINE_API_KEY"
+    )
     api_key_file: Path | None = flag_field(
         None, "File with a key a line, or a label and a key; read again on SIGHUP."
     )

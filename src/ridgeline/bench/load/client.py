@@ -10,37 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import httpx2
 
-from ridgeline.bench.load.plan import Planned
+from ridgeline.bench.load.asking import Target
 from ridgeline.bench.load.stats import Outcome, summary_ms
 from ridgeline.engine_setup.progress import Report
+from ridgeline.simulator.workload import Planned
 
 _LAG_PERIOD_S = 0.01
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "text")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go, and what all have in common; ``url`` is that of the endpoint itself."""
-
-    url: str
-    is_chat: bool
-    headers: Mapping[str, str]
-    fields: Mapping[str, Any]
-    timeout_s: float
-
-    def body(self, planned: Planned) -> bytes:
-        """Return the JSON of a request; fields that are None are left out."""
-        prompt: dict[str, Any] = {"prompt": planned.prompt}
-        if self.is_chat:
-            prompt = {"messages": [{"role": "user", "content": planned.prompt}]}
-        body = prompt | {"max_tokens": planned.max_tokens} | dict(self.fields)
-        return json.dumps({name: v for name, v in body.items() if v is not None}).encode()
 
 
 class _Failed(Exception):

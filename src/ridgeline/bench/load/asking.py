@@ -1,0 +1,80 @@
+"""Whom the load generator asks, and how: the flags, and what they make of each request."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal
+
+from ridgeline.engine_setup.options import flag_field
+from ridgeline.simulator.workload import Planned
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go, and what all have in common; ``url`` is that of the endpoint itself."""
+
+    url: str
+    is_chat: bool
+    headers: Mapping[str, str]
+    fields: Mapping[str, Any]
+    timeout_s: float
+
+    def body(self, planned: Planned) -> bytes:
+        """Return the JSON of a request; fields that are None are left out."""
+        prompt: dict[str, Any] = {"prompt": planned.prompt}
+        if self.is_chat:
+            prompt = {"messages": [{"role": "user", "content": planned.prompt}]}
+        body = prompt | {"max_tokens": planned.max_tokens} | dict(self.fields)
+        return json.dumps({name: v for name, v in body.items() if v is not None}).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """Whom to ask, and how; each field is a flag of the command line."""
+
+    base_url: str = flag_field(MISSING, "Like http://127.0.0.1:8000, with or without /v1.")
+    model: str = flag_field(MISSING, "The model's name in requests.")
+    api_key: str | None = flag_field(None, "Bearer token.", envvar="OPENAI_API_KEY")
+    endpoint: Literal["chat", "completions"] = flag_field("chat", "What to call.")
+    temperature: float = flag_field(0.0, "0 is greedy.")
+    top_k: int | None = flag_field(None, "Keep the k likeliest tokens.")
+    top_p: float | None = flag_field(None, "Keep this much probability.")
+    min_p: float | None = flag_field(None, "Drop tokens rarer than this.")
+    ignore_eos: bool = flag_field(False, "Go on past an end of text.")
+    extra_body: str = flag_field("{}", "JSON fields to add; null removes one.")
+    timeout_s: float = flag_field(600.0, "Longer requests count as failed.")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for flags that are wrong with any server."""
+        if not re.match("https?://[^/]", self.base_url):
+            raise ValueError(f"--base-url {self.base_url} is not like http://127.0.0.1:8000")
+        if not self.timeout_s > 0:
+            raise ValueError(f"--timeout-s is {self.timeout_s}; it must be above 0")
+        if not self.temperature >= 0:
+            raise ValueError(f"--temperature is {self.temperature}; at least 0, please")
+        try:
+            json.loads(self.extra_body).items()
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"--extra-body {self.extra_body} is not a JSON object") from error
+
+    def target(self) -> Target:
+        """Return what all requests have in common."""
+        is_chat = self.endpoint == "chat"
+        sampling = {
+            name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")
+        }
+        return Target(
+            url=self.base_url.rstrip("/").removesuffix("/v1")
+            + ("/v1/chat/completions" if is_chat else "/v1/completions"),
+            is_chat=is_chat,
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}),
+            fields={"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
+            | sampling
+            | {"ignore_eos": self.ignore_eos or None}
+            | json.loads(self.extra_body),
+            timeout_s=self.timeout_s,
+        )
