@@ -46,6 +46,7 @@ class Asked:
         is_read: whether the client reads the answer while it grows.
         cache_root: only requests of the same root share cached prefixes.
         name: goes into the request's record.
+        answers: tokens of each answer, where they are known; the cache may find them again.
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +57,7 @@ class Asked:
     is_read: bool = True
     cache_root: bytes = b""
     name: str = ""
+    answers: tuple[tuple[int, ...], ...] = ()
 
     def sampling(self) -> SamplingParams:
         """Return ``params``, or greedy ones for the answers that are known."""
@@ -100,12 +102,12 @@ class VirtualRunner:
     def __init__(self, clock: Clock, times: Times, end: int) -> None:
         """Let ``clock`` go on as ``times`` says; ``end`` is the token that ends an answer."""
         self._clock, self._times, self._end = clock, times, end
-        self._lengths: dict[int, tuple[int, ...]] = {}
+        self._asked: dict[int, Asked] = {}
         self.num_rows = 0
 
     def note(self, request_id: int, asked: Asked) -> None:
-        """Take how long the answers of a request are."""
-        self._lengths[request_id] = asked.num_new
+        """Take what the answers of a request are."""
+        self._asked[request_id] = asked
 
     def execute(self, step: Step) -> StepOutput:
         """Let the time pass that the step takes; answer with the next token of each sequence."""
@@ -115,14 +117,18 @@ class VirtualRunner:
         return StepOutput(tuple(map(self._tokens, step.work)))
 
     def _tokens(self, work: Work) -> tuple[int, ...]:
-        request_id, index = work.seq_id
-        lengths = self._lengths[request_id]
+        request_id, first = work.seq_id
+        asked = self._asked[request_id]
         num = work.start + len(work.tokens) + 1 - work.sampling.prompt_len  # with the next one
         is_longest = num == work.sampling.params.max_tokens  # it ends without an end token
-        return tuple(
-            self._end if num >= lengths[index + i] and not is_longest else _WORD + request_id
-            for i in range(len(work.seeds))
-        )
+        tokens = []
+        for index in range(first, first + len(work.seeds)):
+            known = asked.answers[index] if asked.answers else ()
+            if num >= asked.num_new[index] and not is_longest:
+                tokens.append(self._end)
+            else:
+                tokens.append(known[num - 1] if num <= len(known) else _WORD + request_id)
+        return tuple(tokens)
 
 
 class Replica:
@@ -165,16 +171,18 @@ class Replica:
         prompts = [(asked, len(asked.prompt))]
         self._queue.push(asked.tenant, prompts, asked.sampling().num_seqs)
 
-    def step(self, is_read: bool | None = None) -> list[Event]:
-        """Let in whom the engine could start, then run a step; return its events.
-
-        ``is_read`` is for what was recorded; else the requests say it. Raises ValueError if a
-        request can never run.
-        """
-        engine, self.num_ended = self.engine, 0
+    def admit(self) -> None:
+        """Let in whom the engine could start. Raises ValueError if a request can never run."""
         # A request of one prompt has no sequence in the engine before it enters.
-        for asked in self._queue.take(engine.scheduler.room(), held=lambda asked: 0):
+        for asked in self._queue.take(self.engine.scheduler.room(), held=lambda asked: 0):
             self._add(asked)
+
+    def step(self, is_read: bool | None = None) -> list[Event]:
+        """Run a step behind ``admit``, if there is work for one; return its events.
+
+        ``is_read`` is for what was recorded; else the requests say it.
+        """
+        engine = self.engine
         if not engine.has_work():
             return []
         if is_read is None:
@@ -248,6 +256,7 @@ def simulate(
             if concurrency is not None:
                 heappop(due_s)
             replica.push(asked)
+        replica.admit()
         replica.step()
         clock.now_s += times.after(runner.num_rows, replica.num_ended)
         if concurrency is not None:
