@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -100,6 +101,37 @@ def test_the_request_says_what_was_planned() -> None:
     assert text_body == {"model": "m", "max_tokens": 17, "prompt": "hello"}
     assert server.paths == ["/v1/chat/completions", "/v1/completions"]
     assert server.headers[0]["authorization"] == "Bearer k"
+
+
+def test_a_turn_asks_behind_the_answers_before_it_once_they_are_there() -> None:
+    plan = [
+        Planned(i, f"prompt {i}", 5, None, turn=i % 3, think_s=0.05 if i % 3 else 0.0)
+        for i in range(6)
+    ]
+    with serving(scripted(0.02, 0.0, 2)) as server:
+        outcomes, _ = run(target(server), plan, workers=2)
+        run(target(server, is_chat=False), plan[:2], workers=1)
+    assert server.peak == 2
+    by_last = {body["messages"][-1]["content"]: body["messages"] for body in server.bodies[:6]}
+    assert by_last["prompt 5"] == [
+        {"role": "user", "content": "prompt 3"},
+        {"role": "assistant", "content": "t0t1"},
+        {"role": "user", "content": "prompt 4"},
+        {"role": "assistant", "content": "t0t1"},
+        {"role": "user", "content": "prompt 5"},
+    ]
+    assert len(by_last["prompt 3"]) == 1
+    for before, after in itertools.pairwise(outcomes[:3]):
+        assert after.sent_s >= before.end_s + 0.05
+    assert server.bodies[-1]["prompt"] == "prompt 0 t0t1 prompt 1"
+
+
+def test_a_turn_behind_one_that_failed_fails_and_is_not_sent() -> None:
+    plan = [Planned(i, "prompt 0", 5, None, turn=i) for i in range(3)]
+    with serving(failing) as server:
+        outcomes, _ = run(target(server), plan, workers=1)
+    assert len(server.bodies) == 1
+    assert [o.error for o in outcomes] == ["HTTP 429: too many", *["the turn before it failed"] * 2]
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -312,6 +344,24 @@ def test_nothing_served_is_status_1_and_still_a_document(tmp_path: Path) -> None
     assert "warning: 2 prompts came before" in done.stderr
     assert "warning: there was no warm-up" in done.stderr
     assert server.bodies[0]["messages"][0]["content"] == "only [one] prompt"
+
+
+def test_a_trace_of_our_own_sends_its_token_ids_and_chat_cannot(tmp_path: Path) -> None:
+    path, failed = tmp_path / "own.jsonl", {"request_id": 1, "error": "broken"}
+    request = {"type": "request", "request_id": 0, "arrival_s": 3.0, "error": None}
+    request |= {"prompt_token_ids": [5, 6, 7], "num_generated": [4]}
+    records = [{"type": "engine"}, request, request | failed]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    flags = ("--model", "m", "--trace-file", str(path), "--num-warmups", "0")
+    with serving(scripted(0.0, 0.0, 2)) as server:
+        done = bench_serve("--base-url", server.url, *flags, "--endpoint", "completions")
+        chat = bench_serve("--base-url", server.url, *flags)
+    assert [body["prompt"] for body in server.bodies] == [[5, 6, 7]]
+    assert server.bodies[0]["max_tokens"] == 4
+    assert json.loads(done.stdout.splitlines()[-1])["asked"]["num_left_out_of_trace"] == 1
+    assert "warning: 1 requests of the trace had no answer there" in done.stderr
+    assert (chat.returncode, chat.stdout) == (1, "")
+    assert "--endpoint completions" in chat.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,20 @@ would take away the variance of a random process, and with it the queues.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import cache
 from itertools import accumulate
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
+
+from ridgeline.simulator.traces import HASH_BLOCK_TOKENS, Trace, Traced
+
+_Item = TypeVar("_Item")
 
 # Short and common, so one token each, with the space before, in most vocabularies.
 _WORDS = re.findall(
@@ -26,7 +29,6 @@ _WORDS = re.findall(
     "blue boat body book box boy bread build call car card care city class clear cold color corner "
     "cut dark day deep door down draw dry early earth east end eye face fact fall far farm father",
 )
-_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def _flag(default: Any, help: str) -> Any:
@@ -42,19 +44,29 @@ class Workload:
 
     request_rate: float | None = _flag(None, "Open loop: requests/s, inf.")
     burstiness: float = _flag(1.0, "Gamma shape: 1 Poisson, inf even.")
+    max_concurrency: int | None = _flag(None, "Closed loop: clients.")
     trace_file: str | None = _flag(
         None,
-        "Open loop: times and lengths of a CSV with TIMESTAMP,ContextTokens,GeneratedTokens. "
-        "--request-rate stretches its times; --prompt-words and --max-tokens bound its lengths.",
+        "Open loop: times, lengths and shared prefixes of a trace (Azure, BurstGPT, Mooncake, or "
+        "of serve --trace). --request-rate stretches its times; --prompt-words and --max-tokens "
+        "bound its lengths.",
     )
-    max_concurrency: int | None = _flag(None, "Closed loop: clients.")
+    lengths_from: str | None = _flag(
+        None, "Lengths, and Mooncake's shared prefixes, of a trace in random order; bounded too."
+    )
     num_prompts: int = _flag(100, "Requests to measure.")
     prompts: str | None = _flag(
         None, 'Lines of text, or of JSON with "prompt" or "turns". Default: random words.'
     )
-    prompt_words: int | None = _flag(None, "Random words. Default: 128.")
+    prompt_words: str | None = _flag(
+        None, "Random words: 128, or 128:0.5 for a lognormal with that variation. Default: 128."
+    )
     prefix_share: float = _flag(0.0, "Shared part of prompts.")
-    max_tokens: int | None = _flag(None, "Longest answer. Default: 128.")
+    turns: int = _flag(1, "Turns of a session: each asks on behind the answer before.")
+    think_s: float = _flag(0.0, "Seconds between an answer and the session's next turn.")
+    max_tokens: str | None = _flag(
+        None, "Longest answer: 128, or 128:0.5 as above; exact with --ignore-eos. Default: 128."
+    )
     num_warmups: int = _flag(4, "Requests sent first, all at once.")
     seed: int | None = _flag(
         None, "Repeats arrivals and prompts. Default: new ones, which no cache has seen."
@@ -71,22 +83,65 @@ class Workload:
         for name in ("request_rate", "burstiness"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be above 0")
-        least = {"max_concurrency": 1, "num_prompts": 1, "prompt_words": 1, "max_tokens": 1}
-        for name, low in (least | {"num_warmups": 0}).items():
-            if (value := getattr(self, name)) is not None and value < low:
+        least = {"max_concurrency": 1, "num_prompts": 1, "turns": 1, "num_warmups": 0}
+        for name, low in (least | {"think_s": 0}).items():
+            if (value := getattr(self, name)) is not None and not value >= low:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}; at least {low}, please")
         if not 0 <= self.prefix_share <= 1:
             raise ValueError(f"--prefix-share is {self.prefix_share}; it is a part, from 0 to 1")
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """Raise ValueError if lengths come from two places, or are none."""
+        if self.trace_file is not None and (self.lengths_from is not None or self.turns > 1):
+            other = "--turns" if self.turns > 1 else "--lengths-from"
+            raise ValueError(f"--trace-file says itself what follows what, so not with {other}")
+        is_bound = self.trace_file is not None or self.lengths_from is not None
+        for name in ("prompt_words", "max_tokens"):
+            if parse_length(getattr(self, name) or "1", name)[1] and is_bound:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)} has a variation, but the "
+                    "lengths come from a trace: give a bound, a plain number"
+                )
+
+
+def parse_length(text: str, name: str) -> tuple[int, float]:
+    """Read ``128``, or ``128:0.5``: a mean, and its coefficient of variation.
+
+    Raises ValueError, which names the flag, if the mean is below 1 or the variation below 0.
+    """
+    mean, _, variation = str(text).partition(":")
+    try:
+        found = int(mean), float(variation or 0)
+        if found[0] < 1 or not 0 <= found[1] < math.inf:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"--{name.replace('_', '-')} is {text}: a whole number of at least 1, please, or "
+            "MEAN:CV such as 128:0.5"
+        ) from None
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A request; ``arrival_s`` counts from the start, and is None in a closed loop."""
+    """A request.
+
+    Attributes:
+        index: counts from 0; negative for a warm-up.
+        prompt: text, or token ids where a trace has them; of a later turn, what is new in it.
+        max_tokens: the answer's length, at most.
+        arrival_s: counts from the start; None in a closed loop, and for later turns.
+        turn: 0, or how many turns of the session came before: those of the indices just below.
+        think_s: of a later turn: the seconds after the answer before it.
+    """
 
     index: int
-    prompt: str
+    prompt: str | tuple[int, ...]
     max_tokens: int
     arrival_s: float | None
+    turn: int = 0
+    think_s: float = 0.0
 
 
 def gamma_arrivals(num: int, rate_per_s: float, burstiness: float, rng: Random) -> list[float]:
@@ -101,45 +156,20 @@ def gamma_arrivals(num: int, rate_per_s: float, burstiness: float, rng: Random) 
     return list(accumulate(rng.gammavariate(burstiness, scale_s) for _ in range(num)))
 
 
-def parse_trace(
-    text: str, num: int, rate_per_s: float | None = None
-) -> list[tuple[float, int, int]]:
-    """Return arrival, prompt tokens and output tokens of the first ``num`` requests of a trace.
-
-    It is a CSV in the columns of Azure's LLM traces; a TIMESTAMP is a date-time or seconds.
-    Arrivals count from the first, stretched to a mean rate if one is given. ValueError names a bad
-    line.
-    """
-    reader, rows = csv.DictReader(text.splitlines()), []
-    for line in reader:
-        try:
-            when, prompt, output = (line[name] for name in _COLUMNS)
-            rows.append((_seconds(when), int(prompt), int(output)))
-            if not math.isfinite(rows[-1][0]) or min(rows[-1][1:]) < 1:
-                raise ValueError
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"line {reader.line_num} of the trace does not fill {','.join(_COLUMNS)}"
-            ) from error
-    if not rows:
-        raise ValueError("the trace has no requests")
-    rows = sorted(rows)[:num]
-    start_s, span_s = rows[0][0], rows[-1][0] - rows[0][0]
-    stretch = (len(rows) - 1) / (span_s * rate_per_s) if span_s and rate_per_s else 1.0
-    return [(stretch * (row[0] - start_s), *row[1:]) for row in rows]
+def lognormal_lengths(text: str, name: str, num: int, rng: Random) -> list[int]:
+    """Return ``num`` lengths with the mean and variation of ``text``; see ``parse_length``."""
+    mean, variation = parse_length(text, name)
+    if not variation:
+        return [mean] * num
+    sigma = math.sqrt(math.log1p(variation**2))
+    mu = math.log(mean) - sigma**2 / 2
+    return [max(1, round(rng.lognormvariate(mu, sigma))) for _ in range(num)]
 
 
-def _seconds(when: str) -> float:
-    try:
-        return float(when)
-    except ValueError:  # only differences count, so any zone will do
-        return datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()
-
-
-def parse_prompts(text: str) -> list[str]:
+def parse_prompts(text: str, name: str) -> list[str]:
     """Return a prompt per line: plain, or of a JSON object ``prompt`` or the first of ``turns``.
 
-    Raises ValueError if there is none, and names the line where an object has neither.
+    Raises ValueError if there is none, and names file and line where an object has neither.
     """
     prompts = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -149,59 +179,123 @@ def parse_prompts(text: str) -> list[str]:
             if not isinstance(prompts[-1], str):
                 raise TypeError
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f'line {number} of the prompts has no "prompt" or "turns"') from error
+            raise ValueError(f'{name}, line {number}: there is no "prompt" or "turns"') from error
     if not any(prompts):
-        raise ValueError("the file of prompts is empty")
+        raise ValueError(f"{name}: the file of prompts is empty")
     return list(filter(None, prompts))
 
 
-def draw_prompts(prompts: Sequence[str], num: int, rng: Random) -> list[str]:
-    """Return ``num`` prompts in random order; none comes again before all have come."""
-    order = rng.sample(prompts, len(prompts))
+def draw(items: Sequence[_Item], num: int, rng: Random) -> list[_Item]:
+    """Return ``num`` items in random order; none comes again before all have come."""
+    order = rng.sample(items, len(items))
     return [order[i % len(order)] for i in range(num)]
 
 
-def synthetic_prompts(num_words: Sequence[int], prefix_share: float, rng: Random) -> list[str]:
-    """Return prompts of random words; this share of each, at its start, is the same in all."""
+def synthetic_prompts(
+    num_words: Sequence[int], prefix_shares: Sequence[float], rng: Random
+) -> list[str]:
+    """Return prompts of random words; such a share of each, at its start, is that of the others."""
     prefix = rng.choices(_WORDS, k=max(num_words))
-    shared = [round(prefix_share * num) for num in num_words]
+    shared = [round(share * num) for share, num in zip(prefix_shares, num_words, strict=True)]
     return [
         " ".join(prefix[:first] + rng.choices(_WORDS, k=num - first))
         for num, first in zip(num_words, shared, strict=True)
     ]
 
 
+def hashed_prompts(requests: Sequence[Traced], num_words: Sequence[int], seed: object) -> list[str]:
+    """Return prompts of random words, whose blocks are equal where their ids in the trace are."""
+
+    @cache
+    def block(hash_id: int) -> list[str]:
+        return Random(f"{seed} block {hash_id}").choices(_WORDS, k=HASH_BLOCK_TOKENS)
+
+    return [
+        " ".join([word for hash_id in request.hash_ids for word in block(hash_id)][:num])
+        for request, num in zip(requests, num_words, strict=True)
+    ]
+
+
 def make_plan(
-    load: Workload, trace: str | None = None, prompts: str | None = None
+    load: Workload, trace: Trace | None = None, prompts: Sequence[str] | None = None
 ) -> list[Planned]:
     """Return the warm-up requests, which have negative indices, and those to measure.
 
     Args:
         load: what was asked for; its seed decides every draw.
-        trace: the content of ``load.trace_file``, where that is given.
-        prompts: the content of ``load.prompts``, where that is given.
-
-    Raises:
-        ValueError: if a file is not what it should be; it names the line.
+        trace: what ``load.trace_file`` or ``load.lengths_from`` holds, where one is given.
+        prompts: what ``load.prompts`` holds, where that is given.
     """
-    arrivals: Sequence[float | None] = [None] * load.num_prompts
-    lengths = [(load.prompt_words or 128, load.max_tokens or 128)] * load.num_prompts
-    if trace is not None:
-        rows = parse_trace(trace, load.num_prompts, load.request_rate)
-        arrivals = [row[0] for row in rows]
-        most = (load.prompt_words or sys.maxsize, load.max_tokens or sys.maxsize)
-        lengths = [(min(row[1], most[0]), min(row[2], most[1])) for row in rows]
-    elif load.request_rate is not None:
-        rng = Random(f"{load.seed} arrivals")
-        arrivals = gamma_arrivals(load.num_prompts, load.request_rate, load.burstiness, rng)
+    traced = _traced(load, trace)
+    num = len(traced) if traced and load.trace_file is not None else load.num_prompts
+    arrivals = _arrivals(load, traced, num)
+    # Warm-up requests are like the last ones that are measured.
+    order = [i % num for i in range(-load.num_warmups, num)]
+    if traced:
+        most = [int(bound or sys.maxsize) for bound in (load.prompt_words, load.max_tokens)]
+        traced = [traced[i] for i in order]
+        num_words = [min(one.num_prompt_tokens, most[0]) for one in traced]
+        max_tokens = [min(one.num_answer_tokens, most[1]) for one in traced]
+    else:
+        rng = Random(f"{load.seed} lengths")
+        num_words, max_tokens = (
+            lognormal_lengths(getattr(load, name) or "128", name, len(order), rng)
+            for name in ("prompt_words", "max_tokens")
+        )
     first = -load.num_warmups
-    lengths = [lengths[i % len(arrivals)] for i in range(first, len(arrivals))]
+    turns = [max(i, 0) % load.turns for i in range(first, num)]
+    texts = _prompts(load, traced, prompts, num_words, turns)
+    return [
+        Planned(
+            index=i,
+            prompt=text,
+            max_tokens=longest,
+            arrival_s=arrivals[i] if i >= 0 and not turn else None,
+            turn=turn,
+            think_s=load.think_s if turn else 0.0,
+        )
+        for i, text, longest, turn in zip(range(first, num), texts, max_tokens, turns, strict=True)
+    ]
+
+
+def _traced(load: Workload, trace: Trace | None) -> list[Traced] | None:
+    """Return the trace's requests in the order in which they are planned."""
+    if trace is None:
+        return None
+    if load.trace_file is not None:
+        return list(trace.requests[: load.num_prompts])
+    return draw(trace.requests, load.num_prompts, Random(f"{load.seed} lengths"))
+
+
+def _arrivals(load: Workload, traced: list[Traced] | None, num: int) -> Sequence[float | None]:
+    """Return when each request arrives; of a session, the first turn's time counts."""
+    if traced and load.trace_file is not None:
+        start_s, span_s = traced[0].arrival_s, traced[-1].arrival_s - traced[0].arrival_s
+        stretch = (num - 1) / (span_s * load.request_rate) if span_s and load.request_rate else 1.0
+        return [stretch * (one.arrival_s - start_s) for one in traced]
+    if load.request_rate is None:
+        return [None] * num
+    num_sessions = -(-num // load.turns)
+    rng = Random(f"{load.seed} arrivals")
+    rate_per_s = load.request_rate / load.turns
+    sessions_s = gamma_arrivals(num_sessions, rate_per_s, load.burstiness, rng)
+    return [sessions_s[i // load.turns] for i in range(num)]
+
+
+def _prompts(
+    load: Workload,
+    traced: list[Traced] | None,
+    prompts: Sequence[str] | None,
+    num_words: Sequence[int],
+    turns: Sequence[int],
+) -> Sequence[str | tuple[int, ...]]:
+    """Return what is asked: what a file says, what the trace says, or random words."""
     rng = Random(f"{load.seed} prompts")
     if prompts is not None:
-        texts = draw_prompts(parse_prompts(prompts), len(lengths), rng)
-    else:
-        texts = synthetic_prompts([words for words, _ in lengths], load.prefix_share, rng)
-    return [
-        Planned(i, text, max_tokens, arrivals[i] if i >= 0 else None)
-        for i, (text, (_, max_tokens)) in enumerate(zip(texts, lengths, strict=True), first)
-    ]
+        return draw(prompts, len(num_words), rng)
+    if traced and traced[0].token_ids and load.trace_file is not None:
+        return [one.token_ids[:num] for one, num in zip(traced, num_words, strict=True)]
+    if traced and traced[0].hash_ids:
+        return hashed_prompts(traced, num_words, load.seed)
+    shares = [0.0 if turn else load.prefix_share for turn in turns]
+    return synthetic_prompts(num_words, shares, rng)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
@@ -22,11 +22,22 @@ class Target:
     fields: Mapping[str, Any]
     timeout_s: float
 
-    def body(self, planned: Planned) -> bytes:
-        """Return the JSON of a request; fields that are None are left out."""
+    def body(self, planned: Planned, said: Sequence[tuple[str, str]] = ()) -> bytes:
+        """Return the JSON of a request; fields that are None are left out.
+
+        ``said`` has the prompts and answers of the session's turns before.
+        """
         prompt: dict[str, Any] = {"prompt": planned.prompt}
         if self.is_chat:
-            prompt = {"messages": [{"role": "user", "content": planned.prompt}]}
+            messages = [
+                {"role": role, "content": text}
+                for turn in said
+                for role, text in zip(("user", "assistant"), turn, strict=True)
+            ]
+            prompt = {"messages": [*messages, {"role": "user", "content": planned.prompt}]}
+        elif said:
+            texts = [text for turn in said for text in turn]
+            prompt = {"prompt": " ".join([*texts, str(planned.prompt)])}
         body = prompt | {"max_tokens": planned.max_tokens} | dict(self.fields)
         return json.dumps({name: v for name, v in body.items() if v is not None}).encode()
 
@@ -59,6 +70,14 @@ class Asking:
             json.loads(self.extra_body).items()
         except (ValueError, AttributeError) as error:
             raise ValueError(f"--extra-body {self.extra_body} is not a JSON object") from error
+
+    def check(self, planned: Planned) -> None:
+        """Raise ValueError if the endpoint cannot take such a prompt."""
+        if self.endpoint == "chat" and not isinstance(planned.prompt, str):
+            raise ValueError(
+                "this trace has token ids for prompts, which chat cannot take: --endpoint "
+                "completions sends them, --lengths-from with --request-rate takes their lengths"
+            )
 
     def target(self) -> Target:
         """Return what all requests have in common."""

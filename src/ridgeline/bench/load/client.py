@@ -20,6 +20,8 @@ from ridgeline.bench.load.stats import Outcome, summary_ms
 from ridgeline.engine_setup.progress import Report
 from ridgeline.simulator.workload import Planned
 
+Session = list[Planned]
+
 _LAG_PERIOD_S = 0.01
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "text")
 
@@ -54,18 +56,22 @@ async def drive(
         watch = asyncio.create_task(_watch(lag_s))
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
 
-        async def work(own: Iterable[Planned]) -> None:
-            for planned in own:
-                outcomes.append(await _ask(http, target, planned, start_s))
-                report(len(outcomes), len(plan))
+        async def work(own: Iterable[Session]) -> None:
+            for session in own:
+                said: list[tuple[str, str]] = []
+                for planned in session:
+                    await asyncio.sleep(planned.think_s)
+                    outcomes.append(await _turn(http, target, planned, start_s, said))
+                    report(len(outcomes), len(plan))
 
         async with asyncio.TaskGroup() as tasks:
-            shared = iter(plan)
+            shared = iter(sessions(plan))
             for _ in range(num_workers or 0):
                 tasks.create_task(work(shared))
-            for planned in plan if num_workers is None else ():
-                await asyncio.sleep((planned.arrival_s or 0.0) + start_s - time.perf_counter())
-                tasks.create_task(work([planned]))
+            for session in shared if num_workers is None else ():
+                due_s = (session[0].arrival_s or 0.0) + start_s
+                await asyncio.sleep(due_s - time.perf_counter())
+                tasks.create_task(work([session]))
         watch.cancel()
     span_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     late_s = [o.sent_s - o.arrival_s for o in outcomes if o.arrival_s is not None]
@@ -81,11 +87,43 @@ async def _watch(lag_s: list[float]) -> None:
         lag_s.append(time.perf_counter() - before_s - _LAG_PERIOD_S)
 
 
+def sessions(plan: Sequence[Planned]) -> list[Session]:
+    """Return the plan's sessions, each with its turns in order."""
+    found: list[Session] = []
+    for planned in plan:
+        if planned.turn:
+            found[-1].append(planned)
+        else:
+            found.append([planned])
+    return found
+
+
+async def _turn(
+    http: httpx2.AsyncClient,
+    target: Target,
+    planned: Planned,
+    start_s: float,
+    said: list[tuple[str, str]],
+) -> Outcome:
+    """Ask behind what was said, and add to it; without an answer to ask behind it fails."""
+    if planned.turn > len(said):
+        now_s = time.perf_counter() - start_s
+        return Outcome(planned.index, None, now_s, now_s, error="the turn before it failed")
+    outcome = await _ask(http, target, planned, start_s, said)
+    if outcome.error is None:
+        said.append((str(planned.prompt), outcome.text))
+    return outcome
+
+
 async def _ask(
-    http: httpx2.AsyncClient, target: Target, planned: Planned, start_s: float
+    http: httpx2.AsyncClient,
+    target: Target,
+    planned: Planned,
+    start_s: float,
+    said: Sequence[tuple[str, str]] = (),
 ) -> Outcome:
     """Send one request and read its answer; any failure becomes the outcome's error."""
-    body, sent_s = target.body(planned), time.perf_counter() - start_s
+    body, sent_s = target.body(planned, said), time.perf_counter() - start_s
     outcome = Outcome(planned.index, planned.arrival_s, sent_s, sent_s)
     request = http.stream("POST", target.url, content=body, headers=target.headers)
     try:
@@ -131,6 +169,7 @@ def _take(data: str, outcome: Outcome, now_s: float) -> bool:
         delta = choice.get("delta") or choice
         if any(delta.get(name) for name in _TEXT_FIELDS):
             outcome.chunk_s.append(now_s)
+            outcome.text += delta.get("content") or delta.get("text") or ""
         reason = choice.get("finish_reason")
         if reason in ("error", "abort"):
             raise _Failed(f"finish_reason {reason}")

@@ -20,7 +20,8 @@ from rich.console import Console
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise, warnings
 from ridgeline.engine_setup.progress import count_bar
-from ridgeline.simulator.workload import Planned, Workload, make_plan
+from ridgeline.simulator.traces import parse_trace
+from ridgeline.simulator.workload import Planned, Workload, make_plan, parse_prompts
 
 # The labels of vLLM's block.
 _COUNTS = {
@@ -52,7 +53,8 @@ def serve(asking: Asking, load: Workload, goodput: Sequence[str]) -> bool:
     from ridgeline.bench.load.client import drive
 
     load = replace(load, seed=secrets.randbits(32) if load.seed is None else load.seed)
-    limits_ms, planned = parse_limits(goodput), read_plan(load)
+    limits_ms, (planned, num_left_out) = parse_limits(goodput), read_plan(load)
+    asking.check(planned[0])
     warmups, measured = planned[: load.num_warmups], planned[load.num_warmups :]
     with count_bar("Asking", note="requests") as report:
         outcomes, client = asyncio.run(
@@ -62,8 +64,9 @@ def serve(asking: Asking, load: Workload, goodput: Sequence[str]) -> bool:
     asked = {
         "num_warmups": load.num_warmups,
         "num_repeated_prompts": len(planned) - len({request.prompt for request in planned}),
+        "num_left_out_of_trace": num_left_out,
         "prompt_length_unit": "lines of the file" if load.prompts else "words",
-        "prefix_share": 0.0 if load.prompts else load.prefix_share,
+        "prefix_share": _prefix_share(load),
         "total_max_tokens": sum(request.max_tokens for request in measured),
     }
     said = warnings(found, client, asked)
@@ -78,13 +81,22 @@ def serve(asking: Asking, load: Workload, goodput: Sequence[str]) -> bool:
     return bool(found["num_successful"])
 
 
-def read_plan(load: Workload) -> list[Planned]:
-    """Read the files that a workload names, and return its plan.
+def read_plan(load: Workload) -> tuple[list[Planned], int]:
+    """Read the files that a workload names; return its plan, and what its trace leaves out.
 
     Raises ValueError if one is not what it should be, and OSError if it cannot be read.
     """
-    trace, prompts = (name and _read(Path(name)) for name in (load.trace_file, load.prompts))
-    return make_plan(load, trace, prompts)
+    of_trace = load.trace_file or load.lengths_from
+    trace = parse_trace(_read(Path(of_trace)), str(of_trace)) if of_trace else None
+    prompts = load.prompts and parse_prompts(_read(Path(load.prompts)), str(load.prompts))
+    return make_plan(load, trace, prompts or None), trace.num_left_out if trace else 0
+
+
+def _prefix_share(load: Workload) -> float | None:
+    """Return how much of each prompt others have too; None if a trace or sessions decide."""
+    if load.trace_file or load.lengths_from or load.turns > 1:
+        return None
+    return 0.0 if load.prompts else load.prefix_share
 
 
 def _read(path: Path) -> str:

@@ -41,7 +41,8 @@ class Outcome:
     """The outcome of a request; seconds from the start of the run.
 
     ``chunk_s`` has the chunks with text, ``end_s`` the end of the answer or of the attempt; token
-    counts are the server's, None where it gives none; ``error`` is None for a complete answer.
+    counts are the server's, None where it gives none; ``error`` is None for a complete answer,
+    ``text`` the part of it that a next turn repeats.
     """
 
     index: int
@@ -53,6 +54,7 @@ class Outcome:
     cached_tokens: int | None = None
     usage_tokens: int | None = None
     error: str | None = None
+    text: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -159,7 +161,9 @@ def warnings(
     num, num_good = found["num_requests"], found["num_successful"]
     num_input, num_cached = found["total_input_tokens"], found["total_cached_input_tokens"] or 0
     num_output, num_chunks = found["total_output_tokens"], found["total_output_chunks"]
-    share, cpu_share = asked["prefix_share"], client["cpu_share_of_one_core"]
+    known_share, cpu_share = asked["prefix_share"], client["cpu_share_of_one_core"]
+    share = 1.0 if known_share is None else known_share
+    num_left_out = asked.get("num_left_out_of_trace", 0)
     delays = (client["event_loop_lag"], client["send_lateness"])
     lag_ms, late_ms = (delay["p99_ms"] if delay else 0.0 for delay in delays)
     texts = {
@@ -174,6 +178,7 @@ def warnings(
         f"the server had {num_cached} of {num_input} prompt tokens in its cache, but the prompts "
         f"share {share:.0%}: were they sent before?": num_cached * 2
         > (num_input or 0) * (1 + share),
+        f"{num_left_out} requests of the trace had no answer there, and are left out": num_left_out,
         "there was no warm-up: the first requests pay for what later ones find ready": (
             not asked["num_warmups"]
         ),
