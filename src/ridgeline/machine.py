@@ -6,6 +6,7 @@ Reads the kernel's own files and this process's limits, nothing else.
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,18 @@ def usable_cpus(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
         cgroup: where control groups are mounted, version 1 or 2; may be missing.
     """
     return max(1, min([len(os.sched_getaffinity(0)), *_group_cpus(proc, cgroup)]))
+
+
+def cpu_fact(*names: str, proc: Path = Path("/proc")) -> str:
+    """Return what the kernel says of the processor under the first of ``names``; "" if nothing."""
+    lines = _text(proc / "cpuinfo").splitlines()
+    found = next((line for line in lines if line.startswith(names)), "")
+    return found.partition(":")[2].strip()
+
+
+def processor_name() -> str:
+    """Return what the processor is called; its kind where nobody says more."""
+    return cpu_fact("model name", "Model") or platform.processor() or platform.machine()
 
 
 def memory_of(process_id: int, proc: Path = Path("/proc")) -> Memory:

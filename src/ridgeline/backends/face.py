@@ -128,5 +128,8 @@ class Backend(Protocol):
     ) -> BackendRunner:
         """Load a model."""
 
+    def step_knots(self) -> tuple[int, ...]:
+        """Return the numbers of tokens at which the time of a step may bend, rising."""
+
     def describe(self) -> str:
         """Return in a few words which instructions or library it computes with."""

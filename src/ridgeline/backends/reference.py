@@ -284,6 +284,11 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
     )
 
 
+def step_knots() -> tuple[int, ...]:
+    """Return powers of two: matrix products change their ways with size, nobody says where."""
+    return tuple(1 << power for power in range(12))
+
+
 def describe() -> str:
     """Return the library that it computes with."""
     return "numpy, float32"

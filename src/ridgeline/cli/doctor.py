@@ -18,7 +18,7 @@ from ridgeline.backends.cpu import measure_roof
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
-from ridgeline.machine import available_bytes, usable_cpus
+from ridgeline.machine import available_bytes, cpu_fact, processor_name, usable_cpus
 
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
     "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
@@ -46,11 +46,10 @@ def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
 
 def facts(home: Path) -> Iterator[tuple[str, str]]:
     """Yield what this machine has and what will be used: name and text."""
-    flags = _cpu_fact("flags", "Features").split()
+    flags = cpu_fact("flags", "Features").split()
     sets = [name for name in _INSTRUCTION_SETS if name in flags]
     cores = usable_cpus()
-    name = _cpu_fact("model name", "Model") or platform.processor() or platform.machine()
-    yield "processor", f"{name}, {cores} of {os.cpu_count()} cores usable"
+    yield "processor", f"{processor_name()}, {cores} of {os.cpu_count()} cores usable"
     yield "instruction sets", " ".join(sets) or "unknown"
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield "memory", f"{_gib(available_bytes())} usable of {_gib(total)}"
@@ -96,13 +95,6 @@ def problems(home: Path) -> Iterator[str]:
         yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
     if problem := why_unwritable(home):
         yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
-
-
-def _cpu_fact(*names: str) -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = next((line for line in lines if line.startswith(names)), "")
-    return found.partition(":")[2].strip()
 
 
 def _existing(path: Path) -> Path:

@@ -30,6 +30,7 @@ from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli import models, settings
+from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import report
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.plan import plan_command
@@ -70,6 +71,7 @@ app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("config")(settings.config)
 app.command("ps")(ps)
+app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing

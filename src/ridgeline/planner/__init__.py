@@ -1,4 +1,4 @@
-"""What will be needed, before anything runs: memory plans for any model on any device."""
+"""What people ask before they run something: what it needs, how long it will take, and why."""
 
 from __future__ import annotations
 
