@@ -35,6 +35,7 @@ class Device:
         confidence: high, medium or low.
         note: what is easily taken wrong.
         parent: of a slice: the whole device; else empty.
+        generation: devices of one compute alike.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Device:
     confidence: str = ""
     note: str = ""
     parent: str = ""
+    generation: str = ""
 
     @property
     def is_sram(self) -> bool:
@@ -215,4 +217,5 @@ def _device(row: Mapping[str, str]) -> Device:
         date=row["date"],
         confidence=row["confidence"],
         note=row["note"],
+        generation=row["generation"],
     )

@@ -1,0 +1,347 @@
+"""The time of a step on a device that is not here: a rounded roofline with four fitted constants.
+
+    seconds = o layers (1 + 2 [tp > 1]) + ((flops / (F e_c))^p + (bytes / (B e_m))^p)^(1/p)
+
+Bytes and flops come from a model's shape, F and B from the catalogue. ``o`` is what a layer costs
+however little it does, ``e_c`` and ``e_m`` are what kernels reach, ``p`` rounds the corner (after
+Williams, Waterman and Patterson, "Roofline", 2009). Constants were fitted to published figures of
+one engine on one generation of devices and carry their own error, so a time is always an interval.
+What ranks send each other is added where the link is known. It knows no device by name and no file.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from ridgeline.physics.formats import Storage
+from ridgeline.physics.hardware import Device
+from ridgeline.physics.shapes import Matrix, Shape
+
+_ALL = "all"  # the row of constants for generations without figures of their own
+_HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
+_TYPICAL_REACH = 0.78  # of a dense peak, where nobody measured: the median of those measured
+_STATE_BYTES = 4  # states of sequences are kept in f32
+
+
+class Counts(Protocol):
+    """What a step computes (``simulator.steptime.Features``)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows that go through the layers."""
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the output head."""
+
+    @property
+    def num_positions(self) -> float:
+        """Keys and values that attention reads; the mean of layers."""
+
+    @property
+    def num_pairs(self) -> float:
+        """Pairs of a query and a key; the mean of layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Constants of an engine on a generation of devices.
+
+    Attributes:
+        engine: whose figures they were fitted to.
+        generation: of devices; "all" for the rest.
+        layer_s: seconds that a layer takes for nothing (``o``).
+        memory, compute: parts of bandwidth and arithmetic that kernels reach (``e_m``, ``e_c``).
+        power: rounds the corner between both (``p``).
+        num_points: published figures behind them.
+        error: mean of abs(log(actual / predicted)) of figures that were left out.
+        factor_90: nine in ten figures that were left out are within this factor.
+        source: of the figures.
+    """
+
+    engine: str
+    generation: str
+    layer_s: float
+    memory: float
+    compute: float
+    power: float
+    num_points: int
+    error: float
+    factor_90: float
+    source: str
+
+
+def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
+    """Return the rows of ``data/efficiency.csv``. Raises ValueError for a damaged one."""
+    found = []
+    for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+        try:
+            values = [float(row[name]) for name in ("o_us", "e_m", "e_c", "p")]
+            errors = float(row["loo_error"]), float(row["factor_90"])
+            found.append(
+                Efficiency(
+                    row["engine"],
+                    row["generation"],
+                    values[0] * 1e-6,
+                    *values[1:],
+                    int(row["num_points"]),
+                    *errors,
+                    row["source"],
+                )
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"efficiency.csv, line {number}: {error}") from error
+    return tuple(found)
+
+
+def efficiency_of(device: Device, rows: tuple[Efficiency, ...]) -> Efficiency:
+    """Return the constants for a device: of its generation, else of all that were measured."""
+    own = [row for row in rows if row.generation == device.generation]
+    return (own or [row for row in rows if row.generation == _ALL])[0]
+
+
+class Experts(NamedTuple):
+    """Matrices of which a token meets a share: their bytes on a rank, and that share."""
+
+    num_bytes: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a model computes and reads on one of ``tp`` ranks, per count.
+
+    Attributes:
+        num_layers: all of them, over all stages.
+        hidden_size: width of the residual stream.
+        layer_bytes: weights that every step reads.
+        experts: weights of which a step reads what its tokens meet.
+        head_bytes: of the output head.
+        token_flops, row_flops, pair_flops: of a token, a row of the head, a query and a key.
+        position_bytes: cache that attention reads for a position.
+        seq_bytes: state that a step reads and writes for a sequence.
+        windows: (window, share of layers that have it); states count as a window of one.
+    """
+
+    num_layers: int
+    hidden_size: int
+    layer_bytes: float
+    experts: tuple[Experts, ...]
+    head_bytes: float
+    token_flops: float
+    row_flops: float
+    pair_flops: float
+    position_bytes: float
+    seq_bytes: float
+    windows: tuple[tuple[int, float], ...]
+
+
+def work_of(shape: Shape, storage: Storage, kv_value_bytes: float, tp: int = 1) -> Work:
+    """Return what one rank computes and reads. Mixed layers are taken at their mean."""
+    layer_bytes = head_bytes = token_flops = row_flops = 0.0
+    experts: dict[float, float] = {}
+    for name, matrix in shape.matrices():
+        size, flops = _of_matrix(storage, name, matrix, tp)
+        if matrix.group == "head" or (matrix.group == "embedding" and shape.is_tied):
+            head_bytes += size
+            row_flops += flops
+        elif matrix.group == "embedding":
+            continue  # a row of it is looked up
+        elif matrix.copies > 1:
+            share = matrix.active / matrix.copies
+            experts[share] = experts.get(share, 0.0) + size
+            token_flops += flops
+        else:
+            layer_bytes += size
+            token_flops += flops
+    caches = [layer.cache for layer in shape.layers]
+    states = sum(cache.state_values / min(tp, cache.num_heads) for cache in caches)
+    return Work(
+        num_layers=len(shape.layers),
+        hidden_size=shape.hidden_size,
+        layer_bytes=layer_bytes,
+        experts=tuple(Experts(size, share) for share, size in sorted(experts.items())),
+        head_bytes=head_bytes,
+        token_flops=token_flops,
+        row_flops=row_flops,
+        pair_flops=sum(_pair_flops(layer.matrices, tp) for layer in shape.layers),
+        position_bytes=sum(cache.values_per_token(tp) for cache in caches) * kv_value_bytes,
+        seq_bytes=2 * _STATE_BYTES * states,
+        windows=_windows(shape),
+    )
+
+
+def _of_matrix(storage: Storage, name: str, matrix: Matrix, tp: int) -> tuple[float, float]:
+    """Return bytes and flops of a token, on one rank."""
+    kept, ways = storage.of(name, matrix), min(tp, matrix.ways)
+    size = (kept.values_bytes(matrix) + kept.scales_bytes(matrix)) / ways
+    return size, 2 * matrix.num_active_params / ways if matrix.columns > 1 else 0.0
+
+
+def _pair_flops(matrices: tuple[Matrix, ...], tp: int) -> float:
+    """Return the flops of a query and a key: a product of each head, and as much for its value."""
+    outputs = (m for m in matrices if m.name == "self_attn.o_proj" and m.columns > 1)
+    return sum(4 * m.columns / min(tp, m.ways) for m in outputs)
+
+
+def _windows(shape: Shape) -> tuple[tuple[int, float], ...]:
+    sizes = [1 if layer.cache.state_values else layer.cache.window for layer in shape.layers]
+    found = [size for size in sizes if size is not None]
+    return tuple((size, found.count(size) / len(sizes)) for size in sorted(set(found)))
+
+
+def reached_ops_per_s(device: Device, form: str) -> float | None:
+    """Return what products of a type reach at most: measured, or the peak times what others reach.
+
+    None where the device has no units for the type.
+    """
+    if form in device.measured_ops_per_s or form not in device.peak_ops_per_s:
+        return device.measured_ops_per_s.get(form)
+    known = [(device.measured_ops_per_s[f], device.peak_ops_per_s[f])
+             for f in device.measured_ops_per_s if f in device.peak_ops_per_s]  # fmt: skip
+    reach = max(measured / peak for measured, peak in known) if known else _TYPICAL_REACH
+    return device.peak_ops_per_s[form] * reach
+
+
+def ops_per_s(device: Device, storage: Storage) -> tuple[float, float]:
+    """Return what the device reaches in products of the weights, and in attention.
+
+    Formats that only weights have are widened to 16 bits first. Raises ValueError for a device
+    of which no arithmetic is known.
+    """
+    wide = reached_ops_per_s(device, "bf16") or reached_ops_per_s(device, "f16")
+    if wide is None:
+        raise ValueError(f"{device.id}: nothing is known of its arithmetic")
+    name = storage.linear.name.partition(" ")[0]
+    narrow = reached_ops_per_s(device, name) if name in ("fp8", "int8") else None
+    if name == "f32":
+        return wide / 2, wide / 2
+    return max(wide, narrow or 0.0), wide
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """A model of time (``simulator.run.Times``) of a replica of ``tp`` x ``pp`` devices.
+
+    Stages of a pipeline work on ``pp`` parts of a step side by side, so each part goes through all
+    layers with a ``pp``-th of the step's tokens.
+
+    Attributes:
+        work: of one rank.
+        efficiency: the constants.
+        ops_per_s, attention_ops_per_s, read_bytes_per_s: of one device.
+        link_bytes_per_s: between devices; 0 where it is not known, or not needed.
+        tp, pp: how the model is divided.
+        factor: all times are multiplied by it.
+    """
+
+    work: Work
+    efficiency: Efficiency
+    ops_per_s: float
+    attention_ops_per_s: float
+    read_bytes_per_s: float
+    link_bytes_per_s: float = 0.0
+    tp: int = 1
+    pp: int = 1
+    factor: float = 1.0
+
+    @property
+    def windows(self) -> tuple[tuple[int, float], ...]:
+        """The windows of the model's layers."""
+        return self.work.windows
+
+    def parts(self, counts: Counts) -> Mapping[str, float]:
+        """Return the seconds of a step by what they go into, were each alone."""
+        work, efficiency = self.work, self.efficiency
+        tokens = max(1.0, counts.num_tokens / self.pp)
+        rows, seqs = counts.num_rows / self.pp, counts.num_seqs / self.pp
+        positions, pairs = counts.num_positions / self.pp, counts.num_pairs / self.pp
+        read = work.layer_bytes + (work.head_bytes if counts.num_rows else 0.0)
+        read += sum(part.num_bytes * (1 - (1 - part.share) ** tokens) for part in work.experts)
+        read += work.position_bytes * positions + work.seq_bytes * seqs
+        linear = work.token_flops * tokens + work.row_flops * rows
+        ops_s = linear / self.ops_per_s + work.pair_flops * pairs / self.attention_ops_per_s
+        layers = work.num_layers * (3 if self.tp > 1 else 1)
+        sent = 0.0
+        if self.tp > 1 and self.link_bytes_per_s:
+            # Two sums over all ranks a layer, in a ring, of 16-bit values.
+            ring = 2 * (self.tp - 1) / self.tp
+            sent = 2 * work.num_layers * ring * 2 * work.hidden_size * tokens
+            sent /= self.link_bytes_per_s
+        return {
+            "overhead": efficiency.layer_s * layers + _HOP_S * (self.pp - 1),
+            "memory": read / (self.read_bytes_per_s * efficiency.memory),
+            "compute": ops_s / efficiency.compute,
+            "link": sent,
+        }
+
+    def seconds(self, counts: Counts) -> float:
+        """Return the seconds of a step."""
+        parts, power = self.parts(counts), self.efficiency.power
+        roof = (parts["compute"] ** power + parts["memory"] ** power) ** (1 / power)
+        return self.factor * (parts["overhead"] + parts["link"] + roof)
+
+    def after(self, num_rows: int, num_ended: int) -> float:
+        """Return 0: what comes between steps is in the overhead."""
+        return 0.0
+
+
+def device_time(
+    shape: Shape, storage: Storage, kv_value_bytes: float, device: Device, efficiency: Efficiency,
+    tp: int = 1, pp: int = 1,
+) -> DeviceTime:  # fmt: skip
+    """Return the model of time of a model on devices of a kind. Raises ValueError as ops_per_s."""
+    products, attention = ops_per_s(device, storage)
+    return DeviceTime(
+        work_of(shape, storage, kv_value_bytes, tp),
+        efficiency,
+        products,
+        attention,
+        device.read_bytes_per_s,
+        device.link_bytes_per_s if tp > 1 else 0.0,
+        tp,
+        pp,
+    )
+
+
+class Batch(NamedTuple):
+    """Counts of a step; see ``Counts``."""
+
+    num_tokens: int
+    num_seqs: int
+    num_rows: int
+    num_positions: float
+    num_pairs: float
+
+
+def prefill_counts(batch: int, prompt: int) -> Batch:
+    """Return the counts of a step that reads ``batch`` whole prompts, without windows."""
+    return Batch(batch * prompt, batch, batch, batch * prompt, batch * prompt * (prompt + 1) / 2)
+
+
+def decode_counts(batch: int, context: float) -> Batch:
+    """Return the counts of a step that adds a token to ``batch`` sequences, without windows."""
+    return Batch(batch, batch, batch, batch * context, batch * context)
+
+
+def batch_seconds(times: DeviceTime, batch: int, prompt: int, new: int) -> float:
+    """Return the seconds of a static batch: all prompts in one step, then all answers."""
+    found = times.seconds(prefill_counts(batch, prompt))
+    for first, last in pairwise(_cuts(new - 1)):
+        context = prompt + (first + last + 1) / 2
+        found += (last - first) * times.seconds(decode_counts(batch, context))
+    return found
+
+
+def _cuts(num: int) -> Iterator[int]:
+    """Yield the borders of at most eight parts of ``num`` steps, whose times are nearly linear."""
+    parts = min(num, 8)
+    yield from (num * i // parts for i in range(parts + 1)) if parts else ()

@@ -1,0 +1,134 @@
+"""Fit the constants of ``physics/device_time.py`` to published figures; print what they err by.
+
+Run as ``python tools/fit_device_time.py``. It reads tests/data/known_speed.json and writes
+src/ridgeline/physics/data/efficiency.csv. Errors are of figures that were left out: of each
+generation one by one, and for "all" a generation at a time, which is what a device of a new one
+has to expect.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.physics.device_time import DeviceTime, Efficiency, batch_seconds, device_time
+from ridgeline.physics.formats import storage_of_dtype
+from ridgeline.planner.catalogue import devices
+
+ROOT = Path(__file__).parents[1]
+KNOWN = ROOT / "tests" / "data" / "known_speed.json"
+TABLE = ROOT / "src" / "ridgeline" / "physics" / "data" / "efficiency.csv"
+POWERS = (1.0, 1.5, 2.0, 3.0, 6.0)
+LOWEST, HIGHEST = np.log([1e-6, 0.1, 0.1]), np.log([1e-3, 1.0, 1.0])
+START = np.log([5e-5, 0.7, 0.7])
+Floats = npt.NDArray[np.float64]
+Case = tuple[dict[str, Any], DeviceTime]
+
+
+def constants(logs: Floats, power: float) -> Efficiency:
+    """Return constants from their logarithms."""
+    layer_s, memory, compute = (float(value) for value in np.exp(logs))
+    return Efficiency("", "", layer_s, memory, compute, power, 0, 0.0, 1.0, "")
+
+
+def cases() -> list[Case]:
+    """Return the published figures, each with the model of time of its devices."""
+    known = json.loads(KNOWN.read_text(encoding="utf-8"))
+    found = []
+    for point in known["points"]:
+        shape = shape_of_config(known["models"][point["model"]])
+        kv_bytes = 1.0 if point["dtype"] == "fp8" else 2.0
+        device, storage = devices()[point["device"]], storage_of_dtype(point["dtype"])
+        times = device_time(shape, storage, kv_bytes, device, constants(START, 2.0), point["tp"])
+        found.append((point, times))
+    return found
+
+
+def error(case: Case, with_: Efficiency) -> float:
+    """Return log(published time / predicted time)."""
+    point, times = case
+    batch, new = point["batch"], point["new"]
+    seconds = batch_seconds(replace(times, efficiency=with_), batch, point["prompt"], new)
+    if "ttft_ms" in point:
+        return math.log(point["ttft_ms"] / 1e3 / seconds)
+    return math.log(batch * new / point["tp"] / point["tokens_per_s_per_device"] / seconds)
+
+
+def fit(known: list[Case]) -> Efficiency:
+    """Return the constants with the least squared logarithm of errors (Levenberg, 1944)."""
+    best: tuple[float, Efficiency] | None = None
+    for power in POWERS:
+        logs, damping = START.copy(), 1e-2
+        residuals = np.array([error(case, constants(logs, power)) for case in known])
+        for _ in range(25):
+            columns = []
+            for i in range(3):
+                moved = logs.copy()
+                moved[i] += 1e-4
+                columns.append([error(case, constants(moved, power)) for case in known])
+            slopes = (np.array(columns).T - residuals[:, None]) / 1e-4
+            step = np.linalg.solve(
+                slopes.T @ slopes + damping * np.eye(3), -slopes.T @ residuals
+            )
+            tried = np.clip(logs + np.clip(step, -0.5, 0.5), LOWEST, HIGHEST)
+            new = np.array([error(case, constants(tried, power)) for case in known])
+            if new @ new < residuals @ residuals:
+                logs, residuals, damping = tried, new, damping / 3
+            else:
+                damping *= 5
+        found = float(residuals @ residuals)
+        if best is None or found < best[0]:
+            best = found, constants(logs, power)
+    assert best is not None
+    return best[1]
+
+
+def quantile_90(errors: list[float]) -> float:
+    """Return what nine in ten further errors stay below (split conformal; Vovk et al., 2005)."""
+    ordered = sorted(map(abs, errors))
+    return ordered[min(len(ordered), math.ceil(0.9 * (len(ordered) + 1))) - 1]
+
+
+def left_out(known: list[Case], groups: list[str]) -> list[float]:
+    """Return the error of each case under constants fitted without its group."""
+    found = {
+        group: fit([case for case, of in zip(known, groups, strict=True) if of != group])
+        for group in dict.fromkeys(groups)
+    }
+    return [error(case, found[group]) for case, group in zip(known, groups, strict=True)]
+
+
+def main() -> None:
+    """Fit each generation and all of them; write the table."""
+    every = cases()
+    generation = {case[0]["id"]: devices()[case[0]["device"]].generation for case in every}
+    parts = {
+        name: [case for case in every if generation[case[0]["id"]] == name]
+        for name in sorted(set(generation.values()))
+    }
+    rows = ["engine,generation,o_us,e_m,e_c,p,num_points,loo_error,factor_90,source"]
+    for name, known in {**parts, "all": every}.items():
+        groups = [generation[c[0]["id"]] if name == "all" else c[0]["id"] for c in known]
+        errors, found = left_out(known, groups), fit(known)
+        mean, factor = float(np.mean(np.abs(errors))), math.exp(quantile_90(errors))
+        rows.append(
+            f"trtllm,{name},{found.layer_s * 1e6:.1f},{found.memory:.3f},{found.compute:.3f},"
+            f"{found.power:g},{len(known)},{mean:.3f},{factor:.2f},"
+            f"TensorRT-LLM v0.6.1 docs/source/performance.md"
+        )
+        print(rows[-1], f"median {np.median(np.abs(errors)):.3f} worst {max(map(abs, errors)):.3f}")
+        worst = sorted(zip(errors, known, strict=True), key=lambda e: -abs(e[0]))[:6]
+        for miss, (point, _) in worst:
+            print(f"    {miss:+.2f}  {point['id']}")
+    TABLE.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
