@@ -3,7 +3,7 @@
 Run as ``python tools/fit_device_time.py``. It reads tests/data/known_speed.json and writes
 src/ridgeline/physics/data/efficiency.csv. Errors are of figures that were left out: of each
 generation one by one, and for "all" a generation at a time, which is what a device of a new one
-has to expect.
+has to expect. Figures of other engines are fitted to by none; they say how far theirs may be off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from ridgeline.planner.catalogue import devices
 
 ROOT = Path(__file__).parents[1]
 KNOWN = ROOT / "tests" / "data" / "known_speed.json"
+CONFIGS = ROOT / "tests" / "data" / "configs.json"
 TABLE = ROOT / "src" / "ridgeline" / "physics" / "data" / "efficiency.csv"
+FITTED = "trtllm"  # the engine with figures enough
 POWERS = (1.0, 1.5, 2.0, 3.0, 6.0)
 LOWEST, HIGHEST = np.log([1e-6, 0.1, 0.1]), np.log([1e-3, 1.0, 1.0])
 START = np.log([5e-5, 0.7, 0.7])
@@ -41,10 +43,12 @@ def constants(logs: Floats, power: float) -> Efficiency:
 def cases() -> list[Case]:
     """Return the published figures, each with the model of time of its devices."""
     known = json.loads(KNOWN.read_text(encoding="utf-8"))
+    hub = json.loads(CONFIGS.read_text(encoding="utf-8"))
+    configs = known["models"] | {name: model["config"] for name, model in hub.items()}
     found = []
     for point in known["points"]:
-        shape = shape_of_config(known["models"][point["model"]])
-        kv_bytes = 1.0 if point["dtype"] == "fp8" else 2.0
+        shape = shape_of_config(configs[point["model"]])
+        kv_bytes = 1.0 if point["dtype"] == "fp8" and point["engine"] == FITTED else 2.0
         device, storage = devices()[point["device"]], storage_of_dtype(point["dtype"])
         times = device_time(shape, storage, kv_bytes, device, constants(START, 2.0), point["tp"])
         found.append((point, times))
@@ -58,6 +62,8 @@ def error(case: Case, with_: Efficiency) -> float:
     seconds = batch_seconds(replace(times, efficiency=with_), batch, point["prompt"], new)
     if "ttft_ms" in point:
         return math.log(point["ttft_ms"] / 1e3 / seconds)
+    if "tpot_ms" in point:  # of a closed loop: while one answers, each of the others is read once
+        return math.log(point["tpot_ms"] / 1e3 * new / seconds)
     return math.log(batch * new / point["tp"] / point["tokens_per_s_per_device"] / seconds)
 
 
@@ -105,28 +111,42 @@ def left_out(known: list[Case], groups: list[str]) -> list[float]:
     return [error(case, found[group]) for case, group in zip(known, groups, strict=True)]
 
 
+def row(engine: str, name: str, found: Efficiency, errors: list[float], source: str) -> str:
+    """Return a line of the table."""
+    mean, factor = float(np.mean(np.abs(errors))), math.exp(quantile_90(errors))
+    return (
+        f"{engine},{name},{found.layer_s * 1e6:.1f},{found.memory:.3f},{found.compute:.3f},"
+        f'{found.power:g},{len(errors)},{mean:.3f},{factor:.2f},"{source}"'
+    )
+
+
+def show(line: str, errors: list[float], known: list[Case]) -> None:
+    """Print a line of the table and its largest errors."""
+    print(line, f"median {np.median(np.abs(errors)):.3f} worst {max(map(abs, errors)):.3f}")
+    for miss, (point, _) in sorted(zip(errors, known, strict=True), key=lambda e: -abs(e[0]))[:8]:
+        print(f"    {miss:+.2f}  {point['id']}")
+
+
 def main() -> None:
     """Fit each generation and all of them; write the table."""
-    every = cases()
+    published = cases()
+    every = [case for case in published if case[0]["engine"] == FITTED]
     generation = {case[0]["id"]: devices()[case[0]["device"]].generation for case in every}
     parts = {
         name: [case for case in every if generation[case[0]["id"]] == name]
         for name in sorted(set(generation.values()))
     }
+    fitted = {name: fit(known) for name, known in {**parts, "all": every}.items()}
     rows = ["engine,generation,o_us,e_m,e_c,p,num_points,loo_error,factor_90,source"]
     for name, known in {**parts, "all": every}.items():
         groups = [generation[c[0]["id"]] if name == "all" else c[0]["id"] for c in known]
-        errors, found = left_out(known, groups), fit(known)
-        mean, factor = float(np.mean(np.abs(errors))), math.exp(quantile_90(errors))
-        rows.append(
-            f"trtllm,{name},{found.layer_s * 1e6:.1f},{found.memory:.3f},{found.compute:.3f},"
-            f"{found.power:g},{len(known)},{mean:.3f},{factor:.2f},"
-            f"TensorRT-LLM v0.6.1 docs/source/performance.md"
-        )
-        print(rows[-1], f"median {np.median(np.abs(errors)):.3f} worst {max(map(abs, errors)):.3f}")
-        worst = sorted(zip(errors, known, strict=True), key=lambda e: -abs(e[0]))[:6]
-        for miss, (point, _) in worst:
-            print(f"    {miss:+.2f}  {point['id']}")
+        errors, found = left_out(known, groups), fitted[name]
+        rows.append(row(FITTED, name, found, errors, "TensorRT-LLM v0.6.1, performance.md"))
+        show(rows[-1], errors, known)
+    others = [case for case in published if case[0]["engine"] != FITTED]
+    errors = [error(case, fitted[devices()[case[0]["device"]].generation]) for case in others]
+    rows.append(row("other", "all", fitted["all"], errors, "vLLM; see tests/data/known_speed.json"))
+    show(rows[-1], errors, others)
     TABLE.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 

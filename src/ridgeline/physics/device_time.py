@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import Matrix, Shape
 
 _ALL = "all"  # the row of constants for generations without figures of their own
+_OTHER = "other"  # the row that says how far engines may be off to which nothing was fitted
 _HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
 _TYPICAL_REACH = 0.78  # of a dense peak, where nobody measured: the median of those measured
 _STATE_BYTES = 4  # states of sequences are kept in f32
@@ -102,10 +103,20 @@ def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
     return tuple(found)
 
 
-def efficiency_of(device: Device, rows: tuple[Efficiency, ...]) -> Efficiency:
-    """Return the constants for a device: of its generation, else of all that were measured."""
-    own = [row for row in rows if row.generation == device.generation]
-    return (own or [row for row in rows if row.generation == _ALL])[0]
+def efficiency_of(device: Device, engine: str, rows: tuple[Efficiency, ...]) -> Efficiency:
+    """Return the constants for a device: of its generation, else of all that were measured.
+
+    Where either engine or generation has no figures of its own, the error is that of engines to
+    which nothing was fitted, if that is more.
+    """
+    fitted = [row for row in rows if row.engine != _OTHER]
+    of_all = next(row for row in fitted if row.generation == _ALL)
+    found = next((row for row in fitted if row.generation == device.generation), of_all)
+    if found.engine == engine and found is not of_all:
+        return found
+    other = next(row for row in rows if row.engine == _OTHER)
+    worse = max(found, of_all, other, key=lambda row: row.factor_90)
+    return replace(found, error=worse.error, factor_90=worse.factor_90)
 
 
 class Experts(NamedTuple):
