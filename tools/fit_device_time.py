@@ -80,9 +80,7 @@ def fit(known: list[Case]) -> Efficiency:
                 moved[i] += 1e-4
                 columns.append([error(case, constants(moved, power)) for case in known])
             slopes = (np.array(columns).T - residuals[:, None]) / 1e-4
-            step = np.linalg.solve(
-                slopes.T @ slopes + damping * np.eye(3), -slopes.T @ residuals
-            )
+            step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(3), -slopes.T @ residuals)
             tried = np.clip(logs + np.clip(step, -0.5, 0.5), LOWEST, HIGHEST)
             new = np.array([error(case, constants(tried, power)) for case in known])
             if new @ new < residuals @ residuals:

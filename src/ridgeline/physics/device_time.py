@@ -85,17 +85,18 @@ def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
     found = []
     for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
         try:
-            values = [float(row[name]) for name in ("o_us", "e_m", "e_c", "p")]
-            errors = float(row["loo_error"]), float(row["factor_90"])
             found.append(
                 Efficiency(
-                    row["engine"],
-                    row["generation"],
-                    values[0] * 1e-6,
-                    *values[1:],
-                    int(row["num_points"]),
-                    *errors,
-                    row["source"],
+                    engine=row["engine"],
+                    generation=row["generation"],
+                    layer_s=float(row["o_us"]) * 1e-6,
+                    memory=float(row["e_m"]),
+                    compute=float(row["e_c"]),
+                    power=float(row["p"]),
+                    num_points=int(row["num_points"]),
+                    error=float(row["loo_error"]),
+                    factor_90=float(row["factor_90"]),
+                    source=row["source"],
                 )
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -297,7 +298,7 @@ class DeviceTime:
     def seconds(self, counts: Counts) -> float:
         """Return the seconds of a step."""
         parts, power = self.parts(counts), self.efficiency.power
-        roof = (parts["compute"] ** power + parts["memory"] ** power) ** (1 / power)
+        roof: float = (parts["compute"] ** power + parts["memory"] ** power) ** (1 / power)
         return self.factor * (parts["overhead"] + parts["link"] + roof)
 
     def after(self, num_rows: int, num_ended: int) -> float:

@@ -115,6 +115,10 @@ class VirtualRunner:
         """Take what the answers of a request are."""
         self._asked[request_id] = asked
 
+    def asked(self, request_id: int) -> Asked:
+        """Return the request that the engine knows by this number."""
+        return self._asked[request_id]
+
     def execute(self, step: Step) -> StepOutput:
         """Let the time pass that the step takes; answer with the next token of each sequence."""
         features = of_step(step, self._times.windows)
