@@ -69,7 +69,8 @@ FORMATS: Mapping[str, Format] = {
 }
 _NAMES = {
     "bfloat16": "bf16", "float16": "f16", "float32": "f32", "half": "f16", "fp16": "f16",
-    "fp32": "f32", "float": "f32", "f8": "fp8", "float8": "fp8", "w8a8": "int8", "w4a16": "int4",
+    "fp32": "f32", "float": "f32", "f8": "fp8", "float8": "fp8", "w8a8": "int8",
+    "int8-row": "int8", "w4a16": "int4",
 }  # fmt: skip
 # The formats that "the widest that fits" tries, from the widest to the narrowest.
 BY_WIDTH = ("bf16", "fp8", "int8", "int4")

@@ -191,6 +191,15 @@ def check_division(shape: Shape, tp: int, pp: int) -> None:
         raise ValueError(f"--pipeline-parallel-size {pp}, but there are {len(shape.layers)} layers")
 
 
+def can_divide(shape: Shape, tp: int, pp: int) -> bool:
+    """Return whether so many ranks and stages can divide the model."""
+    try:
+        check_division(shape, tp, pp)
+    except ValueError:
+        return False
+    return True
+
+
 def make_ledger(
     shape: Shape, storage: Storage, known: Known, capacity_bytes: int, setting: Setting
 ) -> Ledger:
@@ -439,11 +448,8 @@ def smallest_tp(
     """Return the least power of two of ranks on which it fits; None if none up to ``most`` does."""
     ranks = 1
     while ranks <= most:
-        try:
-            check_division(shape, ranks, setting.pp)
-        except ValueError:
-            return None
-        if ledger_of(replace(setting, tp=ranks)).fits:
+        asked = replace(setting, tp=ranks)
+        if can_divide(shape, ranks, setting.pp) and ledger_of(asked).fits:
             return ranks
         ranks *= 2
     return None

@@ -37,7 +37,7 @@ from ridgeline.planner.wishes import AUTO, Wishes
 
 _DEFAULT_CONTEXT = 4096
 _MOST_RANKS = 16
-_OUR_DTYPES = ("f32", "bf16", "int8", "int4")
+_OUR_DTYPES = ("f32", "bf16", "int8", "int8-row", "int4")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

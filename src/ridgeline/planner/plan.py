@@ -79,7 +79,7 @@ def plan(
 def plan_for(subject: Subject, wishes: Wishes, compare_published: bool = False) -> Plan:
     """Return the plan for a model that was read. Raises ValueError as ``plan`` does."""
     shape = subject.shape
-    if shape.not_counted and wishes.weights_memory is None:
+    if shape.not_counted and subject.stored is None and wishes.weights_memory is None:
         raise ValueError(
             f"{subject.name}: {shape.not_counted[0]} describes weights that are not understood: "
             f"give the size of the model's files with --weights-memory"
