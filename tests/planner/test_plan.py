@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import gguf
 import numpy as np
 import pytest
 
 from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import weight_params
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.pictures import memory_svg
+from ridgeline.planner.stored import config_of_gguf
 from ridgeline.planner.words import gib, sentence
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.physics.test_shapes import PUBLISHED
@@ -87,6 +91,20 @@ def test_what_is_said_to_help_does(name: str, device: str) -> None:
         assert plan(config, **wishes).best.ledger.fits, flag
 
 
+def test_no_model_takes_more_than_it_was_trained_for_and_a_state_has_no_end() -> None:
+    assert plan(PUBLISHED["phi-4"]["config"], on="h100-sxm").best.max_context == 16384
+    endless = plan(PUBLISHED["mamba-2.8b"]["config"], on="l4")
+    assert endless.best.max_context is None
+    assert endless.as_dict()["memory"]["max_context_tokens"] is None
+    assert "or one sequence of any length" in sentence(endless.best)
+
+
+def test_a_cache_that_was_made_too_small_is_named_in_the_answer() -> None:
+    found = plan(PUBLISHED["phi-4"]["config"], on="h100-sxm", kv_cache_memory="1GiB", concurrency=8)
+    assert found.best.ledger.spare_bytes > 0
+    assert "5.25 GiB too much" in sentence(found.best)  # 8 x 4,096 x 204,800 bytes are 6.25 GiB
+
+
 def test_over_all_devices_the_smallest_that_fits_is_the_answer() -> None:
     found = plan(LLAMA, on="all", tensor_parallel_size="1")
     fitting = [p for p in found.placements if p.ledger.fits]
@@ -147,6 +165,86 @@ def test_packed_weights_have_the_size_that_was_foretold(name: str, dtype: str) -
     )
     real = sum(array.data.nbytes for array in weights.arrays.values())
     assert sum(packed_bytes(model, dtype, "int8").values()) == real
+
+
+def test_blocks_that_padding_breaks_up_are_foretold_too() -> None:
+    """Heads of 8 channels are padded, so the columns of o move, and its blocks of 32 with them."""
+    arch = replace(ARCHS["plain"], hidden_size=64, intermediate_size=64, vocab_size=70)
+    plain = checkpoint(arch)
+    kind = gguf.GGMLQuantizationType.Q4_0
+    tensors = {
+        name: Tensor(name, "Q4_0", t.shape, gguf.quants.quantize(t.to_f32(), kind))
+        if len(t.shape) == 2
+        else t
+        for name, t in plain.tensors.items()
+    }
+    model = replace(plain, tensors=tensors)
+    weights = load_weights(
+        model, model_sizes(arch, "auto", "int8"), "auto", 64, None, lambda done, total: None
+    )
+    assert {weights.arrays[f"layers.0.{part}"].kind for part in ("q", "o")} == {"s4", "w8"}
+    real = sum(array.data.nbytes for array in weights.arrays.values())
+    assert sum(packed_bytes(model, "auto", "int8").values()) == real
+
+
+def test_a_format_that_is_asked_for_spares_what_the_config_spares() -> None:
+    config = PUBLISHED["gpt-oss-20b"]["config"]
+    asis = plan(config, on="h100-sxm").best.ledger.lines
+    wished = plan(config, on="h100-sxm", dtype="int8").best.ledger.lines
+    names = "weights, attention", "weights, experts"
+    before, after = ({n: size for n, size, _ in lines} for lines in (asis, wished))
+    assert after[names[0]] == before[names[0]]
+    assert after[names[1]] > before[names[1]] * 1.8
+
+
+def test_ggufs_of_latent_attention_and_of_mixtral() -> None:
+    names = {"token_embd.weight": Tensor("e", "F32", (40, 32), np.zeros((40, 128), np.uint8))}
+    latent = gguf_metadata(CONFIG, "deepseek2") | {
+        "deepseek2.attention.kv_lora_rank": 16, "deepseek2.attention.q_lora_rank": 24,
+        "deepseek2.attention.key_length": 24, "deepseek2.attention.value_length": 16,
+        "deepseek2.attention.key_length_mla": 12, "deepseek2.attention.value_length_mla": 10,
+        "deepseek2.rope.dimension_count": 8, "deepseek2.expert_count": 4,
+        "deepseek2.expert_used_count": 2, "deepseek2.expert_shared_count": 1,
+        "deepseek2.expert_feed_forward_length": 16, "deepseek2.leading_dense_block_count": 1,
+    }  # fmt: skip
+    shape = shape_of_config(config_of_gguf(latent, names, "x.gguf"))
+    assert shape.layers[0].cache.values_per_token() == 16 + 8
+    sizes = {m.name.rpartition(".")[2]: (m.rows, m.columns) for m in shape.layers[0].matrices}
+    assert sizes["kv_b_proj"] == (4 * (4 + 10), 16)
+    assert sizes["q_b_proj"] == (4 * 12, 24)
+    assert "moe" in shape.kinds
+    mixtral = gguf_metadata(CONFIG, "llama") | {
+        "llama.expert_count": 8, "llama.expert_used_count": 2,
+    }  # fmt: skip
+    assert config_of_gguf(mixtral, names, "x.gguf")["model_type"] == "mixtral"
+    layers = np.array([2, 1], np.uint32)
+    for key, value, message in (
+        ("general.architecture", "rwkv7", "'rwkv7' is not understood"),
+        ("llama.attention.head_count_kv", layers, "differs from layer to layer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            config_of_gguf(mixtral | {key: value}, names, "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (struct.pack("<Q", 1 << 40), "a header of 1099511627776 bytes"),
+        (struct.pack("<Q", 4) + b"nope", "its header is damaged"),
+        (struct.pack("<Q", 12) + b'{"w": [1, 2]}'[:12], "its header is damaged"),
+        (
+            struct.pack("<Q", 41) + b'{"w": {"data_offsets": [0, 9]}}'.ljust(41) + bytes(8),
+            "tensor 'w' ends behind the file's end",
+        ),
+    ],
+)
+def test_a_damaged_file_of_a_directory_is_refused(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "config.json", PUBLISHED["deepseek-v3"]["config"])
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan(tmp_path)
 
 
 def test_a_gguf_of_another_family_is_planned_by_its_header(tmp_path: Path) -> None:

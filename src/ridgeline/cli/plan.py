@@ -24,7 +24,7 @@ from ridgeline.planner import Plan, Wishes, plan
 from ridgeline.planner.pictures import COLOURS, memory_svg
 from ridgeline.planner.place import Placement
 from ridgeline.planner.published import Published
-from ridgeline.planner.words import gib, parts_of, sentence
+from ridgeline.planner.words import gib, length, parts_of, sentence
 
 _BAR_CELLS = 40
 # Shades tell the parts apart where there is no colour.
@@ -155,7 +155,7 @@ def _show_devices(placements: tuple[Placement, ...], console: Console) -> None:
                 str(placement.num_devices),
                 gib(placement.ledger.capacity_bytes),
                 gib(placement.ledger.spare_bytes),
-                f"{placement.max_context:,}",
+                length(placement.max_context),
                 f"{placement.max_concurrency:,}",
             )
     if table.row_count:
@@ -217,7 +217,7 @@ def as_markdown(found: Plan) -> Iterator[str]:
             spare = gib(p.ledger.spare_bytes) if p.ledger.fits else "does not fit"
             yield (
                 f"| {p.device.id} | {p.num_devices} | {gib(p.ledger.capacity_bytes)} | {spare} | "
-                f"{p.max_context:,} | {p.max_concurrency:,} |"
+                f"{length(p.max_context)} | {p.max_concurrency:,} |"
             )
         yield ""
     yield f"| on {found.best.device.id} | size | how |"

@@ -334,12 +334,13 @@ def _windows(config: Fields, name: str, family: Family, kinds: list[str]) -> lis
     )  # fmt: skip
     if not switched_on:
         window = None
+    rotating = config.list_of(int, "no_rope_layers") or []  # 1 where a layer rotates
     found = []
     for i, kind in enumerate(kinds):
         if kind:
             is_seen_through = kind in _SLIDING
         elif name == "llama4_text":
-            is_seen_through = bool((i + 1) % 4)
+            is_seen_through = bool(rotating[i] if i < len(rotating) else (i + 1) % 4)
         elif every:
             is_seen_through = bool((i + 1) % every)
         else:
@@ -391,7 +392,8 @@ def _mlp(config: Fields, name: str, family: Family, i: int, count: int, hidden: 
     if name in ("mamba", "mamba2", "falcon_mamba"):
         return None
     num_experts = config.integer(*_EXPERTS, default=0, low=0)
-    config.get("intermediate_size")  # where all layers have experts, it is nobody's width
+    # Where all layers have experts, these are nobody's widths.
+    config.get("intermediate_size", "intermediate_size_mlp")
     biased = config.flag("mlp_bias", "use_bias", default=False)
     if num_experts > 1 and _is_sparse(config, name, i, count):
         width = config.integer("moe_intermediate_size", "expert_ffn_hidden_size", default=0, low=0)

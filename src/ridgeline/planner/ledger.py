@@ -410,17 +410,19 @@ _MOST_TOKENS = 1 << 40
 _MOST_SEQUENCES = 1 << 32
 
 
-def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
+def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int | None:
     """Return the longest context, in whole blocks, with which all sequences fit; 0 if none does.
 
-    A model whose cache does not grow has no limit: it gets one that no machine reaches.
+    None if there is no end to it, because no layer's cache grows.
     """
     size = setting.block_size
 
     def fits(num_blocks: int) -> bool:
         return ledger_of(replace(setting, context=num_blocks * size)).fits
 
-    return size * _largest(fits, _MOST_TOKENS // size)
+    most = _MOST_TOKENS // size
+    longest = _largest(fits, most)
+    return None if longest == most else size * longest
 
 
 def max_concurrency(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
