@@ -65,6 +65,15 @@ def test_programs_get_json_csv_and_markdown(config: str) -> None:
     assert "| h100-sxm | 1 |" in done.stdout
 
 
+def test_a_context_without_an_end_is_shown_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "mamba.json"
+    path.write_text(json.dumps(PUBLISHED["mamba-2.8b"]["config"]))
+    for form in ("table", "markdown"):
+        done = ridgeline("plan", str(path), "--on", "l4,h100-sxm", "--format", form)
+        assert done.returncode == 0, done.stderr
+        assert "or one sequence of any length" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

@@ -202,8 +202,9 @@ def test_ranks_divide_matrices_and_copy_norms_routers_and_heads_that_are_too_few
 
 
 def test_a_tied_embedding_is_on_the_last_stage_too() -> None:
-    both = weights_of("gemma-2-9b", pp=2)["embedding"]
-    assert both == 4 * 256000 * 3584
+    last = ledger_of("gemma-2-9b", 1 << 42, setting(pp=2))
+    assert last.stage == 1
+    assert weights_of("gemma-2-9b", pp=2)["embedding"] == 4 * 256000 * 3584
     assert "head" not in weights_of("gemma-2-9b", pp=2)
 
 
@@ -235,10 +236,11 @@ def test_the_fullest_stage_decides() -> None:
     assert sparse.stage == 1
     alone = ledger_of("deepseek-v3", 1 << 40, setting())
     assert sparse.weights_bytes > alone.weights_bytes / 2
+    thirds = ledger_of("llama-3.1-8b", 1 << 42, setting(pp=3, concurrency=64))  # 11, 11, 10 layers
+    assert thirds.stage == 0
+    assert thirds.kv_bytes == 64 * 4096 * 131072 * 11 // 32
     halves = ledger_of("llama-3.1-8b", 1 << 40, setting(pp=2))
-    assert halves.stage in (0, 1)
-    names = {line.name for line in halves.lines}
-    assert ("weights, head" in names) == (halves.stage == 1)
+    assert "weights, head" in {line.name for line in halves.lines}
     whole = ledger_of("llama-3.1-8b", 1 << 40, setting())
     assert whole.weights_bytes / 2 <= halves.weights_bytes < whole.weights_bytes * 0.6
 
