@@ -206,6 +206,9 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     connection.request("GET", "/v1/live?model=b")
     assert connection.getresponse().read(6) == b"data: "
     connection.close()
+    assert routed.call("/v1/memory?model=c")[1]["error"]["code"] == "model_not_loaded"
+    lines = routed.call("/v1/memory?model=b")[1]["lines"]
+    assert {"kv_cache", "process.other"} <= {line["name"] for line in lines}
     assert routed.status("b")["num_requests"] == 0, "who looks on does not keep it"
     text = routed.call("/metrics")[1]
     assert {'model_name="a"', 'model_name="b"'} <= set(re.findall(r'model_name="\w+"', text))

@@ -232,7 +232,7 @@ def new_app(router: Router) -> FastAPI:
         return _PassedOn(router.pool, name, partial(router.pool.use, name, model))
 
     async def live(request: Request) -> Response:
-        """Pass on the view of a model, if that is loaded: looking on neither loads nor keeps it."""
+        """Pass on what a loaded model's process says of itself; looking neither loads nor keeps."""
         name, _ = router.chosen(request.query_params.get("model") or router.last_used())
         slot = router.pool.slots.get(name)
         if slot is None or slot.worker is None:
@@ -246,7 +246,8 @@ def new_app(router: Router) -> FastAPI:
         app.router.routes.append(Route(path, post, methods=["POST"]))
     for path in ("/openapi.json", "/tokenizer_info"):
         app.router.routes.append(Route(path, get, methods=["GET"]))
-    app.router.routes.append(Route("/v1/live", live, methods=["GET"]))
+    for path in ("/v1/live", "/v1/memory"):
+        app.router.routes.append(Route(path, live, methods=["GET"]))
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 

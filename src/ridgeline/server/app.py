@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import hashlib
 import os
@@ -17,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
+from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.machine import memory_of
@@ -78,10 +80,14 @@ class Service:
         summary: Summary,
         max_model_len: int,
         fingerprint: str,
+        memory: Callable[[], ProcessMemory],
     ) -> None:
-        """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on."""
+        """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
+
+        ``memory`` says what takes this process's memory; any thread may call it.
+        """
         self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
-        self.summary = summary
+        self.summary, self.memory = summary, memory
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
@@ -393,6 +399,11 @@ def _add_status(app: FastAPI, service: Service) -> None:
         """Send views of the engine as server-sent events, for as long as they are read."""
         headers = {"cache-control": "no-cache"}
         return StreamingResponse(service.live.events(), 200, headers, "text/event-stream")
+
+    @app.get("/v1/memory", responses=_ERRORS)
+    async def memory() -> dict[str, Any]:
+        """Say line by line what takes this process's memory, and what of it may still grow."""
+        return (await asyncio.to_thread(service.memory)).as_dict()
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
