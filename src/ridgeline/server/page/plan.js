@@ -12,6 +12,7 @@ const at = (id) => document.getElementById(id);
 const form = at('form');
 
 let waiting = null;
+let shown = ''; // the state that was asked for last, as text
 let asking = null; // an AbortController while a request is under way
 
 // --- the form ----------------------------------------------------------------------------------
@@ -96,6 +97,7 @@ async function post(body, signal) {
 async function update() {
   asking?.abort();
   const state = readForm();
+  shown = JSON.stringify(state);
   toAddress(state);
   const isEmpty = !state.model && !state.config;
   at('empty').hidden = !isEmpty;
@@ -127,7 +129,7 @@ function chooseDevice(id) {
 function later() {
   showConfig();
   clearTimeout(waiting);
-  waiting = setTimeout(update, WAIT_MS);
+  waiting = setTimeout(() => { if (JSON.stringify(readForm()) !== shown) update(); }, WAIT_MS);
 }
 
 async function takeFile(file) {
@@ -162,7 +164,7 @@ async function start() {
     return;
   }
   fromAddress();
-  form.addEventListener('input', later);
+  for (const kind of ['input', 'change']) form.addEventListener(kind, later);
   form.addEventListener('submit', (event) => event.preventDefault());
   form.addEventListener('reset', () => setTimeout(() => { location.hash = ''; fromAddress(); update(); }));
   addEventListener('hashchange', () => { fromAddress(); update(); });
