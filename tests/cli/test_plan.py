@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import http.client
 import json
+import re
+import signal
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.test_main import ridgeline
+from tests.cli.test_main import RIDGELINE, ridgeline
 from tests.physics.test_shapes import PUBLISHED
 
 
@@ -95,3 +99,37 @@ def test_errors_are_one_line_and_have_a_status(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert not done.stdout
+
+
+def test_the_page_is_served_without_a_model(config: str) -> None:
+    """``--web``: the page, its two routes, and a clean end."""
+    command = [str(RIDGELINE), "plan", "--web", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        found = re.search(rb"http://127.0.0.1:(\d+)/plan", process.stdout.readline())
+        assert found
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
+
+        def call(path: str, body: str | None = None) -> tuple[int, str]:
+            headers = {"content-type": "application/json"} if body else {}
+            connection.request("POST" if body else "GET", path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+        try:
+            assert "<title>Plan" in call("/plan")[1]
+            assert call("/")[0] == 307
+            choices = json.loads(call("/v1/plan/devices")[1])
+            assert (choices["models"], choices["chat"]) == ([], False)
+            asked = {"model": json.loads(Path(config).read_text()), "on": "l4"}
+            status, text = call("/v1/plan", json.dumps(asked))
+            own = ridgeline("plan", config, "--on", "l4", "--format", "json").stdout
+            assert status == 200
+            assert json.loads(text)["memory"] == json.loads(own)["memory"]
+            assert call("/v1/plan", json.dumps({"model": config}))[0] == 404, "it reads no files"
+            assert call("/v1/models")[0] == 404
+        finally:
+            connection.close()
+            process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    assert "name a model" in ridgeline("plan").stderr

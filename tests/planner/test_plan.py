@@ -52,7 +52,7 @@ def write_safetensors(path: Path, sizes: dict[str, int]) -> Path:
 def test_a_config_says_what_fits_on_a_device() -> None:
     found = plan(LLAMA, on="l4", concurrency=3)
     document = found.as_dict()
-    assert list(document) == ["model", "memory", "devices", "assumptions", "warnings"]
+    assert list(document) == ["model", "answer", "memory", "devices", "assumptions", "warnings"]
     assert document["model"]["num_params"] == 8030261248
     memory = document["memory"]
     assert memory["fits"] is True

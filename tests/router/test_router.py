@@ -219,6 +219,21 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     assert any(one.startswith('http_requests_total{model_name="b",') for one in samples)
 
 
+def test_plans_load_no_model(routed: Routed) -> None:
+    listed = routed.call("/v1/plan/devices")[1]
+    assert listed["models"] == ["a", "b", "c"]
+    before = [routed.status(name)["value"] for name in "ab"]
+    plans = [routed.call("/v1/plan", {"model": name})[1] for name in "ab"]
+    assert [plan["model"]["name"] for plan in plans] == ["a", "b"]
+    assert [routed.status(name)["value"] for name in "ab"] == before
+    assert routed.call("/v1/plan", {"model": "c"})[1]["error"]["code"] == "invalid_value"
+    assert routed.call("/v1/plan", {"model": "d"})[1]["error"]["code"] == "model_not_found"
+    assert routed.call("/v1/plan", {})[1]["error"]["code"] == "missing_parameter"
+    unknown = routed.call("/v1/plan", {"model": "a", "ctx": 1})[1]["error"]
+    assert (unknown["param"], unknown["code"]) == ("ctx", "unknown_parameter")
+    assert "<title>Plan" in routed.call("/plan")[1]
+
+
 def test_ollamas_clients_see_all_models(routed: Routed) -> None:
     listed = routed.call("/api/tags")[1]["models"]
     assert [one["name"] for one in listed] == ["a:latest", "b:latest"], "c cannot be read"
@@ -264,7 +279,7 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
     with serving(model) as served:
         routes = new_app(served.running.service).routes
         posts = [r.path for r in routes if "POST" in (getattr(r, "methods", None) or ())]
-    assert sorted(posts) == sorted(POSTS)
+    assert sorted(posts) == sorted([*POSTS, "/v1/plan"])  # which the router answers itself
 
 
 def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:

@@ -22,7 +22,8 @@ from tests.server.test_plans import ask, config
 DROP = """
 const data = new DataTransfer();
 data.items.add(new File([arguments[0]], 'config.json', { type: 'application/json' }));
-document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true }));
+const how = { dataTransfer: data, bubbles: true, cancelable: true };
+document.body.dispatchEvent(new DragEvent('drop', how));
 """
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ridgeline.planner import Wishes, plan
 from ridgeline.planner.catalogue import devices
@@ -58,7 +60,9 @@ def test_sizes_and_counts_may_be_numbers_or_text(served: Served) -> None:
 
 def test_the_model_that_is_served_is_known_from_its_file(served: Served) -> None:
     own = ask(served)
-    assert own == ask(served, model="tiny") | {"memory": own["memory"], "devices": own["devices"]}
+    named = ask(served, model="tiny", on="l4")
+    assert named["model"] == own["model"]
+    assert named["memory"]["device"] == "l4"
     assert own["model"]["name"] == "tiny"
     assert own["memory"]["device"] == "here"
     arch = served.llm.arch
@@ -93,7 +97,8 @@ def test_the_catalogue(served: Served) -> None:
     assert [one["id"] for one in others] == list(devices())
     assert found["models"] == ["tiny"]
     for one in others[:3]:
-        assert ask(served, model=config("gemma-3-1b"), on=one["id"])["memory"]["device"] == one["id"]
+        found = ask(served, model=config("gemma-3-1b"), on=one["id"])
+        assert found["memory"]["device"] == one["id"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +129,33 @@ def test_what_is_refused_and_how(
     assert (found, error["param"]) == (status, param), error
     assert words in error["message"]
     assert "--" not in error["message"], "flags are the command line's"
+
+
+VALUES = st.one_of(
+    st.sampled_from([None, True, "", "x", "full_attention", [], [1], [None], {}, {"a": 1}]),
+    st.sampled_from([0, -1, 1, 3, 0.5, 10**12, 10**30, 1e300, "bfloat16", ["full_attention"] * 3]),
+)
+
+
+@given(st.sampled_from(sorted(CONFIGS)), st.data())
+@settings(
+    max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_a_damaged_config_is_planned_or_refused(
+    served: Served, name: str, data: st.DataObject
+) -> None:
+    damaged = dict(config(name))
+    field = data.draw(st.sampled_from(sorted(damaged)))
+    inner = damaged[field]
+    if isinstance(inner, dict) and inner and data.draw(st.booleans()):
+        damaged[field] = inner | {data.draw(st.sampled_from(sorted(inner))): data.draw(VALUES)}
+    else:
+        damaged[field] = data.draw(VALUES)
+    body = {"model": damaged, "on": "l4", "compare_published": True}
+    status, answer, _ = served.call("/v1/plan", body)
+    assert status in (200, 400), (field, damaged[field], answer)
+    if status == 400:
+        assert answer["error"]["param"] == "model", answer
 
 
 def test_a_long_body_is_refused(served: Served) -> None:

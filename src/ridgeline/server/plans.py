@@ -66,12 +66,12 @@ class PlanRequest(Strict):
 
     def wishes(self) -> Wishes:
         """Return what is asked. Raises ValueError, which names the flag, if that is nonsense."""
-        given = {field.name: getattr(self, field.name) for field in fields(Wishes)}
-        return Wishes(**{
-            name: str(value) if _is_text(name) else value
-            for name, value in given.items()
-            if value is not None
-        })  # fmt: skip
+        given: dict[str, Any] = {}
+        for name in (field.name for field in fields(Wishes)):
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = str(value) if _is_text(name) else value
+        return Wishes(**given)
 
 
 def _is_text(name: str) -> bool:
