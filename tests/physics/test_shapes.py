@@ -191,6 +191,32 @@ def test_what_cannot_be_counted_is_refused_by_name(changes: dict[str, Any], mess
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "switch", "more"),
+    [
+        ("llama", "attention_bias", 2 * (32 + 2 * 16 + 32)),
+        ("llama", "mlp_bias", 2 * (2 * 64 + 32)),
+        ("qwen2", "attention_bias", 0),  # q, k and v have biases anyway, o has none
+        ("cohere", "use_qk_norm", 2 * (4 + 2) * 8),
+        ("glm4_moe", "use_qk_norm", 2 * 2 * 8),
+        ("mistral", "attention_bias", None),
+        ("phi3", "attention_bias", None),
+        ("qwen3", "mlp_bias", None),
+        ("llama", "use_qk_norm", None),
+    ],
+)
+def test_a_switch_counts_where_the_family_has_it_and_is_refused_elsewhere(
+    family: str, switch: str, more: int | None
+) -> None:
+    config = {**CONFIG, "model_type": family, "tie_word_embeddings": False}
+    plain = weight_params(shape_of_config(config))
+    if more is None:
+        with pytest.raises(ValueError, match=f"{switch} is True, which may change"):
+            shape_of_config({**config, switch: True})
+    else:
+        assert weight_params(shape_of_config({**config, switch: True})) == plain + more
+
+
 def test_fields_without_a_size_are_no_reason_to_refuse() -> None:
     harmless = {"pad_token_id": 3, "attention_dropout": 0.1, "rope_scaling": {"factor": 2.0},
                 "num_beams": 4, "sliding_window": None, "use_cache": True, "hidden_dropout": 0.5,
