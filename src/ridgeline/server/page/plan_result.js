@@ -75,7 +75,7 @@ function deviceRow(one, memory, choose) {
   const bar = element('div', { className: 'small', title: `${size(one.total_bytes)} of ${size(one.capacity_bytes)}` }, element('i'));
   bar.firstChild.style.width = `${Math.min(100, (100 * one.total_bytes) / one.capacity_bytes)}%`;
   const cells = one.fits
-    ? [size(one.spare_bytes), number(one.max_context_tokens), one.max_concurrency >= 2 ** 32 ? 'any' : number(one.max_concurrency)]
+    ? [size(one.spare_bytes), one.max_context_tokens === null ? 'any' : number(one.max_context_tokens), one.max_concurrency >= 2 ** 32 ? 'any' : number(one.max_concurrency)]
     : ['does not fit', '–', '–'];
   const made = element('tr', { className: one.fits ? '' : 'unfit', title: one.would_help.length ? `would help: ${one.would_help.join(' or ')}` : '' },
     element('td', {}, name), element('td', {}, number(one.tp * one.pp)), element('td', {}, bar), ...cells.map((text) => element('td', {}, text)));
