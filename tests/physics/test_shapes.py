@@ -30,6 +30,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
         {"biases": "qkv"},
     ),
+    "qwen2, window switched off": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": False, "sliding_window": 7, "max_window_layers": 0},
+        {"biases": "qkv"},
+    ),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}, {"norms": True}),
     "qwen3 by layer": (
         "Qwen3ForCausalLM",
@@ -105,6 +110,26 @@ def test_windows_stand_where_the_family_has_them() -> None:
     assert windows("qwen3-8b") == [None] * 36
 
 
+def test_llama_4_has_chunks_and_a_shared_expert_of_an_experts_width() -> None:
+    """Scout: 109 B parameters by its card, of them 0.9 B that see; 17 B active."""
+    scout = {
+        "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 48,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 202048,
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": 16,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "use_qk_norm": True,
+        "attention_chunk_size": 8192, "tie_word_embeddings": False, "moe_layers": None,
+    }  # fmt: skip
+    shape = shape_of_config(scout)
+    assert weight_params(shape) == pytest.approx(108.1e9, rel=0.005)
+    assert active_params(shape) == pytest.approx(17e9, rel=0.02)
+    assert [layer.cache.window for layer in shape.layers] == [8192, 8192, 8192, None] * 12
+    assert not any("qk_norm" in matrix.name for _, matrix in shape.matrices())  # without weights
+    every = {**scout, "no_rope_layers": [1, 0] * 24, "interleave_moe_layer_step": 2}
+    half = shape_of_config(every)
+    assert [layer.cache.window for layer in half.layers] == [8192, None] * 24
+    assert [layer.mlp_values for layer in half.layers[:2]] == [3 * 16384, 6 * 8192 + 2 * 5120]
+
+
 def test_every_rank_keeps_all_of_a_latent_cache_and_at_least_one_head() -> None:
     latent = shape_of("deepseek-v3").layers[0].cache
     assert latent.values_per_token(1) == latent.values_per_token(8) == 512 + 64
@@ -164,6 +189,32 @@ def test_what_cannot_be_counted_is_refused_by_name(changes: dict[str, Any], mess
         shape_of_config({"model_type": "llama", **config}, "my.json")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "switch", "more"),
+    [
+        ("llama", "attention_bias", 2 * (32 + 2 * 16 + 32)),
+        ("llama", "mlp_bias", 2 * (2 * 64 + 32)),
+        ("qwen2", "attention_bias", 0),  # q, k and v have biases anyway, o has none
+        ("cohere", "use_qk_norm", 2 * (4 + 2) * 8),
+        ("glm4_moe", "use_qk_norm", 2 * 2 * 8),
+        ("mistral", "attention_bias", None),
+        ("phi3", "attention_bias", None),
+        ("qwen3", "mlp_bias", None),
+        ("llama", "use_qk_norm", None),
+    ],
+)
+def test_a_switch_counts_where_the_family_has_it_and_is_refused_elsewhere(
+    family: str, switch: str, more: int | None
+) -> None:
+    config = {**CONFIG, "model_type": family, "tie_word_embeddings": False}
+    plain = weight_params(shape_of_config(config))
+    if more is None:
+        with pytest.raises(ValueError, match=f"{switch} is True, which may change"):
+            shape_of_config({**config, switch: True})
+    else:
+        assert weight_params(shape_of_config({**config, switch: True})) == plain + more
 
 
 def test_fields_without_a_size_are_no_reason_to_refuse() -> None:

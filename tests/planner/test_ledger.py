@@ -127,12 +127,15 @@ def test_the_longest_context_fits_and_one_block_more_does_not(
         return ledger_of(name, capacity, replace(asked, context=tokens))
 
     longest = max_context(lambda other: ledger_of(name, capacity, other), asked)
-    assert longest % asked.block_size == 0
     grows = with_context(2 << 40).kv_need_bytes > with_context(1 << 40).kv_need_bytes
+    if longest is None:
+        assert not grows
+        assert with_context(1 << 40).fits
+        return
+    assert longest % asked.block_size == 0
+    assert not with_context(longest + asked.block_size).fits
     if longest:
         assert with_context(longest).fits
-    if grows or not longest:
-        assert not with_context(longest + asked.block_size).fits
 
 
 @FEW
@@ -178,12 +181,66 @@ def test_ranks_beyond_the_heads_keep_copies_and_a_latent_cache_is_whole_on_each(
     assert kv("deepseek-v3", 1) == kv("deepseek-v3", 8)
 
 
+def weights_of(name: str, **changes: object) -> dict[str, int]:
+    lines = ledger_of(name, 1 << 42, setting(**changes)).lines
+    return {n.removeprefix("weights, "): size for n, size, _ in lines if n.startswith("weights")}
+
+
+def test_ranks_divide_matrices_and_copy_norms_routers_and_heads_that_are_too_few() -> None:
+    whole, half = weights_of("llama-3.1-8b"), weights_of("llama-3.1-8b", tp=2)
+    assert half.pop("norms") == whole.pop("norms") == 2 * 65 * 4096
+    assert half == {name: size // 2 for name, size in whole.items()}
+    # Of 64 heads each of 8 ranks has 8, and one of the 4 heads of keys and values.
+    per_layer = 2 * 8 * 128 * 4096 + 2 * 128 * 4096
+    assert weights_of("qwen3-235b-a22b", tp=8)["attention"] == 2 * 94 * per_layer
+    experts = 128 * 3 * 4096 * 1536 // 8 + 128 * 4096  # and the router, on each rank
+    assert weights_of("qwen3-235b-a22b", tp=8)["experts"] == 2 * 94 * experts
+    # What makes the latents is on each rank; what reads them is divided by heads. One byte each.
+    latents = 7168 * (1536 + 512 + 64)
+    readers = 128 * (1536 * 192 + 512 * 256 + 128 * 7168) // 16
+    assert weights_of("deepseek-v3", tp=16)["attention"] == 61 * (latents + readers)
+
+
+def test_a_tied_embedding_is_on_the_last_stage_too() -> None:
+    last = ledger_of("gemma-2-9b", 1 << 42, setting(pp=2))
+    assert last.stage == 1
+    assert weights_of("gemma-2-9b", pp=2)["embedding"] == 4 * 256000 * 3584
+    assert "head" not in weights_of("gemma-2-9b", pp=2)
+
+
+def test_activations_are_divided_but_for_the_residual_stream() -> None:
+    def activations(tp: int) -> int:
+        return ledger_of("llama-3.1-8b", 1 << 40, setting(tp=tp)).activation_bytes
+
+    residual = 2 * 2048 * 4096 * 2
+    logits = 256 * 128256 * 22  # more than a layer's 3 x 14,336 values for 2,048 rows
+    assert logits > 2048 * 3 * 14336 * 2
+    assert activations(1) == residual + logits
+    assert activations(4) == residual + logits // 4
+
+
+def test_a_state_is_divided_and_does_not_grow() -> None:
+    def state(**changes: object) -> int:
+        lines = ledger_of("jamba-v0.1", 1 << 42, setting(**changes)).lines
+        return sum(size for name, size, _ in lines if name == "state of sequences")
+
+    one = 28 * 8192 * (16 + 3) * 4  # 28 of 32 layers, in f32
+    assert state() == state(context=100_000) == one
+    assert state(concurrency=5) == 5 * one
+    assert state(tp=4) == one // 4
+
+
 def test_the_fullest_stage_decides() -> None:
     """The last stage has as many layers as the first, and the head instead of the embedding."""
+    sparse = ledger_of("deepseek-v3", 1 << 40, setting(pp=2))  # its dense layers stand first
+    assert sparse.stage == 1
+    alone = ledger_of("deepseek-v3", 1 << 40, setting())
+    assert sparse.weights_bytes > alone.weights_bytes / 2
+    thirds = ledger_of("llama-3.1-8b", 1 << 42, setting(pp=3, concurrency=64))  # 11, 11, 10 layers
+    assert thirds.stage == 0
+    assert thirds.kv_bytes == 64 * 4096 * 131072 * 11 // 32
     halves = ledger_of("llama-3.1-8b", 1 << 40, setting(pp=2))
-    assert halves.stage in (0, 1)
-    names = {line.name for line in halves.lines}
-    assert ("weights, head" in names) == (halves.stage == 1)
+    assert "weights, head" in {line.name for line in halves.lines}
     whole = ledger_of("llama-3.1-8b", 1 << 40, setting())
     assert whole.weights_bytes / 2 <= halves.weights_bytes < whole.weights_bytes * 0.6
 
@@ -195,7 +252,12 @@ def test_layers_are_split_evenly_and_in_order(num_layers: int, data: st.DataObje
     assert [i for part in parts for i in part] == list(range(num_layers))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    assert min(sizes) in (sizes[0], sizes[-1])
+    assert min(sizes) == min(sizes[0], sizes[-1])
+
+
+def test_stages_at_the_ends_have_fewer_layers() -> None:
+    assert [len(part) for part in split_layers(10, 4)] == [2, 3, 3, 2]
+    assert [len(part) for part in split_layers(61, 4)] == [15, 16, 15, 15]
 
 
 def test_a_window_bounds_what_is_held_where_blocks_are_given_back() -> None:

@@ -48,6 +48,20 @@ class Footprint(NamedTuple):
     kv_bytes_per_token: int
 
 
+class Held(NamedTuple):
+    """Memory under one name.
+
+    Attributes:
+        num_bytes: that it may take: all bytes of its arrays.
+        resident_bytes: that it takes now: those that are in memory.
+        is_mapped: whether it is read from a file, whose pages the system may drop and read again.
+    """
+
+    num_bytes: int
+    resident_bytes: int
+    is_mapped: bool = False
+
+
 class Surroundings(NamedTuple):
     """Where a runner may keep files, and whom it tells about progress.
 
@@ -106,6 +120,12 @@ class BackendRunner(Protocol):
 
     def traffic(self, step: StepRecord) -> Mapping[str, Traffic]:
         """Return what a step read and computed, by kind; empty if the backend does not know."""
+
+    def memory(self) -> Mapping[str, Held]:
+        """Return what every array that it keeps takes, by name: ``weights.mlp``, ``kv_cache``.
+
+        What belongs together has the same beginning. Any thread may call.
+        """
 
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Count cycles from now on. Raises ValueError if the backend cannot."""

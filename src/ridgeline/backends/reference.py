@@ -20,7 +20,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.face import Counters, Footprint, Setup, Surroundings, Traffic
+from ridgeline.backends.face import Counters, Footprint, Held, Setup, Surroundings, Traffic
+from ridgeline.backends.held import held
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.backends.states import States
@@ -135,6 +136,24 @@ class ReferenceRunner:
     def traffic(self, step: StepRecord) -> dict[str, Traffic]:
         """Return nothing: it is not known what numpy reads."""
         return {}
+
+    def memory(self) -> dict[str, Held]:
+        """Return what every array takes that is kept from step to step."""
+        layers = self._layers
+        biases = [a for one in layers for a in (one.qkv_bias, one.qk_norm, one.o_bias)]
+        norms = [norm for layer in layers for norm in (layer.attn_norm, layer.mlp_norm)]
+        found = {
+            "weights.embedding": held([self._embed]),
+            "weights.attention": held(a for layer in layers for a in (layer.qkv, layer.o)),
+            "weights.mlp": held(a for layer in layers for a in (layer.gate_up, layer.down)),
+            "weights.norms": held([self._norm, *norms, *(a for a in biases if a is not None)]),
+            "weights.rope": held([self._cos, self._sin]),
+            "kv_cache": held([self.k_cache, self.v_cache]),
+            "states": held([self._states.array]),
+        }
+        if self._head is not self._embed:
+            found["weights.head"] = held([self._head])
+        return found
 
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Raise ValueError: nothing counts inside numpy."""

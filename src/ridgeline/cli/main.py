@@ -223,12 +223,16 @@ def replay(
 
 @app.command()
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Load this model, and show what takes the process's memory."),
+    ] = None,
     roof: Annotated[
         bool, typer.Option("--roof", help="Measure memory and arithmetic, in ten seconds.")
     ] = False,
 ) -> None:
     """Say what this machine is, what will be used, and what is wrong."""
-    report(Console(width=_width()), default_home(), with_roof=roof)
+    report(Console(width=_width()), default_home(), model=model, with_roof=roof)
 
 
 @bench_app.command("offline")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -18,13 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import say
-from ridgeline.physics.shapes import active_params, weight_params
 from ridgeline.planner import Plan, Wishes, plan
+from ridgeline.planner.documents import as_csv, as_markdown, model_line
 from ridgeline.planner.pictures import COLOURS, memory_svg
 from ridgeline.planner.place import Placement
 from ridgeline.planner.published import Published
-from ridgeline.planner.words import gib, parts_of, sentence
+from ridgeline.planner.subject import subject_of
+from ridgeline.planner.words import gib, length, parts_of, sentence
 
 _BAR_CELLS = 40
 # Shades tell the parts apart where there is no colour.
@@ -45,7 +44,7 @@ class Form(StrEnum):
 
 _LEGEND = "  ".join(f"[{COLOURS[name]}]{shade}[/] {name}" for name, shade in _SHADES.items())
 Model = Annotated[
-    str,
+    str | None,
     typer.Argument(
         help="A config.json, a directory, a .gguf file, or a name of a model on this machine."
     ),
@@ -54,13 +53,15 @@ Model = Annotated[
 
 @flags("wishes", Wishes)
 def plan_command(
-    model: Model,
+    model: Model = None,
     compare_published: Annotated[
         bool,
         typer.Option("--compare-published", help="Also what a well-known formula says, and why."),
     ] = False,
     form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.table,
     out: Annotated[Path | None, typer.Option(help="Draw it into this .svg file too.")] = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve the page of plans instead.")] = False,
+    port: Annotated[int, typer.Option(help="Port of that page; 0 takes a free one.")] = 8000,
     *,
     wishes: Wishes,
 ) -> None:
@@ -68,6 +69,11 @@ def plan_command(
 
     Any config.json will do: of models that this engine does not run as well. No weight is loaded.
     """
+    if web:
+        _serve(model, port)
+        return
+    if model is None:
+        raise UsageError("name a model or give a config.json, or open the page with --web")
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
     given = {name: getattr(wishes, name) for name in Wishes.__dataclass_fields__}
@@ -87,9 +93,16 @@ def plan_command(
             show(found, Console(width=_width(), highlight=False))
 
 
+def _serve(model: str | None, port: int) -> None:
+    from ridgeline.server.options import ServeOptions  # a web framework would slow the command
+    from ridgeline.server.plan_web import serve_plans
+
+    serve_plans(subject_of(model, stores()) if model else None, ServeOptions(port=port))
+
+
 def show(found: Plan, console: Console) -> None:
     """Print a plan for people: devices, bar, lines, and last the sentence that answers."""
-    console.print(f"[bold]{escape(found.subject.name)}[/]  {escape(_model_line(found))}\n")
+    console.print(f"[bold]{escape(found.subject.name)}[/]  {escape(model_line(found))}\n")
     if len(found.placements) > 1:
         _show_devices(found.placements, console)
     best = found.best
@@ -106,15 +119,6 @@ def show(found: Plan, console: Console) -> None:
     console.print(_notes_table(found))
     colour = "green" if best.ledger.fits else "red"
     console.print(f"\n[{colour}]{escape(sentence(best))}[/]")
-
-
-def _model_line(found: Plan) -> str:
-    shape, best = found.subject.shape, found.best
-    total, active = weight_params(shape), active_params(shape)
-    params = f"{total / 1e9:,.2f} B parameters"
-    if active < total:
-        params += f", {active / 1e9:,.2f} B active"
-    return f"{params}; {', '.join(shape.kinds)}; {best.storage.name}"
 
 
 def _bar(placement: Placement) -> str:
@@ -155,7 +159,7 @@ def _show_devices(placements: tuple[Placement, ...], console: Console) -> None:
                 str(placement.num_devices),
                 gib(placement.ledger.capacity_bytes),
                 gib(placement.ledger.spare_bytes),
-                f"{placement.max_context:,}",
+                length(placement.max_context),
                 f"{placement.max_concurrency:,}",
             )
     if table.row_count:
@@ -190,46 +194,6 @@ def _published_line(p: Published) -> str:
         f"{p.kv_gb:.2f}, activations {p.activations_gb:.2f} ({p.plain_activations_gb:.2f} without "
         f"flash attention)"
     )
-
-
-def as_csv(found: Plan) -> str:
-    """Return a row for each line of each device."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["device", "num_devices", "tp", "pp", "fits", "line", "bytes", "how"])
-    for placement in found.placements:
-        setting = placement.setting
-        head = [placement.device.id, placement.num_devices, setting.tp, setting.pp]
-        fits = str(placement.ledger.fits).lower()
-        for line in placement.ledger.lines:
-            writer.writerow([*head, fits, line.name, line.num_bytes, line.how])
-    return text.getvalue()
-
-
-def as_markdown(found: Plan) -> Iterator[str]:
-    """Yield a document: the answer, the devices, the lines."""
-    yield f"# Memory of {found.subject.name}\n"
-    yield f"{_model_line(found)}. It {sentence(found.best)}.\n"
-    if len(found.placements) > 1:
-        yield "| device | devices | memory | to spare | longest context | sequences |"
-        yield "|---|--:|--:|--:|--:|--:|"
-        for p in found.placements:
-            spare = gib(p.ledger.spare_bytes) if p.ledger.fits else "does not fit"
-            yield (
-                f"| {p.device.id} | {p.num_devices} | {gib(p.ledger.capacity_bytes)} | {spare} | "
-                f"{p.max_context:,} | {p.max_concurrency:,} |"
-            )
-        yield ""
-    yield f"| on {found.best.device.id} | size | how |"
-    yield "|---|--:|---|"
-    for line in found.best.ledger.lines:
-        yield f"| {line.name} | {gib(line.num_bytes)} | {line.how} |"
-    yield f"| **total** | **{gib(found.best.ledger.total_bytes)}** | |"
-    if found.published is not None:
-        yield f"\nA well-known formula says {found.published.total_gb:.2f} GB.\n"
-        yield from (f"- {reason}" for reason in found.published.why_wrong)
-    notes = [*(f"assumed: {note}" for note in found.assumptions), *found.warnings]
-    yield from ["", *(f"- {note}" for note in notes)]
 
 
 def _width() -> int | None:

@@ -38,8 +38,11 @@ class Family:
         norm_bias: norms have a bias.
         gated: the MLP has a gate.
         qkv_bias: q, k and v always have a bias.
-        o_bias: the output of attention shares the switch ``attention_bias``.
+        bias_switch: ``attention_bias`` gives q, k and v biases.
+        o_bias: it gives one to the output of attention as well.
+        mlp_switch: ``mlp_bias`` gives the MLP biases.
         qk_norm: as in ``layers.attention``.
+        optional_qk_norm: the same, only where ``use_qk_norm`` is set.
         sinks: as in ``layers.attention``.
         window: which layers see a window where ``layer_types`` is silent: "" none, "all", "switch"
             (with ``use_sliding_window``, not the lower ones), or every layer but each N-th.
@@ -54,8 +57,11 @@ class Family:
     norm_bias: bool = False
     gated: bool = True
     qkv_bias: bool = False
+    bias_switch: bool = True
     o_bias: bool = True
+    mlp_switch: bool = False
     qk_norm: str = ""
+    optional_qk_norm: str = ""
     sinks: bool = False
     window: str | int = ""
     default_window: int = 0
@@ -65,18 +71,19 @@ class Family:
     expert_bias: bool = False
 
 
-_LLAMA = Family()
+_LLAMA = Family(mlp_switch=True)
+_PLAIN = Family()
 _DEEPSEEK = Family(router_bias=True)
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
     "smollm3": _LLAMA,
-    "seed_oss": Family(o_bias=False),
-    "llama4_text": _LLAMA,
-    "mistral": Family(window="all", default_window=4096),
-    "ministral": Family(window="all"),
-    "mixtral": Family(window="all"),
-    "phi3": Family(window="all"),
+    "seed_oss": Family(o_bias=False, mlp_switch=True),
+    "llama4_text": _PLAIN,
+    "mistral": Family(window="all", default_window=4096, bias_switch=False),
+    "ministral": Family(window="all", bias_switch=False),
+    "mixtral": Family(window="all", bias_switch=False),
+    "phi3": Family(window="all", bias_switch=False),
     "phimoe": Family(window="all", norm_bias=True),
     "qwen2": Family(qkv_bias=True, o_bias=False, window="switch", default_window=4096),
     "qwen2_moe": Family(qkv_bias=True, o_bias=False, window="switch", default_window=4096),
@@ -87,22 +94,22 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(norms=4, window=2, head_dim=256, tied=True),
     "gemma3_text": Family(norms=4, qk_norm="head", window=6, head_dim=256, tied=True),
     "gemma3n_text": Family(norms=4, qk_norm="head", window=5, head_dim=256, tied=True),
-    "deepseek_v2": _LLAMA,
+    "deepseek_v2": _PLAIN,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
-    "glm4_moe": Family(o_bias=False, router_bias=True),
+    "glm4_moe": Family(o_bias=False, router_bias=True, optional_qk_norm="head"),
     "gpt_oss": Family(sinks=True, window=2, expert_bias=True, head_dim=64),
     "olmo2": Family(qk_norm="heads"),
     "olmo3": Family(qk_norm="heads", window=4),
     "olmoe": Family(qk_norm="heads"),
-    "cohere": Family(norms=1, tied=True),
+    "cohere": Family(norms=1, tied=True, optional_qk_norm="heads"),
     "cohere2": Family(norms=1, tied=True, window=4),
-    "starcoder2": Family(gated=False, norm_bias=True, window="all", tied=True),
+    "starcoder2": Family(gated=False, norm_bias=True, mlp_switch=True, window="all", tied=True),
     "mamba": Family(norms=1, tied=True),
     "falcon_mamba": Family(norms=1, tied=True),
     "mamba2": Family(norms=1),
-    "jamba": Family(),
-    "bamba": Family(),
+    "jamba": Family(bias_switch=False),
+    "bamba": Family(mlp_switch=True),
 }
 
 # Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
@@ -272,8 +279,14 @@ def _mixers(config: Fields, name: str, family: Family, count: int, hidden: int) 
         )
         config.get("head_dim", "qk_head_dim")  # of no size of its own here
         return [part] * count
-    biased = config.flag("attention_bias", "qkv_bias", "use_bias", default=False)
-    normed = config.flag("use_qk_norm", default=bool(family.qk_norm))
+    biased = family.bias_switch and config.flag(
+        "attention_bias", "qkv_bias", "use_bias", default=False
+    )
+    qk_norm = family.qk_norm
+    if family.optional_qk_norm and config.flag("use_qk_norm", default=False):
+        qk_norm = family.optional_qk_norm
+    if qk_norm or name == "llama4_text":  # whose norms have no weights
+        config.get("use_qk_norm")
     made: dict[tuple[int | None, bool], Part] = {
         (window, keeps): attention(
             hidden,
@@ -283,7 +296,7 @@ def _mixers(config: Fields, name: str, family: Family, count: int, hidden: int) 
             window,
             qkv_bias=family.qkv_bias or biased,
             o_bias=biased and family.o_bias,
-            qk_norm=(family.qk_norm or "head") if normed and name != "llama4_text" else "",
+            qk_norm=qk_norm,
             sinks=family.sinks,
             output_gate=name == "qwen3_next",
             keeps_cache=keeps,
@@ -334,12 +347,13 @@ def _windows(config: Fields, name: str, family: Family, kinds: list[str]) -> lis
     )  # fmt: skip
     if not switched_on:
         window = None
+    rotating = config.list_of(int, "no_rope_layers") or []  # 1 where a layer rotates
     found = []
     for i, kind in enumerate(kinds):
         if kind:
             is_seen_through = kind in _SLIDING
         elif name == "llama4_text":
-            is_seen_through = bool((i + 1) % 4)
+            is_seen_through = bool(rotating[i] if i < len(rotating) else (i + 1) % 4)
         elif every:
             is_seen_through = bool((i + 1) % every)
         else:
@@ -391,8 +405,9 @@ def _mlp(config: Fields, name: str, family: Family, i: int, count: int, hidden: 
     if name in ("mamba", "mamba2", "falcon_mamba"):
         return None
     num_experts = config.integer(*_EXPERTS, default=0, low=0)
-    config.get("intermediate_size")  # where all layers have experts, it is nobody's width
-    biased = config.flag("mlp_bias", "use_bias", default=False)
+    # Where all layers have experts, these are nobody's widths.
+    config.get("intermediate_size", "intermediate_size_mlp")
+    biased = family.mlp_switch and config.flag("mlp_bias", "use_bias", default=False)
     if num_experts > 1 and _is_sparse(config, name, i, count):
         width = config.integer("moe_intermediate_size", "expert_ffn_hidden_size", default=0, low=0)
         width = width or config.integer("intermediate_size")
@@ -424,10 +439,10 @@ def _is_sparse(config: Fields, name: str, i: int, count: int) -> bool:
     dense = config.list_of(int, "mlp_only_layers") or []
     period = config.integer("decoder_sparse_step", "moe_layer_freq", default=1)
     first = config.integer("first_k_dense_replace", default=0, low=0)
-    if (sparse := config.list_of(int, "moe_layers", length=None)) is not None:
-        return i in sparse
     if name == "llama4_text":
         period = config.integer("interleave_moe_layer_step", default=1)
+    if (sparse := config.list_of(int, "moe_layers")) is not None:
+        return i in sparse
     if config.get("expert_layer_period"):
         step = config.integer("expert_layer_period")
         return i % step == config.integer("expert_layer_offset", default=0, low=0)

@@ -17,7 +17,7 @@ _MAX_INTEGER = 2**31 - 1
 _SIZE = re.compile(
     r"(?:^|_)(?:num|n|dim|dims|size|width|rank|layers?|heads?|experts?|intermediate|hidden|kv|cache|"
     r"bias|conv|state|ssm|mamba\d?|shared|window|embd|embeds|lora|mtp|nextn|adapter|vision|audio|"
-    r"image|video|speech|encoder|decoder|tower|index|memory|block|blocks|latent|ffn|d|inner)(?:_|$)"
+    r"qk_norm|image|video|speech|encoder|decoder|tower|index|memory|block|blocks|latent|ffn|d|inner)(?:_|$)"
 )
 # Fields with such names that change no byte of weights or cache, as all known families use them.
 _HARMLESS = re.compile(
@@ -33,7 +33,7 @@ _HARMLESS = re.compile(
     r"|embd_pdrop|_.*|transformers_.*|pretraining_tp|pruned_heads|num_assistant_tokens"
     r"|mixer_rms_eps|layer_norm_eps|layer_norm_epsilon|hidden_act|hidden_activation|hidden_dropout.*"
     r"|special_.*|summary_.*|problem_type|bad_words_ids|id2label|label2id|prefix|task_specific_params"
-    r"|first_k_dense_layers|attn_temperature_tuning|floor_scale|for_llm_compressor)"
+    r"|no_rope_.*|first_k_dense_layers|attn_temperature_tuning|floor_scale|for_llm_compressor)"
 )
 
 

@@ -69,7 +69,8 @@ FORMATS: Mapping[str, Format] = {
 }
 _NAMES = {
     "bfloat16": "bf16", "float16": "f16", "float32": "f32", "half": "f16", "fp16": "f16",
-    "fp32": "f32", "float": "f32", "f8": "fp8", "float8": "fp8", "w8a8": "int8", "w4a16": "int4",
+    "fp32": "f32", "float": "f32", "f8": "fp8", "float8": "fp8", "w8a8": "int8",
+    "int8-row": "int8", "w4a16": "int4",
 }  # fmt: skip
 # The formats that "the widest that fits" tries, from the widest to the narrowest.
 BY_WIDTH = ("bf16", "fp8", "int8", "int4")
@@ -163,8 +164,9 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
             f"give the size with --weights-memory, or another format with --dtype"
         )
     lists = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-    kept = [name for key in lists for name in quantised.get(key) or ()]
-    if any(not isinstance(name, str) for name in kept):
+    named = [quantised.get(key) or [] for key in lists]
+    kept = [name for names in named if isinstance(names, list) for name in names]
+    if not all(isinstance(one, list) for one in named) or any(type(n) is not str for n in kept):
         raise ValueError(f"{where}: quantization_config names modules that are not text")
     has_head = bool(quantised.get("lm_head") or quantised.get("quantize_lm_head"))
     if not has_head:

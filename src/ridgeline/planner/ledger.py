@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.physics.formats import Storage
@@ -191,6 +192,15 @@ def check_division(shape: Shape, tp: int, pp: int) -> None:
         raise ValueError(f"--pipeline-parallel-size {pp}, but there are {len(shape.layers)} layers")
 
 
+def can_divide(shape: Shape, tp: int, pp: int) -> bool:
+    """Return whether so many ranks and stages can divide the model."""
+    try:
+        check_division(shape, tp, pp)
+    except ValueError:
+        return False
+    return True
+
+
 def make_ledger(
     shape: Shape, storage: Storage, known: Known, capacity_bytes: int, setting: Setting
 ) -> Ledger:
@@ -224,10 +234,11 @@ def _stage(
     part: range,
 ) -> Ledger:  # fmt: skip
     layers = [shape.layers[i] for i in part]
-    is_first, is_last = number == 0, number == setting.pp - 1
-    lines = _weights(shape, storage, known, setting, part, is_first=is_first, is_last=is_last)
+    lines = _weights(shape, storage, known, setting, number)
     weights = sum(line.num_bytes for line in lines)
-    activations = _activations(shape, storage, known, setting, layers, is_last=is_last)
+    activations = _activations(
+        shape, storage, known, setting, layers, is_last=number == setting.pp - 1
+    )
     overhead = _overhead(setting, weights + activations.num_bytes)
     overhead_bytes = sum(line.num_bytes for line in overhead)
     rest = weights + activations.num_bytes + overhead_bytes
@@ -279,17 +290,29 @@ def weights_by_group(
 
 
 def _weights(
-    shape: Shape, storage: Storage, known: Known, setting: Setting, part: range, *,
-    is_first: bool, is_last: bool,
-) -> list[Line]:  # fmt: skip
+    shape: Shape, storage: Storage, known: Known, setting: Setting, number: int
+) -> list[Line]:
     if setting.weights_bytes is not None:
         return [Line("weights", setting.weights_bytes, ASSUMED)]
-    is_whole = is_first and is_last and setting.tp == 1
-    if known.weights is not None and is_whole:
+    if known.weights is not None and setting.tp == setting.pp == 1:
         return [Line(f"weights, {n}", size, known.weights_how) for n, size in known.weights.items()]
+    computed = _stage_weights(shape, storage, setting.tp, setting.pp, number)
+    if known.weights is None:
+        return [Line(f"weights, {name}", size, COMPUTED) for name, size in computed.items()]
+    share = sum(computed.values()) / sum(_stage_weights(shape, storage, 1, 1, 0).values())
+    size = round(sum(known.weights.values()) * share)
+    return [Line(f"weights, {share:.1%} of them", size, known.weights_how)]
+
+
+@lru_cache(maxsize=256)  # a plan asks hundreds of times, for the same few divisions
+def _stage_weights(
+    shape: Shape, storage: Storage, tp: int, pp: int, number: int
+) -> Mapping[str, int]:
+    """Return the bytes of one stage's weights on one rank, by group."""
+    is_first, is_last = number == 0, number == pp - 1
     matrices = [
         (f"model.layers.{i}.{matrix.name}", matrix)
-        for i in part
+        for i in split_layers(len(shape.layers), pp)[number]
         for matrix in shape.layers[i].matrices
     ]
     if is_first:
@@ -298,13 +321,7 @@ def _weights(
         matrices += [(matrix.name, matrix) for matrix in shape.end]
         if shape.is_tied and not is_first:  # a stage of its own needs a copy
             matrices += [(f"model.{matrix.name}", matrix) for matrix in shape.embedding]
-    computed = weights_by_group(storage, matrices, setting.tp)
-    if known.weights is None:
-        return [Line(f"weights, {name}", size, COMPUTED) for name, size in computed.items()]
-    whole = sum(weights_by_group(storage, list(shape.matrices())).values())
-    share = sum(computed.values()) / whole
-    size = round(sum(known.weights.values()) * share)
-    return [Line(f"weights, {share:.1%} of them", size, known.weights_how)]
+    return weights_by_group(storage, matrices, tp)
 
 
 # --- cache -------------------------------------------------------------------------------------
@@ -401,17 +418,19 @@ _MOST_TOKENS = 1 << 40
 _MOST_SEQUENCES = 1 << 32
 
 
-def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
+def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int | None:
     """Return the longest context, in whole blocks, with which all sequences fit; 0 if none does.
 
-    A model whose cache does not grow has no limit: it gets one that no machine reaches.
+    None if there is no end to it, because no layer's cache grows.
     """
     size = setting.block_size
 
     def fits(num_blocks: int) -> bool:
         return ledger_of(replace(setting, context=num_blocks * size)).fits
 
-    return size * _largest(fits, _MOST_TOKENS // size)
+    most = _MOST_TOKENS // size
+    longest = _largest(fits, most)
+    return None if longest == most else size * longest
 
 
 def max_concurrency(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
@@ -439,11 +458,8 @@ def smallest_tp(
     """Return the least power of two of ranks on which it fits; None if none up to ``most`` does."""
     ranks = 1
     while ranks <= most:
-        try:
-            check_division(shape, ranks, setting.pp)
-        except ValueError:
-            return None
-        if ledger_of(replace(setting, tp=ranks)).fits:
+        asked = replace(setting, tp=ranks)
+        if can_divide(shape, ranks, setting.pp) and ledger_of(asked).fits:
             return ranks
         ranks *= 2
     return None

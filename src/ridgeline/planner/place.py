@@ -37,7 +37,7 @@ from ridgeline.planner.wishes import AUTO, Wishes
 
 _DEFAULT_CONTEXT = 4096
 _MOST_RANKS = 16
-_OUR_DTYPES = ("f32", "bf16", "int8", "int4")
+_OUR_DTYPES = ("f32", "bf16", "int8", "int8-row", "int4")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,7 +49,8 @@ class Placement:
         setting: the load, and how the model is divided.
         ledger: of the fullest device.
         storage: how the weights are stored there.
-        max_context: the longest context with which all sequences fit, at most what the model takes.
+        max_context: the longest context with which all sequences fit, at most what the model takes;
+            None for any length.
         max_concurrency: the most sequences of the asked context.
         would_help: where it does not fit, what would make it: flags.
     """
@@ -58,7 +59,7 @@ class Placement:
     setting: Setting
     ledger: Ledger
     storage: Storage
-    max_context: int
+    max_context: int | None
     max_concurrency: int
     would_help: tuple[str, ...] = ()
 
@@ -99,10 +100,15 @@ def place(subject: Subject, device: Device, wishes: Wishes, *, default_ranks: st
         setting=setting,
         ledger=ledger,
         storage=storage,
-        max_context=min(longest, subject.shape.max_position or longest),
+        max_context=_bounded(longest, subject.shape.max_position),
         max_concurrency=max_concurrency(ledger_of, setting),
         would_help=() if ledger.fits else tuple(_helps(subject, device, wishes, setting, storage)),
     )
+
+
+def _bounded(longest: int | None, max_position: int) -> int | None:
+    known = [length for length in (longest, max_position or None) if length is not None]
+    return min(known) if known else None
 
 
 def _storage(subject: Subject, wishes: Wishes) -> Storage:

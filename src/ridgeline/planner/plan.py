@@ -15,6 +15,7 @@ from ridgeline.planner.place import Placement, place
 from ridgeline.planner.published import Published, published_formula
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.planner.wishes import AUTO, Wishes
+from ridgeline.planner.words import sentence
 
 _MANY = 2  # devices: then sizes of divisions are chosen
 
@@ -49,6 +50,7 @@ class Plan:
                 "num_active_params": active_params(shape),
                 "kinds": list(shape.kinds),
             },
+            "answer": sentence(self.best),
             "memory": memory_of(self.best),
             "devices": [row_of(placement) for placement in self.placements],
         }
@@ -79,7 +81,7 @@ def plan(
 def plan_for(subject: Subject, wishes: Wishes, compare_published: bool = False) -> Plan:
     """Return the plan for a model that was read. Raises ValueError as ``plan`` does."""
     shape = subject.shape
-    if shape.not_counted and wishes.weights_memory is None:
+    if shape.not_counted and subject.stored is None and wishes.weights_memory is None:
         raise ValueError(
             f"{subject.name}: {shape.not_counted[0]} describes weights that are not understood: "
             f"give the size of the model's files with --weights-memory"

@@ -9,18 +9,26 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.hub.find import NotPulledError, find_model
 from ridgeline.hub.places import Stores
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.families import GGUF_FAMILIES
+from ridgeline.models.gguf_parts import read_gguf_parts
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.physics.config_shape import shape_of_arch, shape_of_config
-from ridgeline.physics.formats import FORMATS, Storage, storage_of_config
+from ridgeline.physics.formats import FORMATS, Format, Storage, storage_of_config
 from ridgeline.physics.shapes import Shape
+from ridgeline.planner.stored import (
+    bits_per_weight,
+    config_of_gguf,
+    sizes_by_group,
+    sizes_of_directory,
+)
 
 _MOST_JSON_BYTES = 16 << 20
 _GROUPS = {
@@ -64,10 +72,12 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject
     if isinstance(model, Mapping):
         return _of_config(model, "the config", "config.json")
     path = Path(model)
-    if path.suffix == ".json" and (path.is_file() or not _may_be_name(str(model))):
+    if path.suffix == ".json":
         return _of_json(path)
-    if path.is_dir() and not any(path.glob("*.safetensors")):
-        return _of_json(path / "config.json", name=path.resolve().name)
+    if path.is_dir():
+        if not any(path.glob("*.safetensors")):
+            return _of_json(path / "config.json", name=path.resolve().name)
+        model = str(path)
     try:
         found = find_model(str(model), stores, room_bytes=1 << 62)
     except NotPulledError as error:
@@ -75,16 +85,37 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject
             f"{model!r} is not on this machine: give the path of its config.json, which is enough "
             f"for a plan, or run `ridgeline pull {model}` first"
         ) from error
+    name = Path(model).stem if found.path.is_file() and Path(model).is_file() else str(model)
     try:
-        return _of_checkpoint(str(model), load_checkpoint(found.path))
-    except ModelFileError:
-        if found.path.is_dir() and (found.path / "config.json").is_file():
-            return _of_json(found.path / "config.json", name=str(model))
-        raise
+        return _of_checkpoint(name, load_checkpoint(found.path))
+    except ModelFileError as error:
+        if found.path.is_dir():
+            return _of_directory(found.path, name)
+        return _of_foreign_gguf(found.path, name, error)
 
 
-def _may_be_name(model: str) -> bool:
-    return not model.endswith(".json")
+def _of_directory(path: Path, name: str) -> Subject:
+    """Return a model that the engine does not run, with the sizes of its files' headers."""
+    subject = _of_json(path / "config.json", name=name)
+    sizes = sizes_of_directory(path, len(subject.shape.layers))
+    return replace(subject, stored=sizes or None)
+
+
+def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> Subject:
+    """Return a model of another family; of the engine's own the error is what there is to say."""
+    metadata, tensors = read_gguf_parts(path)
+    family = metadata.get("general.architecture")
+    if family in GGUF_FAMILIES and not metadata.get(f"{family}.expert_count"):
+        raise error
+    shape = shape_of_config(config_of_gguf(metadata, tensors, str(path)), str(path))
+    sizes = ((tensor_name, tensor.nbytes) for tensor_name, tensor in tensors.items())
+    bits = bits_per_weight(tensors.values())
+    return Subject(
+        name=name,
+        shape=shape,
+        storage=Storage(FORMATS["f16"], Format(f"gguf, {bits:.2f} bits a weight", bits)),
+        stored=sizes_by_group(sizes, len(shape.layers)),
+    )
 
 
 def _of_json(path: Path, name: str = "") -> Subject:

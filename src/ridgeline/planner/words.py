@@ -17,6 +17,11 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes:,.0f} B"
 
 
+def length(tokens: int | None) -> str:
+    """Return a context for people; None is one without an end."""
+    return "any length" if tokens is None else f"{tokens:,}"
+
+
 def parts_of(ledger: Ledger) -> list[tuple[str, int]]:
     """Return the five parts of a bar, which sum to the total."""
     return [
@@ -42,9 +47,9 @@ def sentence(placement: Placement) -> str:
     if placement.max_concurrency >= 1 << 32:
         sequences = "any number of sequences"
     more = ""
-    if placement.max_context > setting.context:
+    if placement.max_context is None or placement.max_context > setting.context:
         alone = "one sequence" if setting.concurrency == 1 else f"{setting.concurrency:,} sequences"
-        more = f", or {alone} of {placement.max_context:,}"
+        more = f", or {alone} of {length(placement.max_context)}"
     return (
         f"fits on {where} with {gib(ledger.spare_bytes)} to spare{each}: {sequences} of "
         f"{setting.context:,} tokens{more}"
