@@ -17,6 +17,7 @@ _AS_TYPED = {
     "trace": Path | None,
     "trace_file": Path | None,
     "prompts": Path | None,
+    "slo": list[str],
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,16 +15,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ridgeline.cli.choices import show_choices, show_spot
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
-from ridgeline.engine_setup.progress import say
-from ridgeline.planner import Plan, Wishes, plan
+from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.planner import LoadWishes, Plan, Wishes, plan
 from ridgeline.planner.documents import as_csv, as_markdown, model_line
+from ridgeline.planner.pareto import pareto_svg
 from ridgeline.planner.pictures import COLOURS, memory_svg
 from ridgeline.planner.place import Placement
 from ridgeline.planner.published import Published
 from ridgeline.planner.subject import subject_of
-from ridgeline.planner.words import gib, length, parts_of, sentence
+from ridgeline.planner.words import gib, length, parts_of
 
 _BAR_CELLS = 40
 # Shades tell the parts apart where there is no colour.
@@ -51,6 +54,7 @@ Model = Annotated[
 ]
 
 
+@flags("asked", LoadWishes)
 @flags("wishes", Wishes)
 def plan_command(
     model: Model = None,
@@ -64,8 +68,9 @@ def plan_command(
     port: Annotated[int, typer.Option(help="Port of that page; 0 takes a free one.")] = 8000,
     *,
     wishes: Wishes,
+    asked: LoadWishes,
 ) -> None:
-    """Say what a model needs in memory, line by line, and what fits: context, sequences, devices.
+    """Say what a model needs in memory, and what fits; for a load, which devices, and the cost.
 
     Any config.json will do: of models that this engine does not run as well. No weight is loaded.
     """
@@ -76,11 +81,11 @@ def plan_command(
         raise UsageError("name a model or give a config.json, or open the page with --web")
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
-    given = {name: getattr(wishes, name) for name in Wishes.__dataclass_fields__}
-    found = plan(model, compare_published=compare_published, **given)
+    given = {f.name: getattr(of, f.name) for of in (wishes, asked) for f in fields(of)}
+    with count_bar("Simulating", note="choices") as report:
+        found = plan(model, compare_published=compare_published, report=report, **given)
     if out is not None:
-        title = f"Memory of {found.subject.name} on one device"
-        out.write_text(memory_svg(title, found.placements), encoding="utf-8")
+        out.write_text(_drawn(found), encoding="utf-8")
         say(f"drawn into {out}")
     match form:
         case Form.json:
@@ -93,6 +98,13 @@ def plan_command(
             show(found, Console(width=_width(), highlight=False))
 
 
+def _drawn(found: Plan) -> str:
+    if found.load is not None:
+        title = f"Choices for {found.subject.name}"
+        return pareto_svg(title, found.answer, found.choices)
+    return memory_svg(f"Memory of {found.subject.name} on one device", found.placements)
+
+
 def _serve(model: str | None, port: int) -> None:
     from ridgeline.server.options import ServeOptions  # a web framework would slow the command
     from ridgeline.server.plan_web import serve_plans
@@ -103,7 +115,10 @@ def _serve(model: str | None, port: int) -> None:
 def show(found: Plan, console: Console) -> None:
     """Print a plan for people: devices, bar, lines, and last the sentence that answers."""
     console.print(f"[bold]{escape(found.subject.name)}[/]  {escape(model_line(found))}\n")
-    if len(found.placements) > 1:
+    if found.load is not None:
+        show_choices(found.choices, found.load, found.slos, console)
+        show_spot(found.choices, console)
+    elif len(found.placements) > 1:
         _show_devices(found.placements, console)
     best = found.best
     each = f", each of {best.num_devices}" if best.num_devices > 1 else ""
@@ -112,13 +127,15 @@ def show(found: Plan, console: Console) -> None:
         f"{best.setting.engine.name}"
     )
     console.print(f"  {_bar(best)}\n  {_LEGEND}\n")
-    console.print(_lines_table(best))
-    console.print()
+    if found.load is None:
+        console.print(_lines_table(best))
+        console.print()
     if found.published is not None:
         console.print(_published_line(found.published))
     console.print(_notes_table(found))
-    colour = "green" if best.ledger.fits else "red"
-    console.print(f"\n[{colour}]{escape(sentence(best))}[/]")
+    is_good = best.ledger.fits and (not found.choices or found.choices[0].meets_slo)
+    colour = "green" if is_good else "red"
+    console.print(f"\n[{colour}]{escape(found.answer)}[/]")
 
 
 def _bar(placement: Placement) -> str:

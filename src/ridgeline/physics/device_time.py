@@ -290,7 +290,7 @@ class DeviceTime:
             sent /= self.link_bytes_per_s
         return {
             "overhead": efficiency.layer_s * layers + _HOP_S * (self.pp - 1),
-            "memory": read / (self.read_bytes_per_s * efficiency.memory),
+            "bandwidth": read / (self.read_bytes_per_s * efficiency.memory),
             "compute": ops_s / efficiency.compute,
             "link": sent,
         }
@@ -298,7 +298,7 @@ class DeviceTime:
     def seconds(self, counts: Counts) -> float:
         """Return the seconds of a step."""
         parts, power = self.parts(counts), self.efficiency.power
-        roof: float = (parts["compute"] ** power + parts["memory"] ** power) ** (1 / power)
+        roof: float = (parts["compute"] ** power + parts["bandwidth"] ** power) ** (1 / power)
         return self.factor * (parts["overhead"] + parts["link"] + roof)
 
     def after(self, num_rows: int, num_ended: int) -> float:

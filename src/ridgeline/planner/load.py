@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -104,6 +105,7 @@ class LoadWishes:
 
     def __post_init__(self) -> None:
         """Raise ValueError, which names the flag, for values that make no sense."""
+        object.__setattr__(self, "slo", tuple(self.slo))  # a command line makes lists
         if self.request_rate is not None and self.max_concurrency is not None:
             raise ValueError(
                 "say how requests arrive: by --request-rate or --trace-file, or in a closed loop "
@@ -153,7 +155,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Load:
     """What comes.
 
@@ -171,27 +173,34 @@ class Load:
     lengths: tuple[tuple[int, int], ...]
     arrivals_s: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def mean_prompt(self) -> float:
         """Tokens of a prompt, in the mean."""
         return sum(prompt for prompt, _ in self.lengths) / len(self.lengths)
 
-    @property
+    @cached_property
     def mean_new(self) -> float:
         """Tokens of an answer, in the mean."""
         return sum(new for _, new in self.lengths) / len(self.lengths)
 
-    @property
+    @cached_property
     def prompt_variation(self) -> float:
         """Standard deviation of prompts over their mean."""
         mean = self.mean_prompt
         squares = sum((prompt - mean) ** 2 for prompt, _ in self.lengths) / len(self.lengths)
         return math.sqrt(squares) / mean
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
         return max(prompt + new for prompt, new in self.lengths)
+
+    def cut(self, most: int) -> Load:
+        """Return the load with no request of more tokens: answers end there, prompts before."""
+        lengths = (
+            (min(prompt, most - 1), max(1, min(new, most - prompt))) for prompt, new in self.lengths
+        )
+        return replace(self, lengths=tuple(lengths))
 
     def share(self, num_replicas: int, num: int, *, is_read: bool = True) -> list[Asked]:
         """Return ``num`` requests as one of so many replicas gets them.
@@ -225,7 +234,7 @@ def load_of(wishes: LoadWishes) -> Load:
     """
     if wishes.trace_file is not None:
         text = Path(wishes.trace_file).read_text(encoding="utf-8")
-        return _of_trace(parse_trace(text, wishes.trace_file).requests, wishes)
+        return _of_trace(parse_trace(text, str(wishes.trace_file)).requests, wishes)
     prompts, answers = (
         lognormal_lengths(getattr(wishes, name) or "1", name, _NUM_LENGTHS, Random(name))
         for name in ("prompt_tokens", "new_tokens")

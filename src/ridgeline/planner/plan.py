@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.catalogue import ALL, HERE, find_devices
+from ridgeline.planner.choice import Choice
 from ridgeline.planner.ledger import ASSUMED
+from ridgeline.planner.load import Load, LoadWishes, Slo, load_of
 from ridgeline.planner.place import Placement, place
 from ridgeline.planner.published import Published, published_formula
+from ridgeline.planner.search import Report, search
+from ridgeline.planner.spot import EVICTIONS_PER_HOUR, NOTICE_S
 from ridgeline.planner.subject import Subject, subject_of
+from ridgeline.planner.verdict import verdict
 from ridgeline.planner.wishes import AUTO, Wishes
 from ridgeline.planner.words import sentence
 
@@ -31,6 +37,9 @@ class Plan:
         published: what a well-known formula says, if it was asked.
         assumptions: what was taken for granted, each a sentence.
         warnings: what may mislead, each a sentence.
+        choices: for a load: the cheapest that meets its bounds first.
+        load: the load, if one was asked for.
+        slos: its bounds.
     """
 
     subject: Subject
@@ -39,6 +48,16 @@ class Plan:
     published: Published | None
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
+    choices: tuple[Choice, ...] = ()
+    load: Load | None = None
+    slos: tuple[Slo, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The sentence that answers."""
+        if self.load is None:
+            return sentence(self.best)
+        return verdict(self.choices, self.load, self.slos)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document: bytes, and what is read by programs."""
@@ -50,10 +69,13 @@ class Plan:
                 "num_active_params": active_params(shape),
                 "kinds": list(shape.kinds),
             },
-            "answer": sentence(self.best),
+            "answer": self.answer,
             "memory": memory_of(self.best),
             "devices": [row_of(placement) for placement in self.placements],
         }
+        if self.load is not None:
+            found["time"] = self.choices[0].time() if self.choices else None
+            found["choices"] = [choice.as_dict() for choice in self.choices]
         if self.published is not None:
             found["published"] = self.published.as_dict()
         found["assumptions"] = list(self.assumptions)
@@ -62,23 +84,34 @@ class Plan:
 
 
 def plan(
-    model: str | Path | Mapping[str, Any], *, compare_published: bool = False, **wishes: Any
-) -> Plan:
-    """Return what a model needs in memory and what fits beside it.
+    model: str | Path | Mapping[str, Any], *, compare_published: bool = False,
+    today: date | None = None, report: Report = lambda done, total: None, **wishes: Any,
+) -> Plan:  # fmt: skip
+    """Return what a model needs in memory and what fits beside it; for a load, what to choose.
 
     Args:
         model: a config.json as parsed or its path; a directory; a .gguf file; a model's name.
         compare_published: also say what the best-known formula makes of it.
-        wishes: fields of ``Wishes``.
+        today: prices of more than 90 days before it warn.
+        report: is told of choices that are looked at, and of how many.
+        wishes: fields of ``Wishes`` and of ``LoadWishes``.
 
     Raises:
-        ValueError: the model, a device or a wish is wrong, or contradicts another.
+        ValueError: the model, a device, a price or a wish is wrong, or contradicts another.
         OSError: a file cannot be read.
     """
-    return plan_for(subject_of(model, stores()), Wishes(**wishes), compare_published)
+    of_load = {name: wishes.pop(name) for name in LoadWishes.__dataclass_fields__ if name in wishes}
+    asked = LoadWishes(**of_load)
+    return plan_for(
+        subject_of(model, stores()), Wishes(**wishes), compare_published, asked, today, report
+    )
 
 
-def plan_for(subject: Subject, wishes: Wishes, compare_published: bool = False) -> Plan:
+def plan_for(
+    subject: Subject, wishes: Wishes, compare_published: bool = False,
+    asked: LoadWishes | None = None, today: date | None = None,
+    report: Report = lambda done, total: None,
+) -> Plan:  # fmt: skip
     """Return the plan for a model that was read. Raises ValueError as ``plan`` does."""
     shape = subject.shape
     if shape.not_counted and subject.stored is None and wishes.weights_memory is None:
@@ -86,9 +119,16 @@ def plan_for(subject: Subject, wishes: Wishes, compare_published: bool = False) 
             f"{subject.name}: {shape.not_counted[0]} describes weights that are not understood: "
             f"give the size of the model's files with --weights-memory"
         )
+    load = load_of(asked) if asked is not None and asked.is_given else None
+    if load is not None:
+        most = min(wishes.context or shape.max_position, shape.max_position) or load.longest
+        load = load.cut(most)
+        wishes = replace(wishes, context=wishes.context or load.longest)
     on = wishes.on or (HERE if subject.checkpoint is not None else ALL)
     devices = find_devices(on)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
+    if load is not None and on != HERE:
+        default_ranks = AUTO
     found = tuple(place(subject, device, wishes, default_ranks=default_ranks) for device in devices)
     fitting = [p for p in found if p.ledger.fits]
     best = (
@@ -101,14 +141,36 @@ def plan_for(subject: Subject, wishes: Wishes, compare_published: bool = False) 
         if compare_published
         else None
     )
+    assumptions, warnings = [*_assumptions(subject, wishes, best)], [*_warnings(best)]
+    choices: tuple[Choice, ...] = ()
+    if load is not None and asked is not None:
+        chosen = search(subject, wishes, asked, load, devices, today or date.today(), report)
+        choices = chosen.choices
+        best = choices[0].placement if choices else best
+        assumptions = [*_assumptions(subject, wishes, best), *chosen.notes, *_of_load(asked, load)]
+        warnings = [*_warnings(best), *chosen.warnings]
     return Plan(
         subject=subject,
         placements=found,
         best=best,
         published=published,
-        assumptions=tuple(dict.fromkeys(_assumptions(subject, wishes, best))),
-        warnings=tuple(dict.fromkeys(_warnings(best))),
+        assumptions=tuple(dict.fromkeys(assumptions)),
+        warnings=tuple(dict.fromkeys(warnings)),
+        choices=choices,
+        load=load,
+        slos=asked.slos() if asked is not None else (),
     )
+
+
+def _of_load(asked: LoadWishes, load: Load) -> Iterator[str]:
+    if load.concurrency is not None and asked.max_concurrency is None:
+        yield "one request at a time: --request-rate or --max-concurrency says otherwise"
+    if load.rate_per_s is not None:
+        yield "requests are spread over replicas by chance; prompts share no beginning"
+    if asked.spot and asked.evictions_per_hour is None:
+        yield f"{EVICTIONS_PER_HOUR} evictions an hour of a spot machine: --evictions-per-hour"
+    if asked.spot and asked.notice is None:
+        yield f"{NOTICE_S:.0f} s of notice before a spot machine goes: --notice"
 
 
 def memory_of(placement: Placement) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def knee(times: Times, load: Load, bounds: Bounds) -> float:
     low, high = 0.0, 1e-3
     while steady(times, load, bounds, high) is not None and high < 1e6:
         low, high = high, 2 * high
-    while high - low > 0.005 * high and high > 1e-9:
+    while high - low > 0.01 * high and high > 1e-9:
         middle = (low + high) / 2
         low, high = (low, middle) if steady(times, load, bounds, middle) is None else (middle, high)
     return low

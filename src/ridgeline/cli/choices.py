@@ -1,0 +1,94 @@
+"""Choices for people: a table, the cheapest that holds the load first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ridgeline.planner.choice import Choice
+from ridgeline.planner.load import Load, Slo
+from ridgeline.planner.verdict import name_of, span_ms
+
+_MOST_ROWS = 12
+
+
+def show_choices(
+    choices: Sequence[Choice], load: Load, slos: Sequence[Slo], console: Console
+) -> None:
+    """Print the load, and a row for each of the best choices."""
+    console.print(f"{_load_line(load)}\n")
+    columns = list(dict.fromkeys((slo.metric, slo.percentile) for slo in slos)) or [
+        ("ttft", "p95"),
+        ("tpot", "mean"),
+    ]
+    table = Table("choice", box=None, pad_edge=False)
+    for name in ("USD/h", "USD/Mtok", "busy"):
+        table.add_column(name, justify="right")
+    for metric, percentile in columns:
+        table.add_column(f"{metric} {percentile}, ms", justify="right")
+    table.add_column("holds")
+    table.add_column("limited by")
+    for choice in choices[:_MOST_ROWS]:
+        cost, per_million = choice.usd_per_hour, choice.usd_per_million_tokens
+        table.add_row(
+            escape(name_of(choice)),
+            "-" if cost is None else f"{cost:,.2f}",
+            "-" if per_million is None else f"{per_million:,.2f}",
+            "-" if choice.utilisation is None else f"{choice.utilisation:.0%}",
+            *(span_ms(choice, metric, percentile) for metric, percentile in columns),
+            _holds(choice),
+            choice.limited_by,
+        )
+    console.print(table)
+    more = len(choices) - _MOST_ROWS
+    rest = f"{more} more: --format json. " if more > 0 else ""
+    console.print(
+        f"[dim]{rest}In brackets: nine in ten times; ? where the slow end bears the load no "
+        f"longer. USD/Mtok: of a million tokens of answers. Rows with ~ are by formula, the others "
+        f"simulated.[/]\n"
+    )
+
+
+def _holds(choice: Choice) -> str:
+    if not choice.meets_slo:
+        return "[red]no[/]"
+    by = "" if choice.seen is not None and choice.seen.is_simulated else " ~"
+    return ("[green]surely[/]" if choice.surely else "[yellow]likely[/]") + by
+
+
+def _load_line(load: Load) -> str:
+    lengths = f"prompts of {load.mean_prompt:,.0f} tokens, answers of {load.mean_new:,.0f}"
+    if load.concurrency is not None:
+        clients = "one client" if load.concurrency == 1 else f"{load.concurrency:,} clients"
+        return f"{clients} at a time; {lengths}, in the mean"
+    return f"{load.rate_per_s:,.3g} requests/s; {lengths}, in the mean"
+
+
+def show_spot(choices: Sequence[Choice], console: Console) -> None:
+    """Print what machines that can be taken away would do, of the best choices."""
+    rows = [(choice, choice.spot) for choice in choices if choice.spot is not None][:3]
+    if not rows:
+        return
+    table = Table("on spot machines", box=None, pad_edge=False)
+    for name in ("replicas", "enough are up", "USD/h", "on demand", "again", "lost"):
+        table.add_column(name, justify="right")
+    for choice, spot in rows:
+        table.add_row(
+            escape(choice.placement.device.id),
+            f"{spot.replicas} for {spot.needed}",
+            f"{spot.availability:.2%}",
+            "-" if spot.usd_per_hour is None else f"{spot.usd_per_hour:,.2f}",
+            "-" if spot.usd_per_hour_on_demand is None else f"{spot.usd_per_hour_on_demand:,.2f}",
+            f"{spot.tokens_again:,}",
+            f"{spot.tokens_lost:,}",
+        )
+    console.print(table)
+    first = rows[0][1]
+    console.print(
+        f"[dim]{first.evictions_per_hour:g} evictions an hour of a machine, {first.notice_s:g} s "
+        f"of notice, {first.start_s:,.0f} s until another has loaded. Tokens for each eviction: "
+        f"read again where a replica drains, of lost answers where it does not.[/]\n"
+    )

@@ -1,0 +1,451 @@
+"""The search for choices: devices, how a model is divided over them, and how many replicas.
+
+A formula (``steady``) says for each division how many replicas a load needs; the cheapest of these
+are then simulated by the server's own code, and a replica more or fewer is tried. Where a load is
+above 85 % of what replicas bear, no latency is given, only where the knee is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+
+from ridgeline.core.records import EngineRecord
+from ridgeline.physics.device_time import DeviceTime
+from ridgeline.physics.hardware import Device
+from ridgeline.planner.catalogue import HERE, prices_of
+from ridgeline.planner.choice import MOST_BUSY, Choice, Seen, seen_of, with_frontier
+from ridgeline.planner.clock import Clocked, clock_of
+from ridgeline.planner.load import METRICS, PERCENTILES, Load, LoadWishes, Slo
+from ridgeline.planner.place import Placement, place
+from ridgeline.planner.spot import (
+    EVICTIONS_PER_HOUR,
+    NOTICE_S,
+    Spot,
+    availability,
+    eviction,
+    replicas_for,
+    start_seconds,
+    up_share,
+)
+from ridgeline.planner.steady import Bounds, Steady, knee, steady, steady_closed
+from ridgeline.planner.subject import Subject
+from ridgeline.planner.wishes import AUTO, Wishes
+from ridgeline.simulator.fleet import serve_fleet
+
+Report = Callable[[int, int], None]
+_MOST_SIMULATED = 8  # choices, the cheapest first
+_MOST_REPLICAS = 256  # of a search
+_TIMES_FEWEST = (1, 2, 4, 8)  # ranks, as multiples of the fewest that hold the model
+_MOST_RANKS = 8
+_LEAST_REQUESTS, _MOST_REQUESTS = 240, 1200
+# What a formula's mean stands for, where only it is known: an exponential tail, cut.
+_TAIL = {"mean": 1.0, "p50": 1.0, "p90": 1.5, "p95": 1.8, "p99": 2.5}
+_MOST_TOKENS = 1 << 40
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Candidate:
+    """A division on a device, with its model of time."""
+
+    placement: Placement
+    clock: Clocked
+    bounds: Bounds
+    price: float | None
+    price_note: str
+    load: Load
+    knees: dict[float, float] = field(default_factory=dict)
+
+    def knee(self, factor: float = 1.0) -> float:
+        """Return the most requests per second that a replica bears, if all takes so much longer."""
+        if factor not in self.knees:
+            self.knees[factor] = knee(self.clock.at(factor), self.load, self.bounds)
+        return self.knees[factor]
+
+    @property
+    def is_ours(self) -> bool:
+        return self.placement.setting.engine.name == "ridgeline"
+
+    def settings(self) -> EngineRecord:
+        """Return how its engine is set up."""
+        return EngineRecord(
+            policy="splitfuse",
+            block_size=self.bounds.block_size,
+            num_blocks=self.bounds.num_blocks,
+            max_num_batched_tokens=self.bounds.max_num_batched_tokens,
+            max_num_seqs=self.bounds.max_num_seqs,
+            max_model_len=_MOST_TOKENS,
+            enable_prefix_caching=False,
+            seed=0,
+            eos_ids=(),
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Found:
+    """The choices, the best first, and what was left out and why."""
+
+    choices: tuple[Choice, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def search(
+    subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
+    today: date, report: Report,
+) -> Found:  # fmt: skip
+    """Return what can be chosen for a load, the cheapest that meets its bounds first.
+
+    Raises ValueError if a price is damaged, or nothing holds the model.
+    """
+    warnings: list[str] = []
+    found: list[tuple[_Candidate, int]] = []
+    slos = asked.slos()
+    for device in devices:
+        found += [
+            (candidate, _replicas(candidate, load, slos, asked))
+            for candidate in _candidates(subject, wishes, asked, load, device, today, warnings)
+        ]
+    found.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
+    choices, most = list[Choice](), asked.max_usd_per_hour
+    for number, (candidate, replicas) in enumerate(found):
+        report(min(number, _MOST_SIMULATED), min(len(found), _MOST_SIMULATED))
+        is_near = number < _MOST_SIMULATED
+        choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
+        if most is None or (choice.usd_per_hour is not None and choice.usd_per_hour <= most):
+            choices.append(choice)
+    report(_MOST_SIMULATED, _MOST_SIMULATED)
+    choices.sort(key=_order)
+    if asked.spot:
+        choices = [_with_spot(c, load, asked, today, i < 3) for i, c in enumerate(choices)]
+    frontier = with_frontier(choices)
+    choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
+    notes = dict.fromkeys(choice.clock.note for choice in choices[:1])
+    return Found(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
+
+
+def _candidates(
+    subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
+    warnings: list[str],
+) -> Iterator[_Candidate]:  # fmt: skip
+    own = Path(asked.prices) if asked.prices is not None else None
+    prices, old = prices_of(device, "on_demand", today, own)
+    note = f"{prices[0].provider}, {prices[0].date or 'no date'}" if prices else ""
+    for placement in _divisions(subject, wishes, device):
+        bounds = _bounds(placement)
+        try:
+            clock = clock_of(subject, placement)
+        except ValueError as error:
+            if device.id == HERE:
+                raise
+            warnings.append(str(error))
+            return
+        if bounds.most_seqs(load) < 1:
+            continue
+        if old and prices[0].date:
+            warnings += [text for text in old if f"at {prices[0].provider} " in text]
+        yield _Candidate(
+            placement,
+            clock,
+            bounds,
+            prices[0].usd_per_hour if prices else None,
+            note,
+            load,
+        )
+
+
+def _divisions(subject: Subject, wishes: Wishes, device: Device) -> Iterator[Placement]:
+    """Yield the fewest ranks that hold the model, and more of them, which answer sooner."""
+    first = place(subject, device, wishes, default_ranks=AUTO if device.id != HERE else "1")
+    if not first.ledger.fits:
+        return
+    yield first
+    if wishes.ranks("tensor_parallel_size", AUTO) is not None or device.id == HERE:
+        return
+    for times in _TIMES_FEWEST[1:]:
+        ranks = times * first.setting.tp
+        if ranks * first.setting.pp > min(_MOST_RANKS, device.max_ranks):
+            return
+        wider = replace(wishes, tensor_parallel_size=str(ranks))
+        try:
+            yield place(subject, device, wider, default_ranks="1")
+        except ValueError:  # heads do not divide so
+            return
+
+
+def _bounds(placement: Placement) -> Bounds:
+    ledger, setting = placement.ledger, placement.setting
+    tokens = min(int(ledger.max_concurrency_exact * setting.context), _MOST_TOKENS)
+    return Bounds(
+        setting.engine.max_num_seqs,
+        tokens // setting.block_size,
+        setting.block_size,
+        setting.max_num_batched_tokens,
+    )
+
+
+# --- how many ----------------------------------------------------------------------------------
+
+
+def _settled(
+    candidate: _Candidate, load: Load, replicas: int, factor: float = 1.0
+) -> Steady | None:
+    """Return where each of so many replicas settles; None above 85 % of the knee."""
+    times, bounds = candidate.clock.at(factor), candidate.bounds
+    if load.concurrency is not None:
+        return steady_closed(times, load, bounds, load.concurrency / replicas)
+    rate = (load.rate_per_s or 0.0) / replicas
+    most = candidate.knee(factor)
+    return steady(times, load, bounds, rate) if rate <= MOST_BUSY * most else None
+
+
+def _by_formula(found: Steady, load: Load) -> Seen:
+    means = {"ttft": 1e3 * found.ttft_s, "tpot": 1e3 * found.tpot_s}
+    means["e2el"] = means["ttft"] + (load.mean_new - 1) * means["tpot"]
+    ms = {
+        m: {p: means[m] * (_TAIL[p] if m == "ttft" else 1) for p in ("mean", *PERCENTILES)}
+        for m in METRICS
+    }
+    return Seen(ms, 1.0, is_simulated=False)
+
+
+def _replicas(candidate: _Candidate, load: Load, slos: Sequence[Slo], asked: LoadWishes) -> int:
+    """Return the number asked for, or the fewest that hold the load within its bounds by formula.
+
+    Where no number does, it is the fewest that bear the load at all.
+    """
+    if asked.replicas != AUTO:
+        return int(asked.replicas)
+    fewest = 1
+    if load.rate_per_s is not None:
+        most = MOST_BUSY * candidate.knee()
+        fewest = max(1, math.ceil(load.rate_per_s / most)) if most else _MOST_REPLICAS
+
+    def does(replicas: int) -> bool:
+        found = _settled(candidate, load, replicas)
+        return found is not None and _by_formula(found, load).meets(slos)
+
+    low, high = fewest, fewest
+    while not does(high):
+        low, high = high + 1, 2 * high
+        if high > max(_MOST_REPLICAS, fewest) or high > 64 * fewest:
+            return fewest
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if does(middle) else (middle + 1, high)
+    return high
+
+
+def _cost(
+    candidate: _Candidate, replicas: int, load: Load, slos: Sequence[Slo]
+) -> tuple[bool, bool, float]:
+    """Return what to look at first: what meets bounds, what has a price, what is cheap."""
+    found = _settled(candidate, load, replicas)
+    does = found is not None and _by_formula(found, load).meets(slos)
+    num = replicas * candidate.placement.num_devices
+    if candidate.price is None:
+        return not does, True, float(num * candidate.placement.device.usable_bytes)
+    return not does, False, num * candidate.price
+
+
+def _order(choice: Choice) -> tuple[bool, bool, float, float]:
+    cost = choice.usd_per_hour
+    size = choice.num_devices * choice.placement.device.usable_bytes
+    worse = choice.seen is None or not choice.seen.is_simulated
+    return not choice.meets_slo, cost is None, cost if cost is not None else size, float(worse)
+
+
+# --- a choice ----------------------------------------------------------------------------------
+
+
+def _simulated(
+    candidate: _Candidate, load: Load, replicas: int, slos: Sequence[Slo]
+) -> Seen | None:
+    """Return what requests of one of the replicas see; None above 85 % of the knee."""
+    found = _settled(candidate, load, replicas)
+    if found is None:
+        return None
+    held = math.ceil(found.num_seqs)
+    num = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, 4 * held))
+    clients = None
+    if load.concurrency is not None:
+        clients = max(1, round(load.concurrency / replicas))
+        num = min(_MOST_REQUESTS, max(12, 6 * clients))
+    # Other engines fill a step with prompts; ours keeps them short while a client reads along.
+    asked = load.share(replicas, num, is_read=candidate.is_ours)
+    ended = serve_fleet(asked, candidate.settings(), candidate.clock.times, 1, concurrency=clients)
+    first = len(ended) // 4 if clients is None else min(clients, len(ended) // 2)
+    return seen_of(ended[first:], slos)
+
+
+def _decide(
+    candidate: _Candidate, replicas: int, load: Load, asked: LoadWishes, *, is_simulated: bool
+) -> Choice:
+    slos = asked.slos()
+    seen = None
+    if not is_simulated:
+        found = _settled(candidate, load, replicas)
+        seen = _by_formula(found, load) if found is not None else None
+    else:
+        seen = _simulated(candidate, load, replicas, slos)
+        if asked.replicas == AUTO and slos:
+            replicas, seen = _nearby(candidate, load, replicas, seen, slos)
+    return _choice(candidate, replicas, load, slos, seen)
+
+
+def _nearby(
+    candidate: _Candidate, load: Load, replicas: int, seen: Seen | None, slos: Sequence[Slo]
+) -> tuple[int, Seen | None]:
+    """Try a replica more or fewer, as the simulation says; return the fewest that do."""
+    alone = steady(candidate.clock.times, load, candidate.bounds, 1e-9)
+    hopeless = alone is None or not _by_formula(alone, load).meets(
+        [slo for slo in slos if slo.percentile in ("mean", "p50")]
+    )
+    if seen is None or hopeless:
+        return replicas, seen
+    if seen.meets(slos):
+        while replicas > 1:
+            fewer = _simulated(candidate, load, replicas - 1, slos)
+            if fewer is None or not fewer.meets(slos):
+                break
+            replicas, seen = replicas - 1, fewer
+        return replicas, seen
+    first = replicas, seen
+    for _ in range(5):
+        more = math.ceil(1.2 * replicas)
+        replicas = more if more > replicas else replicas + 1
+        seen = _simulated(candidate, load, replicas, slos)
+        if seen is not None and seen.meets(slos):
+            return replicas, seen
+    return first
+
+
+def _choice(
+    candidate: _Candidate, replicas: int, load: Load, slos: Sequence[Slo], seen: Seen | None
+) -> Choice:
+    clock = candidate.clock
+    settled = {f: _settled(candidate, load, replicas, f) for f in (clock.low, 1.0, clock.high)}
+    middle = settled[1.0]
+    factors = _factors(settled[clock.low], middle, settled[clock.high])
+    worst = {m: high for m, (_, high) in factors.items()}
+    rates = _rates(candidate, load, replicas, settled)
+    borne = middle is not None and seen is not None
+    meets = borne and seen is not None and seen.meets(slos)
+    sure = all(high is not None for high in worst.values())
+    surely = meets and sure and seen is not None and seen.meets(
+        slos, {m: high for m, high in worst.items() if high is not None}
+    )  # fmt: skip
+    num = replicas * candidate.placement.num_devices
+    knee_per_s = None if load.rate_per_s is None else replicas * candidate.knee()
+    return Choice(
+        placement=candidate.placement,
+        replicas=replicas,
+        clock=clock,
+        seen=seen if middle is not None else None,
+        factors=factors,
+        knee_per_s=knee_per_s,
+        utilisation=(load.rate_per_s or 0) / knee_per_s if knee_per_s else None,
+        rate_per_s=rates[1],
+        tokens_per_s=(rates[0] * load.mean_new, rates[1] * load.mean_new, rates[2] * load.mean_new),
+        meets_slo=meets,
+        surely=surely,
+        usd_per_hour=None if candidate.price is None else num * candidate.price,
+        price_note=candidate.price_note,
+        mean_new=load.mean_new,
+        limited_by=_limit(candidate, load, slos, seen if borne else None, middle),
+    )
+
+
+def _factors(
+    low: Steady | None, middle: Steady | None, high: Steady | None
+) -> dict[str, tuple[float, float | None]]:
+    """Return what each metric is multiplied by at both ends, by formula."""
+    if middle is None or low is None:
+        return dict.fromkeys(METRICS, (1.0, None))
+    found: dict[str, tuple[float, float | None]] = {
+        "ttft": (low.ttft_s / middle.ttft_s, high and high.ttft_s / middle.ttft_s),
+        "tpot": (low.tpot_s / middle.tpot_s, high and high.tpot_s / middle.tpot_s),
+    }
+    return found | {"e2el": found["tpot"]}
+
+
+def _rates(
+    candidate: _Candidate, load: Load, replicas: int, settled: dict[float, Steady | None]
+) -> tuple[float, float, float]:
+    """Return requests per second, at the slow end, in the middle and at the fast end."""
+    clock = candidate.clock
+
+    def answered(factor: float) -> float:
+        if load.rate_per_s is None:
+            found = settled[factor]
+            return found.rate_per_s * replicas if found is not None else 0.0
+        if settled[factor] is not None:
+            return load.rate_per_s
+        return min(load.rate_per_s, replicas * knee(clock.at(factor), load, candidate.bounds))
+
+    return answered(clock.high), answered(1.0), answered(clock.low)
+
+
+def _limit(
+    candidate: _Candidate, load: Load, slos: Sequence[Slo], seen: Seen | None, found: Steady | None
+) -> str:
+    """Return what gives in first: a bound, the cache, or what steps spend their time with."""
+    if seen is not None and slos and not seen.meets(slos):
+        return max(slos, key=seen.over).name
+    if found is None:
+        return "request rate"
+    if found.num_seqs > 0.9 * candidate.bounds.most_seqs(load):
+        return (
+            "kv cache"
+            if candidate.bounds.most_seqs(load) < candidate.bounds.max_num_seqs
+            else ("max_num_seqs")
+        )
+    if not isinstance(candidate.clock.times, DeviceTime):
+        return "measured step time"
+    parts = candidate.clock.times.parts(found.step)
+    return max(parts, key=lambda name: parts[name])
+
+
+def _with_spot(choice: Choice, load: Load, asked: LoadWishes, today: date, is_near: bool) -> Choice:
+    if not choice.meets_slo:
+        return choice
+    own = Path(asked.prices) if asked.prices is not None else None
+    prices, _ = prices_of(choice.placement.device, "spot", today, own)
+    per_hour = asked.evictions_per_hour or EVICTIONS_PER_HOUR
+    notice_s = NOTICE_S if asked.notice is None else asked.notice
+    start_s = start_seconds(choice.placement.ledger.weights_bytes * choice.placement.setting.pp)
+    # A replica goes when any of its devices does.
+    up = up_share(per_hour * choice.placement.num_devices, 0.0, start_s)
+    num = replicas_for(choice.replicas, up)
+    again = lost = requests = 0
+    if is_near and load.rate_per_s is not None:
+        bounds = _bounds(choice.placement)
+        candidate = _Candidate(choice.placement, choice.clock, bounds, None, "", load)
+        some = min(num, 4)  # whether others are beside those does not change what one loses
+        part = load.share(1, 120 * some, is_read=candidate.is_ours)
+        scale = num / some
+        part = [replace(one, arrival_s=(one.arrival_s or 0.0) * scale) for one in part]
+        args = (part, candidate.settings(), choice.clock.times, some)
+        again, _, _ = eviction(*args, notice_s, start_s, drain=True)
+        _, lost, requests = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
+    return replace(
+        choice,
+        spot=Spot(
+            replicas=num,
+            needed=choice.replicas,
+            availability=availability(choice.replicas, num, up),
+            usd_per_hour=(
+                num * choice.placement.num_devices * prices[0].usd_per_hour if prices else None
+            ),
+            usd_per_hour_on_demand=choice.usd_per_hour,
+            evictions_per_hour=per_hour,
+            notice_s=notice_s,
+            start_s=start_s,
+            tokens_again=again,
+            tokens_lost=lost,
+            requests_lost=requests,
+        ),
+    )

@@ -1,0 +1,76 @@
+"""A plan for a load in words: the one sentence that answers, and each choice in a few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.planner.choice import MOST_BUSY, Choice
+from ridgeline.planner.load import Load, Slo
+
+
+def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
+    """Return what holds the load, at what cost; else the nearest that can, and by how much."""
+    if not choices:
+        return "nothing holds it: the model fits on none of these devices, or costs too much"
+    best = choices[0]
+    if best.meets_slo:
+        verb = "hold" if best.num_devices > 1 else "holds"
+        busy = "" if best.utilisation is None else f"{best.utilisation:.0%} busy"
+        parts = [part for part in (busy, *(_bound(best, slo) for slo in slos)) if part]
+        details = f" ({'; '.join(parts)})" if parts else ""
+        sure = ""
+        if not best.surely:
+            certain = next((c for c in choices if c.surely), None)
+            sure = "; times may be off by more than it has to spare"
+            if certain is not None:
+                sure += f": {name_of(certain)}{_for(certain)} would hold it at their slow end too"
+        return f"{name_of(best)} {verb} it{_for(best)}{details}{sure}"
+    return _nearest(choices, load, slos)
+
+
+def _nearest(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
+    seen = [choice for choice in choices if choice.seen is not None]
+    if not seen:
+        best = max(choices, key=lambda choice: choice.knee_per_s or 0.0)
+        most = MOST_BUSY * (best.knee_per_s or 0.0)
+        return (
+            f"{name_of(best)} holds up to {most:.3g} requests/s; you ask for "
+            f"{load.rate_per_s or 0:.3g}"
+        )
+    best = min(seen, key=lambda c: c.seen.excess(slos) if c.seen is not None else 0.0)
+    bounds = "; ".join(_bound(best, slo) for slo in slos if best.seen and best.seen.over(slo) > 1)
+    return f"nothing here meets it: the nearest is {name_of(best)}{_for(best)}, with {bounds}"
+
+
+def _bound(choice: Choice, slo: Slo) -> str:
+    interval = choice.interval_ms(slo.metric, slo.percentile)
+    if interval is None:
+        return ""
+    return f"{slo.name} {_span(*interval)} ms of {slo.limit_ms:,g}"
+
+
+def _span(low: float, middle: float, high: float | None) -> str:
+    top = "?" if high is None else f"{high:,.0f}"
+    return f"{middle:,.0f} ({low:,.0f} to {top})"
+
+
+def span_ms(choice: Choice, metric: str, percentile: str) -> str:
+    """Return a latency with its interval, for a table; a dash where none is given."""
+    interval = choice.interval_ms(metric, percentile)
+    return "-" if interval is None else _span(*interval)
+
+
+def name_of(choice: Choice) -> str:
+    """Return "2 x l4", with what divides the model."""
+    setting, count = choice.placement.setting, choice.num_devices
+    name = f"{count} x {choice.placement.device.id}"
+    if choice.placement.num_devices == 1:
+        return name
+    ways = [f"tp {setting.tp}"] if setting.tp > 1 else []
+    ways += [f"pp {setting.pp}"] if setting.pp > 1 else []
+    copies = [f"{choice.replicas} replicas"] if choice.replicas > 1 else []
+    return f"{name} ({', '.join([*copies, *ways])})"
+
+
+def _for(choice: Choice) -> str:
+    return "" if choice.usd_per_hour is None else f" for {choice.usd_per_hour:,.2f} USD an hour"
