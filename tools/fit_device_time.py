@@ -111,7 +111,8 @@ def left_out(known: list[Case], groups: list[str]) -> list[float]:
 
 def row(engine: str, name: str, found: Efficiency, errors: list[float], source: str) -> str:
     """Return a line of the table."""
-    mean, factor = float(np.mean(np.abs(errors))), math.exp(quantile_90(errors))
+    mean = float(np.mean(np.abs(errors)))
+    factor = math.ceil(100 * math.exp(quantile_90(errors))) / 100
     return (
         f"{engine},{name},{found.layer_s * 1e6:.1f},{found.memory:.3f},{found.compute:.3f},"
         f'{found.power:g},{len(errors)},{mean:.3f},{factor:.2f},"{source}"'
@@ -125,7 +126,7 @@ def show(line: str, errors: list[float], known: list[Case]) -> None:
         print(f"    {miss:+.2f}  {point['id']}")
 
 
-def main() -> None:
+def main(table: Path = TABLE) -> None:
     """Fit each generation and all of them; write the table."""
     published = cases()
     every = [case for case in published if case[0]["engine"] == FITTED]
@@ -145,7 +146,7 @@ def main() -> None:
     errors = [error(case, fitted[devices()[case[0]["device"]].generation]) for case in others]
     rows.append(row("other", "all", fitted["all"], errors, "vLLM; see tests/data/known_speed.json"))
     show(rows[-1], errors, others)
-    TABLE.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def test_a_damaged_file_of_prices_names_its_line(row: str, tmp_path: Path) -> No
     own = tmp_path / "mine.csv"
     own.write_text(HEADER + row + "\n")
     (l4,) = find_devices("l4")
-    with pytest.raises(ValueError, match=r"mine.csv, line 2: wanted"):
+    with pytest.raises(ValueError, match=r"mine.csv, line 2: (wanted|kind|usd_per_hour)"):
         prices_of(l4, "spot", TODAY, own)
 
 

@@ -13,6 +13,8 @@ from ridgeline.planner.load import Load, Slo
 from ridgeline.planner.verdict import name_of, span_ms
 
 _MOST_ROWS = 12
+_PER_MILLION = "USD/Mtok: of a million tokens of answers. "
+_WIDE = 100  # columns of a terminal
 
 
 def show_choices(
@@ -24,11 +26,13 @@ def show_choices(
         ("ttft", "p95"),
         ("tpot", "mean"),
     ]
-    table = Table("choice", box=None, pad_edge=False)
-    for name in ("USD/h", "USD/Mtok", "busy"):
+    is_wide = console.width >= _WIDE
+    table = Table(box=None, pad_edge=False)
+    table.add_column("choice", no_wrap=True)
+    for name in ("USD/h", *(["USD/Mtok"] if is_wide else []), "busy"):
         table.add_column(name, justify="right")
     for metric, percentile in columns:
-        table.add_column(f"{metric} {percentile}, ms", justify="right")
+        table.add_column(f"{metric} {percentile}, ms", justify="right", no_wrap=is_wide)
     table.add_column("holds")
     table.add_column("limited by")
     for choice in choices[:_MOST_ROWS]:
@@ -36,7 +40,7 @@ def show_choices(
         table.add_row(
             escape(name_of(choice)),
             "-" if cost is None else f"{cost:,.2f}",
-            "-" if per_million is None else f"{per_million:,.2f}",
+            *(["-" if per_million is None else f"{per_million:,.2f}"] if is_wide else []),
             "-" if choice.utilisation is None else f"{choice.utilisation:.0%}",
             *(span_ms(choice, metric, percentile) for metric, percentile in columns),
             _holds(choice),
@@ -47,7 +51,7 @@ def show_choices(
     rest = f"{more} more: --format json. " if more > 0 else ""
     console.print(
         f"[dim]{rest}In brackets: nine in ten times; ? where the slow end bears the load no "
-        f"longer. USD/Mtok: of a million tokens of answers. Rows with ~ are by formula, the others "
+        f"longer. {_PER_MILLION if is_wide else ''}Rows with ~ are by formula, the others "
         f"simulated.[/]\n"
     )
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _OLD_DAYS = 90
+_PRICE_FIELDS = ("device", "provider", "region", "kind", "usd_per_hour", "date", "source",
+                 "confidence")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +131,39 @@ def parse_devices(devices: str, slices: str) -> dict[str, Device]:
 
 
 def parse_prices(text: str, name: str = "prices.csv") -> tuple[Price, ...]:
-    """Return the prices of a CSV file. Raises ValueError, with the line, for a damaged one."""
+    """Return the prices of a CSV file. Raises ValueError, with line and field, for damage."""
     found = []
     for number, row in enumerate(_rows(text, name), start=2):
+        if missing := [name for name in _PRICE_FIELDS if name not in row]:
+            raise ValueError(
+                f"{name}, line {number}: {missing[0]} is missing; expected the columns "
+                f"{','.join(_PRICE_FIELDS)}"
+            )
         try:
             usd = float(row["usd_per_hour"])
-            if row["kind"] not in ("on_demand", "spot") or not 0 < usd < 1e6:
-                raise ValueError(row["kind"])
-            found.append(
-                Price(
-                    row["device"],
-                    row["provider"],
-                    row["region"],
-                    row["kind"],
-                    usd,
-                    row["date"],
-                    row["source"],
-                    row["confidence"],
-                )
+        except ValueError:
+            usd = 0.0
+        if not 0 < usd < 1e6:
+            raise _wrong(name, number, row, "usd_per_hour", "a number above 0")
+        if row["kind"] not in ("on_demand", "spot"):
+            raise _wrong(name, number, row, "kind", "on_demand or spot")
+        found.append(
+            Price(
+                row["device"],
+                row["provider"],
+                row["region"],
+                row["kind"],
+                usd,
+                row["date"],
+                row["source"],
+                row["confidence"],
             )
-        except (KeyError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"{name}, line {number}: wanted device,provider,region,kind (on_demand or spot),"
-                f"usd_per_hour,date,source,confidence"
-            ) from error
+        )
     return tuple(found)
+
+
+def _wrong(name: str, number: int, row: Mapping[str, str], field: str, expected: str) -> ValueError:
+    return ValueError(f"{name}, line {number}: {field} is {row[field]!r}; expected {expected}")
 
 
 def usable_prices(

@@ -135,8 +135,10 @@ class Choice:
 
     @property
     def per_device(self) -> float:
-        """Tokens of answers per second and device."""
-        return self.tokens_per_s[1] / self.num_devices
+        """Tokens of answers per second that a device bears; in a closed loop, that it gives."""
+        if self.knee_per_s is None:
+            return self.tokens_per_s[1] / self.num_devices
+        return MOST_BUSY * self.knee_per_s * self.mean_new / self.num_devices
 
     @property
     def per_user(self) -> float | None:

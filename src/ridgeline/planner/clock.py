@@ -71,8 +71,13 @@ def clock_of(subject: Subject, placement: Placement) -> Clocked:
         factor,
         "published",
         f"times of {device.id} come from a formula fitted to {found.num_points} figures "
-        f"({found.source}): nine in ten are within {_per_cent(factor)} of it",
+        f"({found.source}); nine in ten{_whose(found, setting.engine.name)} are within "
+        f"{_per_cent(factor)} of it",
     )
+
+
+def _whose(found: Efficiency, engine: str) -> str:
+    return "" if found.engine == engine else " of other engines"
 
 
 def _per_cent(factor: float) -> str:

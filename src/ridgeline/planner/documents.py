@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ridgeline.physics.shapes import active_params, weight_params
+from ridgeline.planner.load import PERCENTILES
 from ridgeline.planner.plan import Plan
+from ridgeline.planner.verdict import name_of, span_ms
 from ridgeline.planner.words import gib, length, sentence
 
 
 def as_csv(found: Plan) -> str:
-    """Return a row for each line of each device."""
+    """Return a row for each line of each device; of a plan for a load, for each choice."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    if found.load is not None:
+        rows = [_flat(choice.as_dict()) for choice in found.choices]
+        writer.writerow(rows[0] if rows else [])
+        writer.writerows(row.values() for row in rows)
+        return text.getvalue()
     writer.writerow(["device", "num_devices", "tp", "pp", "fits", "line", "bytes", "how"])
     for placement in found.placements:
         setting = placement.setting
@@ -25,8 +33,44 @@ def as_csv(found: Plan) -> str:
     return text.getvalue()
 
 
+def _flat(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice with one level: latencies become a column for each percentile."""
+    found: dict[str, Any] = {}
+    for name, value in choice.items():
+        if name.endswith("_ms"):
+            ends = ("mean", *PERCENTILES)
+            columns = [f"{end}{side}" for end in ends for side in ("_low", "", "_high")]
+            found |= {f"{name}_{column}": (value or {}).get(column) for column in columns}
+        elif name == "spot":
+            found["spot_replicas"] = value and value["replicas"]
+            found["spot_usd_per_hour"] = value and value["usd_per_hour"]
+        else:
+            found[name] = str(value).lower() if isinstance(value, bool) else value
+    return found
+
+
+def _choices(found: Plan) -> Iterator[str]:
+    """Yield the answer and a row for each choice."""
+    yield f"# Choices for {found.subject.name}\n"
+    yield f"{model_line(found)}. {found.answer}.\n"
+    yield "| choice | USD/h | busy | ttft p95, ms | tpot p95, ms | holds | limited by |"
+    yield "|---|--:|--:|--:|--:|---|---|"
+    for choice in found.choices:
+        cost = "" if choice.usd_per_hour is None else f"{choice.usd_per_hour:,.2f}"
+        busy = "" if choice.utilisation is None else f"{choice.utilisation:.0%}"
+        holds = "surely" if choice.surely else "likely" if choice.meets_slo else "no"
+        times = " | ".join(span_ms(choice, metric, "p95") for metric in ("ttft", "tpot"))
+        yield f"| {name_of(choice)} | {cost} | {busy} | {times} | {holds} | {choice.limited_by} |"
+
+
 def as_markdown(found: Plan) -> Iterator[str]:
     """Yield a document: the answer, the devices, the lines."""
+    yield from _choices(found) if found.load is not None else _memory(found)
+    notes = [*(f"assumed: {note}" for note in found.assumptions), *found.warnings]
+    yield from ["", *(f"- {note}" for note in notes)]
+
+
+def _memory(found: Plan) -> Iterator[str]:
     yield f"# Memory of {found.subject.name}\n"
     yield f"{model_line(found)}. It {sentence(found.best)}.\n"
     if len(found.placements) > 1:
@@ -47,8 +91,6 @@ def as_markdown(found: Plan) -> Iterator[str]:
     if found.published is not None:
         yield f"\nA well-known formula says {found.published.total_gb:.2f} GB.\n"
         yield from (f"- {reason}" for reason in found.published.why_wrong)
-    notes = [*(f"assumed: {note}" for note in found.assumptions), *found.warnings]
-    yield from ["", *(f"- {note}" for note in notes)]
 
 
 def model_line(found: Plan) -> str:

@@ -18,6 +18,7 @@ _WIDTH, _HEIGHT = 900, 560
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 92, 64
 _GOOD, _BAD = "#2da44e", "#c9ced6"
 _ROW = 17  # pixels between two names
+_NAMED = 8  # of the best choices, besides the frontier
 
 
 def pareto_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
@@ -40,8 +41,15 @@ def pareto_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
         svg.line(*before, *behind, svg.COLOURS[0], 2) for before, behind in pairwise(frontier)
     ]
     placed: list[tuple[float, float]] = []
+    named = {id(c) for c in choices[:_NAMED]}
+    # The frontier's names come first, and its dots lie on top.
+    names: list[str] = []
     for x, y, choice in sorted(dots, key=lambda dot: not dot[2].on_frontier):
-        parts += _dot(across(x), up(y), choice, placed)
+        if choice.on_frontier or id(choice) in named:
+            names += _name(across(x), up(y), choice, placed)
+    for x, y, choice in sorted(dots, key=lambda dot: dot[2].on_frontier):
+        parts += _dot(across(x), up(y), choice)
+    parts += names
     parts += [
         svg.circle(_WIDTH - 330, 78, _GOOD), svg.text(_WIDTH - 318, 83, "meets the bounds"),
         svg.circle(_WIDTH - 180, 78, _BAD), svg.text(_WIDTH - 168, 83, "does not"),
@@ -77,22 +85,27 @@ def _grid(across: _Axis, up: _Axis) -> Iterator[str]:
         yield svg.text(_LEFT - 8, y + 4, f"{tick:,g}", size=svg.SMALL, anchor="end")
     middle = (_LEFT + right) / 2
     yield svg.text(middle, _HEIGHT - 16, "tokens/s that a user sees", anchor="middle")
-    label = "tokens/s of a device"
+    label = "tokens/s that a device bears"
     yield svg.text(24, (_TOP + bottom) / 2, label, anchor="middle", turn=-90)
 
 
-def _dot(x: float, y: float, choice: Choice, placed: list[tuple[float, float]]) -> Iterator[str]:
-    """Draw a dot, and its name where that covers no other name."""
-    name = name_of(choice)
+def _dot(x: float, y: float, choice: Choice) -> Iterator[str]:
+    """Draw a dot; its name is shown where a pointer rests on it."""
     cost = "no price" if choice.usd_per_hour is None else f"{choice.usd_per_hour:.2f} USD/h"
-    yield f"<g><title>{name}, {cost}</title>"
+    yield f"<g><title>{name_of(choice)}, {cost}</title>"
     yield svg.circle(x, y, _GOOD if choice.meets_slo else _BAD)
     yield "</g>"
+
+
+def _name(x: float, y: float, choice: Choice, placed: list[tuple[float, float]]) -> Iterator[str]:
+    """Write a name beside its dot, unless it would cover another name."""
+    name = name_of(choice)
     width = 7.0 * len(name)
     is_left = x + 12 + width > _WIDTH
     begin = x - 12 - width if is_left else x + 12
-    if all(abs(y - v) >= _ROW or abs(begin - u) > 170 for u, v in placed):
-        placed.append((begin, y))
-        colour = svg.INK if choice.on_frontier else svg.FAINT
-        anchor, at = ("end", x - 10) if is_left else ("start", x + 10)
-        yield svg.text(at, y + 4, name, size=svg.SMALL, fill=colour, anchor=anchor)
+    if any(abs(y - v) < _ROW and abs(begin - u) < 170 for u, v in placed):
+        return
+    placed.append((begin, y))
+    colour = svg.INK if choice.on_frontier else svg.FAINT
+    anchor, at = ("end", x - 10) if is_left else ("start", x + 10)
+    yield svg.text(at, y + 4, name, size=svg.SMALL, fill=colour, anchor=anchor)

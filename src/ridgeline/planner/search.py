@@ -365,11 +365,9 @@ def _factors(
     """Return what each metric is multiplied by at both ends, by formula."""
     if middle is None or low is None:
         return dict.fromkeys(METRICS, (1.0, None))
-    found: dict[str, tuple[float, float | None]] = {
-        "ttft": (low.ttft_s / middle.ttft_s, high and high.ttft_s / middle.ttft_s),
-        "tpot": (low.tpot_s / middle.tpot_s, high and high.tpot_s / middle.tpot_s),
-    }
-    return found | {"e2el": found["tpot"]}
+    tpot = low.tpot_s / middle.tpot_s, high.tpot_s / middle.tpot_s if high is not None else None
+    ttft = low.ttft_s / middle.ttft_s, high.ttft_s / middle.ttft_s if high is not None else None
+    return {"ttft": ttft, "tpot": tpot, "e2el": tpot}
 
 
 def _rates(

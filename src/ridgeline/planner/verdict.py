@@ -51,7 +51,7 @@ def _bound(choice: Choice, slo: Slo) -> str:
 
 def _span(low: float, middle: float, high: float | None) -> str:
     top = "?" if high is None else f"{high:,.0f}"
-    return f"{middle:,.0f} ({low:,.0f} to {top})"
+    return f"{middle:,.0f} ({low:,.0f}-{top})"
 
 
 def span_ms(choice: Choice, metric: str, percentile: str) -> str:
