@@ -301,8 +301,8 @@ def _nearby(
 ) -> tuple[int, Seen | None]:
     """Try a replica more or fewer, as the simulation says; return the fewest that do."""
     alone = steady(candidate.clock.times, load, candidate.bounds, 1e-9)
-    hopeless = alone is None or not _by_formula(alone, load).meets(
-        [slo for slo in slos if slo.percentile in ("mean", "p50")]
+    hopeless = alone is None or any(
+        _by_formula(alone, load).ms[slo.metric]["mean"] > slo.limit_ms for slo in slos
     )
     if seen is None or hopeless:
         return replicas, seen
