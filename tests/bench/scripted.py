@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,13 +32,27 @@ class Server:
         self.running = self.peak = 0
 
 
+class _Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that go away, which is what a search lets some of its own do."""
+
+    daemon_threads = True
+    request_queue_size = 512
+
+    def handle_error(self, *arguments: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(*arguments)
+
+
 @contextmanager
-def serving(script: Script) -> Iterator[Server]:
+def serving(script: Script, port: int = 0) -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *arguments: Any) -> None:
             pass
+
+        def do_GET(self) -> None:
+            self.answer(iter([(200, json.dumps({"data": [{"id": "scripted"}]}))]))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -83,8 +98,7 @@ def serving(script: Script) -> Iterator[Server]:
             data = text.encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
+    httpd = _Quiet(("127.0.0.1", port), Handler)
     seen = Server(f"http://127.0.0.1:{httpd.server_port}")
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

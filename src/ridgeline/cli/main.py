@@ -29,6 +29,7 @@ from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
+from ridgeline.cli import bench as bench_commands
 from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import report
@@ -313,8 +314,8 @@ def bench_quality(
 
 
 @bench_app.command("serve")
-@flags("asking", Asking)
 @flags("load", Workload)
+@flags("asking", Asking)
 def bench_serve(
     goodput: Annotated[
         list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS; repeat.")
@@ -334,6 +335,9 @@ def bench_serve(
         raise UsageError(error) from error
     if not serve(asking, load, goodput or ()):
         raise typer.Exit(1)
+
+
+bench_commands.add_to(bench_app)
 
 
 @contextmanager

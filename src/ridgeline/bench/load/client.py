@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import httpx2
@@ -21,8 +21,11 @@ from ridgeline.engine_setup.progress import Report
 from ridgeline.simulator.workload import Planned
 
 Session = list[Planned]
+# Told which requests have ended, which are under way, and the seconds since the start.
+IsEnough = Callable[[Sequence[Outcome], Sequence[Outcome], float], bool]
 
 _LAG_PERIOD_S = 0.01
+_ENOUGH_PERIOD_S = 0.1
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "text")
 
 
@@ -36,8 +39,11 @@ async def drive(
     plan: Sequence[Planned],
     num_workers: int | None,
     report: Report,
+    is_enough: IsEnough | None = None,
 ) -> tuple[list[Outcome], dict[str, Any]]:
     """Send the warm-up at once, then the plan: as it is due, or in turn on ``num_workers``.
+
+    Once ``is_enough`` says so, the rest is not sent, and what is under way is broken off.
 
     Returns the outcomes in the order of the plan, and how well the client kept up. Raises
     ValueError if no warm-up request succeeds.
@@ -52,6 +58,7 @@ async def drive(
         if warm and all(outcome.error for outcome in warm):
             raise ValueError(f"{target.url} does not serve the first requests: {warm[0].error}")
         outcomes: list[Outcome] = []
+        under_way: dict[int, Outcome] = {}
         lag_s: list[float] = []
         watch = asyncio.create_task(_watch(lag_s))
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
@@ -61,17 +68,28 @@ async def drive(
                 said: list[tuple[str, str]] = []
                 for planned in session:
                     await asyncio.sleep(planned.think_s)
-                    outcomes.append(await _turn(http, target, planned, start_s, said))
+                    outcomes.append(await _turn(http, target, planned, start_s, said, under_way))
                     report(len(outcomes), len(plan))
 
-        async with asyncio.TaskGroup() as tasks:
-            shared = iter(sessions(plan))
-            for _ in range(num_workers or 0):
-                tasks.create_task(work(shared))
-            for session in shared if num_workers is None else ():
-                due_s = (session[0].arrival_s or 0.0) + start_s
-                await asyncio.sleep(due_s - time.perf_counter())
-                tasks.create_task(work([session]))
+        async def send() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                shared = iter(sessions(plan))
+                for _ in range(num_workers or 0):
+                    tasks.create_task(work(shared))
+                for session in shared if num_workers is None else ():
+                    due_s = (session[0].arrival_s or 0.0) + start_s
+                    await asyncio.sleep(due_s - time.perf_counter())
+                    tasks.create_task(work([session]))
+
+        sending = asyncio.create_task(send())
+        while is_enough and not sending.done():
+            await asyncio.wait([sending], timeout=_ENOUGH_PERIOD_S)
+            now_s = time.perf_counter() - start_s
+            if is_enough(outcomes, list(under_way.values()), now_s):
+                sending.cancel()
+        await asyncio.wait([sending])  # which, unlike the task itself, Ctrl-C interrupts
+        if not sending.cancelled():
+            sending.result()
         watch.cancel()
     span_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     late_s = [o.sent_s - o.arrival_s for o in outcomes if o.arrival_s is not None]
@@ -104,12 +122,13 @@ async def _turn(
     planned: Planned,
     start_s: float,
     said: list[tuple[str, str]],
+    under_way: dict[int, Outcome],
 ) -> Outcome:
     """Ask behind what was said, and add to it; without an answer to ask behind it fails."""
     if planned.turn > len(said):
         now_s = time.perf_counter() - start_s
         return Outcome(planned.index, None, now_s, now_s, error="the turn before it failed")
-    outcome = await _ask(http, target, planned, start_s, said)
+    outcome = await _ask(http, target, planned, start_s, said, under_way)
     if outcome.error is None:
         said.append((str(planned.prompt), outcome.text))
     return outcome
@@ -121,10 +140,13 @@ async def _ask(
     planned: Planned,
     start_s: float,
     said: Sequence[tuple[str, str]] = (),
+    under_way: dict[int, Outcome] | None = None,
 ) -> Outcome:
     """Send one request and read its answer; any failure becomes the outcome's error."""
     body, sent_s = target.body(planned, said), time.perf_counter() - start_s
     outcome = Outcome(planned.index, planned.arrival_s, sent_s, sent_s)
+    if under_way is not None:
+        under_way[planned.index] = outcome
     request = http.stream("POST", target.url, content=body, headers=target.headers)
     try:
         async with asyncio.timeout(target.timeout_s), request as response:
@@ -137,6 +159,8 @@ async def _ask(
         outcome.error = f"{type(error).__name__}: {_one_line(str(error))}"
     if outcome.error is not None:
         outcome.end_s = time.perf_counter() - start_s
+    if under_way is not None:
+        del under_way[planned.index]
     return outcome
 
 

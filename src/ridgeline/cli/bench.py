@@ -1,0 +1,32 @@
+"""``ridgeline bench`` of servers and of results: search, images, compare."""
+
+from __future__ import annotations
+
+import typer
+
+from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.search.main import Wish, search
+from ridgeline.cli.flags import UsageError, flags
+from ridgeline.simulator.workload import Workload
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("search")(bench_search)
+
+
+# What a search decides itself is no flag: which load, how many requests, whom it asks.
+@flags("workload", Workload, fixed={"request_rate": 1.0, "max_concurrency": None, "num_prompts": 1})
+@flags("asking", Asking, fixed={"base_url": "http://127.0.0.1", "model": ""})
+@flags("wish", Wish)
+def bench_search(*, wish: Wish, asking: Asking, workload: Workload) -> None:
+    """The highest load at which a server still meets service levels.
+
+    The load doubles until a trial fails; then the interval is narrowed to 5 %, and both its ends
+    are tried again. A trial ends as soon as its verdict is certain. The last line is one JSON
+    document. Status 1 if no load holds.
+    """
+    if workload.trace_file and wish.over == "concurrency":
+        raise UsageError("--trace-file says when requests come: --lengths-from takes its lengths")
+    if not search(wish, asking, workload):
+        raise typer.Exit(1)
