@@ -30,6 +30,7 @@ class Server:
         self.arrived_s: list[float] = []
         self.connections: set[Any] = set()
         self.running = self.peak = 0
+        self.files = {"/v1/models": b'{"data": [{"id": "scripted"}]}'}  # by GET
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -52,7 +53,8 @@ def serving(script: Script, port: int = 0) -> Iterator[Server]:
             pass
 
         def do_GET(self) -> None:
-            self.answer(iter([(200, json.dumps({"data": [{"id": "scripted"}]}))]))
+            found = seen.files.get(self.path)
+            self.whole(200 if found else 404, found or b"")
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -76,11 +78,7 @@ def serving(script: Script, port: int = 0) -> Iterator[Server]:
         def answer(self, parts: Iterator[Any]) -> None:
             first = next(parts)
             if isinstance(first, tuple):
-                self.send_response(first[0])
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(first[1])))
-                self.end_headers()
-                self.wfile.write(first[1].encode())
+                self.whole(first[0], first[1].encode())
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -89,6 +87,13 @@ def serving(script: Script, port: int = 0) -> Iterator[Server]:
             for part in itertools.chain([first], parts):
                 self.put(part)
             self.wfile.write(b"0\r\n\r\n")
+
+        def whole(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def put(self, part: Any) -> None:
             if isinstance(part, float):

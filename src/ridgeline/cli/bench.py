@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from ridgeline.bench.images import Images, bench_images
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.search.main import Wish, search
 from ridgeline.cli.flags import UsageError, flags
@@ -13,6 +14,7 @@ from ridgeline.simulator.workload import Workload
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("search")(bench_search)
+    app.command("images")(images)
 
 
 # What a search decides itself is no flag: which load, how many requests, whom it asks.
@@ -29,4 +31,23 @@ def bench_search(*, wish: Wish, asking: Asking, workload: Workload) -> None:
     if workload.trace_file and wish.over == "concurrency":
         raise UsageError("--trace-file says when requests come: --lengths-from takes its lengths")
     if not search(wish, asking, workload):
+        raise typer.Exit(1)
+
+
+@flags(
+    "load",
+    Workload,
+    fixed={
+        "trace_file": None, "lengths_from": None, "prompt_words": "16", "prefix_share": 0.0,
+        "turns": 1, "think_s": 0.0, "max_tokens": None,
+    },
+)  # fmt: skip
+@flags("asked", Images)
+def images(*, asked: Images, load: Workload) -> None:
+    """The load of many users on an endpoint that makes images.
+
+    Requests arrive at random times, or a fixed number run at once. Only complete images of the size
+    that was asked for count. The last line is one JSON document. Status 1 if no request succeeded.
+    """
+    if not bench_images(asked, load):
         raise typer.Exit(1)

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import read_plan
-from ridgeline.bench.load.stats import DEFINITIONS
+from ridgeline.bench.load.stats import DEFINITIONS, client_warnings
 from ridgeline.bench.search.knee import Interval, Search, interval
 from ridgeline.bench.search.picture import curve_svg
 from ridgeline.bench.search.served import first_model, served
@@ -30,8 +30,6 @@ from ridgeline.bench.tables import check_out, write_out
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.engine_setup.progress import say
 from ridgeline.simulator.workload import Workload
-
-_MAX_LAG_MS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +61,7 @@ class Wish:
             parse_slo(text)
         if (self.base_url is None) == (self.serve is None):
             raise ValueError("say whom to ask: --base-url URL, or --serve 'COMMAND {port}'")
+        check_base_url(self.base_url or "http://127.0.0.1")
         for name, least in (("num_prompts", 20), ("max_trials", 1), ("serve_timeout_s", 0)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
@@ -213,7 +212,7 @@ def _answer(setting: Setting, found: Interval, records: list[dict[str, Any]]) ->
             f"{slos} holds up to {setting.describe(low.load)}, and fails at "
             f"{setting.describe(high.load)} ({sure})."
         )
-    if any(_is_busy(record["client"]) for record in records):
+    if any(client_warnings(record["client"]) for record in records):
         text += " The client itself was late in some trials: run it elsewhere to be sure."
     return {
         "over": "rate" if setting.is_open else "concurrency",
@@ -223,11 +222,6 @@ def _answer(setting: Setting, found: Interval, records: list[dict[str, Any]]) ->
         "nearest": nearest,
         "text": text,
     }
-
-
-def _is_busy(client: dict[str, Any]) -> bool:
-    delays = (client["event_loop_lag"], client["send_lateness"])
-    return any(delay and delay["p99_ms"] > _MAX_LAG_MS for delay in delays)
 
 
 def _row(number: int, record: dict[str, Any]) -> dict[str, Any]:
