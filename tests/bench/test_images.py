@@ -221,7 +221,7 @@ def test_images_by_url_are_fetched_and_a_plan_for_slices_is_made(tmp_path: Path)
         (["--n", "0"], "--n is 0"),
         (["--slices", "8/7"], "--slices 8/7 is not a part"),
         (["--measured", "x.json"], "say with --slices"),
-        (["--out", "x.svg"], "there is no picture"),
+        (["--out", "x.svg"], "--out x.svg: its ending says what to write: .csv, .md"),
         (["--extra-body", "[]"], "--extra-body [] is not a JSON object"),
     ],
 )

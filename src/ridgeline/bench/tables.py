@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ENDINGS = (".svg", ".csv", ".md")
 Rows = Sequence[Mapping[str, Any]]
 
 
-def check_out(path: Path | None) -> None:
+def check_out(path: Path | None, endings: Sequence[str] = (".svg", ".csv", ".md")) -> None:
     """Raise ValueError if a file to write has an ending that says nothing."""
-    if path is not None and path.suffix not in ENDINGS:
-        raise ValueError(f"--out {path}: its ending says what to write: {', '.join(ENDINGS)}")
+    if path is not None and path.suffix not in endings:
+        raise ValueError(f"--out {path}: its ending says what to write: {', '.join(endings)}")
 
 
 def write_out(path: Path, rows: Rows, picture: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from ridgeline.bench.compare import Format, compare
 from ridgeline.bench.images import Images, bench_images
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.search.main import Wish, search
+from ridgeline.bench.tables import check_out
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.simulator.workload import Workload
 
@@ -15,6 +20,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("search")(bench_search)
     app.command("images")(images)
+    app.command("compare")(compare_results)
 
 
 # What a search decides itself is no flag: which load, how many requests, whom it asks.
@@ -51,3 +57,19 @@ def images(*, asked: Images, load: Workload) -> None:
     """
     if not bench_images(asked, load):
         raise typer.Exit(1)
+
+
+def compare_results(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="JSON documents; the first is the base.")
+    ],
+    form: Annotated[Format, typer.Option("--format", help="How to print it.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="Write it too, as .csv or .md.")] = None,
+) -> None:
+    """Results of load generators side by side, under the same names.
+
+    It reads those of ridgeline bench serve, vLLM's bench serve, guidellm, AIPerf and LLMPerf, and
+    says what they do not measure alike.
+    """
+    check_out(out, (".csv", ".md"))
+    compare(files, form, out)
