@@ -11,15 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ridgeline.bench.roofline_svg import COLOURS
-from ridgeline.bench.roofline_svg import _circle as circle
-from ridgeline.bench.roofline_svg import _line as line
-from ridgeline.bench.roofline_svg import _text as text
-from ridgeline.bench.roofline_svg import _ticks as ticks
+from ridgeline.svg import COLOURS, FAINT, GRID, SMALL, circle, line, log_ticks, picture, text
 
 _WIDTH, _HEIGHT = 900, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 96, 70
-_INK, _FAINT, _GRID, _SHADE = "#24292f", "#57606a", "#e4e7eb", "#ddf4ff"
+_SHADE = "#ddf4ff"
 _HELD, _FAILED = COLOURS[3], COLOURS[2]
 
 
@@ -47,10 +43,6 @@ def curve_svg(
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     unit = "requests per second sent" if is_open else "requests at a time"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="system-ui, sans-serif" '
-        f'font-size="14" fill="{_INK}">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         text(_LEFT, 34, f"Goodput within {' and '.join(slos)}", size=18, weight=600),
         circle(_LEFT + 6, 61, _HELD),
         text(_LEFT + 18, 66, "held"),
@@ -64,24 +56,24 @@ def curve_svg(
             f'fill="{_SHADE}"/>'
         )
         shown = f"{answer['low']:.3g} to {answer['high']:.3g}"
-        parts.append(text(left, _TOP - 8, shown, size=12, anchor="middle", fill=_FAINT))
-    marks = ticks(low, high)
+        parts.append(text(left, _TOP - 8, shown, size=SMALL, anchor="middle", fill=FAINT))
+    marks = log_ticks(low, high)
     if len(marks) < 3:
         decade = 10 ** math.floor(math.log10(low))
         marks = [i * decade for i in range(1, 100) if low <= i * decade <= high]
     for tick in marks:
-        parts.append(line(x(tick), _TOP, x(tick), bottom, _GRID, 1))
-        parts.append(text(x(tick), bottom + 20, f"{tick:,g}", size=12, anchor="middle"))
+        parts.append(line(x(tick), _TOP, x(tick), bottom, GRID, 1))
+        parts.append(text(x(tick), bottom + 20, f"{tick:,g}", size=SMALL, anchor="middle"))
     step = 10 ** math.floor(math.log10(top / 2))
     step *= 5 if top / step > 10 else 2 if top / step > 4 else 1
     for i in range(int(top / step) + 1):
-        parts.append(line(_LEFT, y(i * step), right, y(i * step), _GRID, 1))
-        parts.append(text(_LEFT - 8, y(i * step) + 4, f"{i * step:,g}", size=12, anchor="end"))
+        parts.append(line(_LEFT, y(i * step), right, y(i * step), GRID, 1))
+        parts.append(text(_LEFT - 8, y(i * step) + 4, f"{i * step:,g}", size=SMALL, anchor="end"))
     middle, half = (_LEFT + right) / 2, (_TOP + bottom) / 2
     parts.append(text(middle, _HEIGHT - 22, unit, anchor="middle"))
     parts.append(text(24, half, "goodput, requests/s", anchor="middle", turn=-90))
     dots = sorted((trial["load"], trial["goodput_per_s"], trial["verdict"]) for trial in trials)
     for one, two in pairwise(dots):
-        parts.append(line(x(one[0]), y(one[1]), x(two[0]), y(two[1]), _FAINT, 1.5))
+        parts.append(line(x(one[0]), y(one[1]), x(two[0]), y(two[1]), FAINT, 1.5))
     parts += [circle(x(a), y(b), _HELD if said == "held" else _FAILED) for a, b, said in dots]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return picture(_WIDTH, _HEIGHT, parts)
