@@ -26,7 +26,7 @@ from ridgeline.bench.load.asking import Failed, check_base_url, headers_of, read
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, client_warnings, failures, summary_ms
 from ridgeline.bench.slices import Slice, parse_slice, plan_slices, slices_table
-from ridgeline.bench.tables import check_out, write_out
+from ridgeline.bench.tables import check_out, flat, write_out
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.simulator.workload import Planned, Workload
@@ -144,7 +144,7 @@ def bench_images(images: Images, load: Workload) -> bool:
         plan = plan_slices([Slice(*parse_slice(images.slices), *measures), *others])
     _print(found, plan, said)
     if images.out:
-        write_out(images.out, plan or [_row(found)], "")
+        write_out(images.out, plan or [flat(found)], "")
         say(f"written: {images.out}")
     flags = {
         name: str(v) if isinstance(v, Path) or v == math.inf else v
@@ -154,12 +154,6 @@ def bench_images(images: Images, load: Workload) -> bool:
     notes = {"slices": plan, "client": client, "warnings": said, "definitions": DEFINITIONS}
     print(json.dumps({"flags": flags} | found | notes, allow_nan=False))
     return bool(found["num_successful"])
-
-
-def _row(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a result as one row of a table."""
-    plain = {name: value for name, value in found.items() if not isinstance(value, dict | list)}
-    return plain | {f"latency_{name}": value for name, value in (found["latency"] or {}).items()}
 
 
 def make_reader(num: int, width: int, height: int) -> Reader:

@@ -24,6 +24,17 @@ def write_out(path: Path, rows: Rows, picture: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result as one row: what is nested gets the name of its place; lists are left out."""
+    row: dict[str, Any] = {}
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            row |= {f"{name}_{inner}": one for inner, one in flat(value).items()}
+        elif not isinstance(value, list):
+            row[name] = value
+    return row
+
+
 def as_csv(rows: Rows) -> str:
     """Return rows with a line of names above; what a row lacks is left empty."""
     text = io.StringIO()

@@ -39,11 +39,13 @@ async def drive(
     report: Report,
     is_enough: IsEnough | None = None,
     read: Reader | None = None,
+    ready: Callable[[], None] | None = None,
 ) -> tuple[list[Outcome], dict[str, Any]]:
     """Send the warm-up at once, then the plan: as it is due, or in turn on ``num_workers``.
 
     Once ``is_enough`` says so, the rest is not sent, and what is under way is broken off. ``read``
-    reads an answer with status 200; by default one that is streamed.
+    reads an answer with status 200; by default one that is streamed. ``ready`` is called after the
+    warm-up, and returns when the run is to start.
 
     Returns the outcomes in the order of the plan, and how well the client kept up. Raises
     ValueError if no warm-up request succeeds.
@@ -59,6 +61,8 @@ async def drive(
         if warm and all(outcome.error for outcome in warm):
             raise ValueError(f"{target.url} does not serve the first requests: {warm[0].error}")
         outcomes: list[Outcome] = []
+        if ready:
+            ready()
         lag_s: list[float] = []
         watch = asyncio.create_task(_watch(lag_s))
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
