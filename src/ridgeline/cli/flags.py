@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
@@ -16,6 +16,7 @@ _AS_TYPED = {
     "speculative_config": str | None,
     "trace": Path | None,
     "trace_file": Path | None,
+    "lengths_from": Path | None,
     "prompts": Path | None,
 }
 
@@ -24,8 +25,14 @@ class UsageError(Exception):
     """Flags that contradict each other or the model; ends with status 2."""
 
 
-def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields."""
+def flags(
+    parameter: str, kind: type[Any], fixed: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
+
+    Fields in ``fixed`` have that value, and no flag.
+    """
+    given = fixed or {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         kinds = get_type_hints(kind) | _AS_TYPED
@@ -37,12 +44,13 @@ def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Ca
                 annotation=Annotated[kinds[field.name], _flag(field)],
             )
             for field in fields(kind)
+            if field.name not in given
         ]
 
         @wraps(command)
         def wrapper(**arguments: Any) -> None:
             try:
-                value = kind(**{flag.name: arguments.pop(flag.name) for flag in added})
+                value = kind(**given, **{flag.name: arguments.pop(flag.name) for flag in added})
             except ValueError as error:
                 raise UsageError(error) from error
             command(**arguments, **{parameter: value})
