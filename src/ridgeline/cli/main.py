@@ -36,6 +36,7 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
+from ridgeline.cli.simulate import simulate_command
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
@@ -73,6 +74,7 @@ app.command("config")(settings.config)
 app.command("ps")(ps)
 app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
+app.command("simulate")(simulate_command)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
