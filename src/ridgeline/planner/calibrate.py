@@ -23,10 +23,9 @@ from ridgeline.physics import costs
 from ridgeline.planner.calibration import Calibration, assume, bytes_of
 from ridgeline.planner.fit import cross_validated, fit
 from ridgeline.planner.samples import Measured, Samples, Watcher
+from ridgeline.planner.score import Factors
 from ridgeline.simulator.steptime import Features, windows_of
 
-_WINDOW_S = 2.0  # of busy time, for which a factor is kept
-_MOST_FACTORS = 60
 _SHARE = 0.25  # of the time that is left, which one shape may take
 
 
@@ -86,16 +85,19 @@ def fitted(
     """Fit anew: return a calibration of the same model.
 
     Args:
-        before: stands in, if it was assumed, where there are no samples.
+        before: stands in where a server has no samples.
         samples: what to fit to.
         order: steps as they came, for the factors of the seconds between.
         source: what it will be called.
     """
     knots = BACKENDS[before.backend].step_knots()
     steps, after = tuple(samples.steps()), tuple(samples.after())
-    prior = before.times if source == "served" and before.source == "assumed" else None
+    prior = before.times if source == "served" else None  # a server may never see some shapes
     times = fit(steps, after, knots, windows=before.times.windows, prior=prior)
-    error, _ = cross_validated(steps, knots)
+    error = cross_validated(steps, knots)
+    factors = Factors()
+    for sample in order:
+        factors.add(sample.seconds, times.seconds(sample.features))
     return replace(
         before,
         source=source,
@@ -103,23 +105,10 @@ def fitted(
         version=__version__,
         times=times,
         step_error=round(error, 4),
-        factors=tuple(factors_of(order, lambda features: times.seconds(features))),
+        factors=tuple(factors.kept),
         samples=steps,
         after=after,
     )
-
-
-def factors_of(order: Sequence[Measured], predict: Callable[[Features], float]) -> Iterator[float]:
-    """Yield actual over predicted seconds, of two busy seconds each; the last sixty."""
-    found: list[float] = []
-    actual_s = predicted_s = 0.0
-    for sample in order:
-        actual_s += sample.seconds
-        predicted_s += predict(sample.features)
-        if actual_s >= _WINDOW_S:
-            found.append(actual_s / predicted_s)
-            actual_s = predicted_s = 0.0
-    yield from (round(factor, 4) for factor in found[-_MOST_FACTORS:])
 
 
 def rates(calibration: Calibration, llm: LLM) -> Iterator[tuple[str, str]]:
