@@ -27,7 +27,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.planner.calibration import Calibration, find
+from ridgeline.planner.calibration import Calibration, known
 from ridgeline.simulator.workload import Planned, Workload, lognormal_lengths
 
 _SOURCES = {
@@ -84,7 +84,7 @@ class Simulator:
         """
         arch = self.checkpoint.arch
         config = resolve(options, arch)
-        calibration = find(default_home(), self.checkpoint.path, arch, config)
+        calibration = known(default_home(), self.checkpoint.path, arch, config)
         planned, num_left_out = read_plan(question.load)
         key = (question.load, question.endpoint, question.prompt_tokens)
         if key not in self._prompts:

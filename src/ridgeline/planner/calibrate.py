@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 from ridgeline import __version__
@@ -26,6 +27,7 @@ from ridgeline.planner.samples import Measured, Samples, Watcher
 from ridgeline.planner.score import Factors
 from ridgeline.simulator.steptime import Features, windows_of
 
+_MOST_PER_BIN = 1024  # steps to fit to; fewer are kept
 _SHARE = 0.25  # of the time that is left, which one shape may take
 
 
@@ -50,7 +52,7 @@ def calibrate(
     Raises ValueError if nothing could be measured in the time.
     """
     arch, engine = llm.arch, llm.engine
-    samples, order = Samples(), list[Measured]()
+    samples, order = Samples(per_bin=_MOST_PER_BIN), list[Measured]()
     watcher = Watcher(samples, windows_of(arch))
 
     def take(record: Record) -> None:
@@ -76,7 +78,8 @@ def calibrate(
     finally:
         engine.scheduler.speculation = speculation
         engine.listeners.remove(take)
-    return fitted(guess, samples, order, "measured")
+    found = fitted(guess, samples, order, "measured")
+    return replace(found, samples=tuple(samples.thinned()))
 
 
 def fitted(
@@ -140,19 +143,15 @@ def _ms(seconds: float) -> str:
 
 
 def _shapes(max_model_len: int) -> Iterator[_Shape]:
-    """Yield shapes that fit, without end: the coarse ones first, then again with other lengths."""
-    turn = 0
-    while True:
-        dice = random.Random(turn)
-        for shape in _turn(dice):
-            longest = max(map(sum, zip(shape.prompts, shape.num_new, strict=True)))
-            if longest <= max_model_len:
-                yield shape
-        turn += 1
+    """Yield shapes, without end: the coarse ones first, then again with other lengths."""
+    for turn in count():
+        for shape in _turn(random.Random(turn)):
+            most = [max(1, max_model_len - num_new) for num_new in shape.num_new]
+            yield shape._replace(prompts=tuple(map(min, shape.prompts, most)))
 
 
 def _turn(dice: random.Random) -> Iterator[_Shape]:
-    """Yield a turn of shapes. Small ones fit every model, so a turn is never empty."""
+    """Yield a turn of shapes."""
     yield _Shape((8,), (8,))
     for num in (1, 4, 16, 64):
         yield _Shape(tuple(dice.randint(16, 256) for _ in range(num)), (16,) * num)
@@ -195,7 +194,8 @@ def _expected_s(shape: _Shape, guess: Calibration) -> float:
     """Return roughly how long a shape takes by a model of time."""
     seconds = guess.times.seconds
     num = len(shape.prompts)
-    prompts_s = sum(seconds(Features(n, 1, 1, n, n * n / 2)) for n in shape.prompts)
+    pairs = sum(n * n / 2 for n in shape.prompts)
+    prompts_s = seconds(Features(sum(shape.prompts), num, num, sum(shape.prompts), pairs))
     together = 1 if shape.gap else num
     answers_s = max(shape.num_new) * seconds(Features(together, together, together, 0, 0))
     return prompts_s + answers_s * (num if shape.gap else 1)

@@ -151,9 +151,11 @@ def all_of(home: Path) -> Iterator[Calibration]:
             continue
 
 
-def find(home: Path, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
-    """Return the calibration of what will run, or an assumed one."""
+def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
+    """Return the calibration of what will run, if ``home`` has it; else an assumed one."""
     wanted = assume(model, arch, config)
+    if home is None:
+        return wanted
     try:
         found = read(wanted.path(home))
     except (ValueError, OSError):

@@ -103,7 +103,6 @@ class Score:
         calibration: what is known; replaced when it was fitted anew.
         factor: actual over predicted seconds, of late.
         num_steps: steps that were compared.
-        last_s: what was predicted for the last step, at the speed of then.
         predicted_s, actual_s: sums of such predictions, and of what the steps took.
         total_error: predicted over actual seconds, less 1, of a thousand steps; None before.
         error_counts: steps by relative error, for ``ERROR_BOUNDS`` and beyond.
@@ -125,7 +124,7 @@ class Score:
         self.calibration = calibration
         self.factor = calibration.interval().middle
         self.num_steps = self.num_fits = 0
-        self.last_s = self.predicted_s = self.actual_s = self.error_sum = 0.0
+        self.predicted_s = self.actual_s = self.error_sum = 0.0
         self.total_error = calibration.total_error
         self.error_counts = [0] * (len(ERROR_BOUNDS) + 1)
         self.errors: dict[str, float] = {}
@@ -135,6 +134,7 @@ class Score:
         self._factors = Factors(calibration.factors)
         self._course = _Course()
         self._gap_s = 0.0
+        self._last = -1, 0.0  # step, and seconds that were predicted for it and the gap behind
         self._checked = [0, 0.0, 0.0]  # steps, predicted and actual seconds
         self._busy_s = 0.0  # since the last fit
         self._is_off = self._is_fitting = False
@@ -159,6 +159,10 @@ class Score:
         elif isinstance(record, RequestRecord):
             self._add_request(record)
 
+    def foreseen(self, number: int) -> float | None:
+        """Return the seconds that were predicted for the last step, if it has this number."""
+        return self._last[1] if self._last[0] == number else None
+
     def close(self) -> None:
         """Keep the newest speeds for the next start, if anything was measured."""
         if self.is_calibrated and self.num_steps:
@@ -173,7 +177,8 @@ class Score:
         plain_s = times.seconds(sample.features)
         self._course.add(step, plain_s, self._gap_s, factor)
         self._gap_s = times.after(sample.features.num_rows, 0)
-        predicted_s = self.last_s = factor * plain_s
+        predicted_s = factor * plain_s
+        self._last = step.number, predicted_s + factor * self._gap_s
         self.num_steps += 1
         self.predicted_s += predicted_s
         self.actual_s += actual_s
