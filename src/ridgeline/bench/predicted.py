@@ -72,10 +72,11 @@ class Case:
                 arrival_s=planned_s[r.name],
                 sent_s=r.arrival_s - begin_s,
                 end_s=r.finish_s - begin_s,
-                chunk_s=[at_s - begin_s for at_s in chunks[r.request_id]],
+                chunk_s=[at_s - begin_s for at_s in chunks.get(r.request_id, ())],
                 prompt_tokens=len(r.prompt_token_ids),
                 cached_tokens=r.num_cached_tokens,
                 usage_tokens=sum(r.num_generated),
+                error=r.error,
             )
             for r in requests
         ]
