@@ -27,6 +27,7 @@ from ridgeline.simulator.steptime import StepTime
 ERROR_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _MEMORY_S = 2.0  # of busy time, in which the factor forgets two thirds
 _CUT = 3.0  # no step counts as more times as long as predicted
+_FAST_STEPS, _FAST = 50, 0.2  # an assumed model may be off by any factor: find it at once
 _WINDOW_S = 2.0  # of busy time, for which a factor is kept
 _MOST_FACTORS = 60
 _FIRST_STEPS = 200  # after which what was assumed is replaced
@@ -188,7 +189,10 @@ class Score:
         self._note_error("step", error)
         ratio = actual_s / plain_s
         ratio = ratio if ratio < _CUT * factor else _CUT * factor
-        self.factor += (1 - math.exp(-actual_s / _MEMORY_S)) * (ratio - factor)
+        weight = 1 - math.exp(-actual_s / _MEMORY_S)
+        if self.num_steps <= _FAST_STEPS and not self.is_calibrated:
+            weight = max(weight, _FAST)
+        self.factor += weight * (ratio - factor)
         self._busy_s += actual_s
         is_full = self._factors.add(actual_s, plain_s)
         self._check(predicted_s, actual_s)

@@ -143,9 +143,8 @@ function showForeseen() {
   drawForeseen(at('foreseen'), steps);
   const known = steps.filter((step) => step[3]);
   const sum = (index) => known.reduce((total, step) => total + step[index], 0);
-  const off = known.length ? `${(100 * Math.abs(sum(3) / sum(0) - 1)).toFixed(1)} % off in all, ` : '';
-  at('foreseen-note').textContent = view.is_calibrated
-    ? `${off}speed ${view.speed.toFixed(2)} of when measured` : `${off}uncalibrated`;
+  const off = known.length ? `off by ${(100 * Math.abs(sum(3) / sum(0) - 1)).toFixed(0)} %, ` : '';
+  at('foreseen-note').textContent = off + (view.is_calibrated ? `speed ${view.speed.toFixed(2)}` : 'uncalibrated');
 }
 
 function showRates() {
