@@ -90,6 +90,17 @@ def test_one_wild_step_is_not_a_slow_machine() -> None:
     assert score.factor < 1.4
 
 
+def test_steps_that_are_held_up_now_and_then_do_not_bend_the_sum() -> None:
+    """A mean of ratios by the time that steps took would foresee far too much."""
+    dice, score = random.Random(6), Score(known(), start=lambda work: None)
+    for record in served(num=400):
+        if isinstance(record, StepRecord) and dice.random() < 0.3:
+            record = replace(record, execute_s=2.9 * record.execute_s)
+        score.on_record(record)
+    assert score.actual_s > 15
+    assert score.predicted_s == pytest.approx(score.actual_s, rel=0.05)
+
+
 def test_what_was_assumed_is_replaced_after_two_hundred_steps() -> None:
     assumed = StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0)
     fits: Refits = []

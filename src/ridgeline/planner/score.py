@@ -179,7 +179,7 @@ class Score:
         self._course.add(step, plain_s, self._gap_s, factor)
         self._gap_s = times.after(sample.features.num_rows, 0)
         predicted_s = factor * plain_s
-        self._last = step.number, predicted_s + factor * self._gap_s
+        self._last = step.number, predicted_s + self._gap_s
         self.num_steps += 1
         self.predicted_s += predicted_s
         self.actual_s += actual_s
@@ -189,7 +189,8 @@ class Score:
         self._note_error("step", error)
         ratio = actual_s / plain_s
         ratio = ratio if ratio < _CUT * factor else _CUT * factor
-        weight = 1 - math.exp(-actual_s / _MEMORY_S)
+        # By the predicted time: by the actual one, steps that were held up would count more.
+        weight = 1 - math.exp(-predicted_s / _MEMORY_S)
         if self.num_steps <= _FAST_STEPS and not self.is_calibrated:
             weight = max(weight, _FAST)
         self.factor += weight * (ratio - factor)
