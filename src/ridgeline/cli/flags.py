@@ -26,13 +26,18 @@ class UsageError(Exception):
 
 
 def flags(
-    parameter: str, kind: type[Any], fixed: Mapping[str, Any] | None = None
+    parameter: str,
+    kind: type[Any],
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    unless: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
 
-    Fields in ``fixed`` have that value, and no flag.
+    Fields in ``fixed`` have that value, and no flag. If the flag ``unless`` is given, the parameter
+    is None, and none of its own flags may be given.
     """
-    given = fixed or {}
+    set_before = fixed or {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         kinds = get_type_hints(kind) | _AS_TYPED
@@ -44,13 +49,21 @@ def flags(
                 annotation=Annotated[kinds[field.name], _flag(field)],
             )
             for field in fields(kind)
-            if field.name not in given
+            if field.name not in set_before
         ]
 
         @wraps(command)
         def wrapper(**arguments: Any) -> None:
+            given = {flag.name: arguments.pop(flag.name) for flag in added}
+            if unless is not None and arguments[unless] is not None:
+                for flag in added:
+                    if given[flag.name] != flag.default:
+                        name = flag.name.replace("_", "-")
+                        raise UsageError(f"--{name} is said by the result that the load is like")
+                command(**arguments, **{parameter: None})
+                return
             try:
-                value = kind(**given, **{flag.name: arguments.pop(flag.name) for flag in added})
+                value = kind(**set_before, **given)
             except ValueError as error:
                 raise UsageError(error) from error
             command(**arguments, **{parameter: value})

@@ -100,7 +100,7 @@ class Service:
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
-        self.live = Live(bridge)
+        self.live = Live(bridge, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.bench.load.stats import LIMITS, Outcome
+from ridgeline.bench.load.stats import LIMIT_NAMES, Outcome
 
 ERROR = 0.005  # chance that a trial which ends early says what a long one would not
 _MIN_REQUESTS = 20  # fewer say nothing, however clear they are: the server may only be warming up
@@ -39,7 +39,7 @@ class Slo:
         """Return the latency of an ended request: infinite if it failed, 0 without a tpot."""
         if outcome.error is not None:
             return math.inf
-        name = LIMITS[self.metric]
+        name = LIMIT_NAMES[self.metric]
         return outcome.latencies_s().get(name, 0.0 if self.metric == "tpot" else math.inf)
 
     def is_met(self, outcome: Outcome) -> bool:
