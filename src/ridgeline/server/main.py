@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from ridgeline import __version__
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.progress import say
+from ridgeline.machine import raise_file_limit
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.keys import Keys
@@ -25,7 +25,7 @@ from ridgeline.server.logs import LogWriter
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
-from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
+from ridgeline.server.web_server import LOOPBACK, WebServer, address, obey_signals
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 _STEP_S = 10.0  # for the step under way at the end
@@ -142,11 +142,8 @@ def serve(
 async def _main(
     llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
 ) -> None:
-    loop = asyncio.get_running_loop()
     running = Running(llm, name, options, keys, log.line)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, running.stop)
-    loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
+    obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     await running.run(listener, lambda: _announce(name, listener, options))
