@@ -19,7 +19,7 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.machine import raise_file_limit
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.engine_thread import Bridge
-from ridgeline.server.keys import Keys
+from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter
 from ridgeline.server.metrics import Metrics
@@ -41,7 +41,9 @@ class Running:
         self.options, self.keys, self._write = options, keys, write
         self.bridge = Bridge(llm.engine)
         trace = llm.trace
-        self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
+        self.metrics = Metrics(
+            name, self._gauges, lambda: trace.num_lost if trace else 0, keys.labels or (ANYONE,)
+        )
         self.bridge.listeners.append(self.metrics.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
