@@ -81,6 +81,7 @@ def test_what_needs_no_model_starts(name: str, model: Path, tmp_path: Path) -> N
         ["config", "serve"],
         ["bench", "serve", "--help"],
         ["replay", str(trace)],
+        ["plan", str(model)],
         ["doctor"],
     ]
     told = json.dumps([*SYSTEMS[name], commands])
