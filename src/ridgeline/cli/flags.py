@@ -25,12 +25,12 @@ class UsageError(Exception):
 
 
 def flags(
-    parameter: str, kind: type[Any], *, unless: str | None = None, without: tuple[str, ...] = ()
+    parameter: str, kind: type[Any], *, unless: tuple[str, ...] = (), without: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
 
-    If the flag ``unless`` is given, it is None, and none of its own flags may be. Fields in
-    ``without`` get no flag.
+    If one of the flags ``unless`` is given, it is None, and none of its own flags may be. Fields
+    in ``without`` get no flag.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -49,11 +49,11 @@ def flags(
         @wraps(command)
         def wrapper(**arguments: Any) -> None:
             given = {flag.name: arguments.pop(flag.name) for flag in added}
-            if unless is not None and arguments[unless] is not None:
+            if any(arguments[name] is not None for name in unless):
                 for flag in added:
                     if given[flag.name] != flag.default:
                         name = flag.name.replace("_", "-")
-                        raise UsageError(f"--{name} is said by the result that the load is like")
+                        raise UsageError(f"--{name} is said by the file that the load comes from")
                 command(**arguments, **{parameter: None})
                 return
             try:
