@@ -36,6 +36,8 @@ from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
+from ridgeline.server.explaining import add_explain
+from ridgeline.server.history import History
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
@@ -104,6 +106,7 @@ class Service:
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
         self.live = Live(bridge, metrics.score)
+        self.history = History(bridge, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -267,6 +270,7 @@ def new_app(service: Service) -> FastAPI:
     _add_completions(app, service)
     _add_tokens(app, service)
     _add_status(app, service)
+    add_explain(app, service)
     add_ollama(app, service)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
