@@ -37,6 +37,7 @@ from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import report
 from ridgeline.cli.explain import explain_command
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.help import App
 from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
@@ -62,7 +63,7 @@ class _Group(TyperGroup):
             raise
 
 
-app = typer.Typer(
+app = App(
     name="ridgeline",
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -71,7 +72,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
+bench_app = App(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("config")(settings.config)
