@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
@@ -16,6 +16,7 @@ _AS_TYPED = {
     "speculative_config": str | None,
     "trace": Path | None,
     "trace_file": Path | None,
+    "lengths_from": Path | None,
     "prompts": Path | None,
     "slo": list[str],
 }
@@ -25,8 +26,19 @@ class UsageError(Exception):
     """Flags that contradict each other or the model; ends with status 2."""
 
 
-def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields."""
+def flags(
+    parameter: str,
+    kind: type[Any],
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    unless: tuple[str, ...] = (),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
+
+    Fields in ``fixed`` have that value, and no flag. If one of the flags ``unless`` is given, the
+    parameter is None, and none of its own flags may be given.
+    """
+    set_before = fixed or {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         kinds = get_type_hints(kind) | _AS_TYPED
@@ -38,12 +50,21 @@ def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Ca
                 annotation=Annotated[kinds[field.name], _flag(field)],
             )
             for field in fields(kind)
+            if field.name not in set_before
         ]
 
         @wraps(command)
         def wrapper(**arguments: Any) -> None:
+            given = {flag.name: arguments.pop(flag.name) for flag in added}
+            if any(arguments[name] is not None for name in unless):
+                for flag in added:
+                    if given[flag.name] != flag.default:
+                        name = flag.name.replace("_", "-")
+                        raise UsageError(f"--{name} is said by the file that the load comes from")
+                command(**arguments, **{parameter: None})
+                return
             try:
-                value = kind(**{flag.name: arguments.pop(flag.name) for flag in added})
+                value = kind(**set_before, **given)
             except ValueError as error:
                 raise UsageError(error) from error
             command(**arguments, **{parameter: value})

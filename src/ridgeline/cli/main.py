@@ -22,6 +22,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
+from ridgeline.bench.foresight import foresight
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
@@ -29,19 +30,24 @@ from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
+from ridgeline.bench.tables import check_out
+from ridgeline.cli import bench as bench_commands
 from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import report
+from ridgeline.cli.explain import explain_command
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.help import App
 from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
+from ridgeline.cli.replay import replay_command
+from ridgeline.cli.simulate import simulate_command
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.server.options import ServeOptions
-from ridgeline.simulator.report import replay_trace
 from ridgeline.simulator.workload import Workload
 
 
@@ -57,7 +63,7 @@ class _Group(TyperGroup):
             raise
 
 
-app = typer.Typer(
+app = App(
     name="ridgeline",
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -66,13 +72,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
+bench_app = App(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("config")(settings.config)
 app.command("ps")(ps)
+app.command("explain")(explain_command)
+app.command("replay")(replay_command)
 app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
+app.command("simulate")(simulate_command)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
@@ -213,15 +222,6 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
 
 
 @app.command()
-def replay(
-    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
-) -> None:
-    """Decide every step of a recorded run again, and say whether all decisions are equal."""
-    if not replay_trace(trace, Console(width=_width())):
-        raise typer.Exit(1)
-
-
-@app.command()
 def doctor(
     model: Annotated[
         str | None,
@@ -262,6 +262,27 @@ def bench_offline(
             print_profile(llm, picture=profile_out, **shape)
         else:
             bench(llm, **shape)
+
+
+@bench_app.command("foresight")
+@engine_options
+def bench_foresight(
+    model: Model,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long to calibrate.")] = 60.0,
+    load_seconds: Annotated[
+        float, typer.Option(min=0.1, help="About how long each run is.")
+    ] = 50.0,
+    *,
+    options: Options,
+) -> None:
+    """How far predictions are off: calibrate, then predict and run seven other loads, twice.
+
+    About 15 minutes, on a machine that does nothing else; --seconds 15 --load-seconds 8 takes
+    three. The errors of the same run once more are beside those of the predictions. The last line
+    is one JSON document.
+    """
+    with _load(model, replace(options, speculative_config="off"), {}) as (llm, _):
+        foresight(llm, seconds, load_seconds, lambda found: found.save(default_home()))
 
 
 @bench_app.command("speculation")
@@ -317,11 +338,17 @@ def bench_quality(
 
 
 @bench_app.command("serve")
-@flags("asking", Asking)
 @flags("load", Workload)
+@flags("asking", Asking)
 def bench_serve(
     goodput: Annotated[
         list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS; repeat.")
+    ] = None,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Processes that send, where one cannot keep up.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="The latencies as a picture, .svg; a table, .csv or .md.")
     ] = None,
     *,
     asking: Asking,
@@ -334,10 +361,14 @@ def bench_serve(
     """
     try:
         parse_limits(goodput or ())
+        check_out(out)
     except ValueError as error:
         raise UsageError(error) from error
-    if not serve(asking, load, goodput or ()):
+    if not serve(asking, load, goodput or (), clients, out):
         raise typer.Exit(1)
+
+
+bench_commands.add_to(bench_app)
 
 
 @contextmanager

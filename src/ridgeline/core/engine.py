@@ -66,7 +66,7 @@ class Engine:
         self._aborted: list[int] = []
         self._paused: list[int] = []
         self._resumed: list[int] = []
-        self._tell(self._describe)
+        self._tell(self.describe)
 
     def add(
         self,
@@ -292,7 +292,8 @@ class Engine:
             for listener in tuple(self.listeners):  # one may leave meanwhile
                 listener(made)
 
-    def _describe(self) -> EngineRecord:
+    def describe(self) -> EngineRecord:
+        """Return the record of how the engine is set up."""
         scheduler = self.scheduler
         return EngineRecord(
             policy=type(scheduler.policy).__name__.lower(),

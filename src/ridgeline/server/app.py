@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
+from opentelemetry.context import Context
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from ridgeline import __version__
 from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import RequestRecord
 from ridgeline.engine_setup.locate import stores
 from ridgeline.machine import memory_of
 from ridgeline.models.summary import Summary
@@ -34,6 +36,8 @@ from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
+from ridgeline.server.explaining import add_explain
+from ridgeline.server.history import History
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
@@ -67,6 +71,7 @@ from ridgeline.server.schemas import (
     documented,
     errors_of,
 )
+from ridgeline.server.spans import emit, parent_of
 from ridgeline.server.static import FILES
 from ridgeline.server.stream import Stream
 
@@ -100,7 +105,8 @@ class Service:
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
-        self.live = Live(bridge)
+        self.live = Live(bridge, metrics.score)
+        self.history = History(bridge, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -187,6 +193,7 @@ class Service:
             form = self.text.message_form(prompts[0], body.use, continues=continues)
         params, new_constraint, form = await self.prompts.of_form(params, body.form_fields, form)
         tenant = request.state.tenant
+        operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         stream = Stream(
             prompts,
             params,
@@ -198,10 +205,17 @@ class Service:
             prediction=prediction,
             new_constraint=new_constraint,
             token_rules=await self.prompts.token_rules(params),
+            on_record=partial(self._note_end, tenant, parent_of(request.headers), operation),
         )
         answers = Answers(self.text, body, stream, form)
         shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)
         return Reply(self.bridge, self.limits, stream, answers, body, shape, self.options)
+
+    def _note_end(
+        self, tenant: str, parent: Context, operation: str, record: RequestRecord
+    ) -> None:
+        self.metrics.count_usage(tenant, record)
+        emit(record, parent, operation, self.name)
 
     def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
         """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
@@ -256,6 +270,7 @@ def new_app(service: Service) -> FastAPI:
     _add_completions(app, service)
     _add_tokens(app, service)
     _add_status(app, service)
+    add_explain(app, service)
     add_ollama(app, service)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -16,16 +15,20 @@ from pathlib import Path
 
 from ridgeline import __version__
 from ridgeline.api.llm import LLM
+from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
+from ridgeline.machine import raise_file_limit
+from ridgeline.planner.calibration import known
+from ridgeline.planner.score import Score
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.engine_thread import Bridge
-from ridgeline.server.keys import Keys
+from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
-from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
+from ridgeline.server.web_server import LOOPBACK, WebServer, address, obey_signals
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 _STEP_S = 10.0  # for the step under way at the end
@@ -35,13 +38,30 @@ class Running:
     """A running server: its parts, and how it ends."""
 
     def __init__(
-        self, llm: LLM, name: str, options: ServeOptions, keys: Keys, write: Callable[[str], object]
+        self,
+        llm: LLM,
+        name: str,
+        options: ServeOptions,
+        keys: Keys,
+        write: Callable[[str], object],
+        home: Path | None = None,
     ) -> None:
-        """Put a server together; ``write`` takes the lines of the log."""
+        """Put a server together; ``write`` takes the lines of the log.
+
+        What is known of the time of steps is read from ``home`` and kept there, if it is given.
+        """
         self.options, self.keys, self._write = options, keys, write
         self.bridge = Bridge(llm.engine)
         trace = llm.trace
-        self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
+        self.score = Score(known(home, llm.path, llm.arch, llm.config), home)
+        self.bridge.listeners.append(self.score.on_record)
+        self.metrics = Metrics(
+            name,
+            self._gauges,
+            lambda: trace.num_lost if trace else 0,
+            self.score,
+            keys.labels or (ANYONE,),
+        )
         self.bridge.listeners.append(self.metrics.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
@@ -84,6 +104,7 @@ class Running:
         self.service.prompts.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
+        self.score.close()
 
     def stop(self) -> None:
         """Take no more requests, and end when the running ones have; called again, end at once."""
@@ -144,11 +165,8 @@ def serve(
 async def _main(
     llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
 ) -> None:
-    loop = asyncio.get_running_loop()
-    running = Running(llm, name, options, keys, log.line)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, running.stop)
-    loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
+    running = Running(llm, name, options, keys, log.line, default_home())
+    obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     await running.run(listener, lambda: _announce(name, listener, options))

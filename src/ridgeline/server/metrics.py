@@ -1,7 +1,8 @@
 """Records of what happened, added up for Prometheus; names and buckets are vLLM's where it has one.
 
 Counters and histograms come from records alone, so they agree with ``--trace``. Gauges are read
-when metrics are scraped. Any thread may call; nothing that a client sends becomes a label.
+when metrics are scraped. Any thread may call; nothing that a client sends becomes a label, and of a
+key only the label that its owner gave it is shown.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 
 from ridgeline import __version__
 from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
+from ridgeline.planner.score import ERROR_BOUNDS, Score
 
 
 def _bounds(text: str) -> tuple[float, ...]:
@@ -55,6 +57,12 @@ _COUNTERS = {
     "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
     "trace_records_lost": "Records that --trace could not write.",
 }
+_OF_KEY = {  # these add up to what is counted of all requests
+    "key_requests": "Prompts that ended, by key.",
+    "key_prompt_tokens": "Prompt tokens of requests that got an answer, by key.",
+    "key_cached_tokens": "Prompt tokens found in the prefix cache, by key.",
+    "key_generation_tokens": "Tokens generated, by key.",
+}
 
 
 class _Histogram:
@@ -85,19 +93,23 @@ class Metrics:
         model_name: str,
         gauges: Callable[[], Mapping[str, float]],
         num_lost: Callable[[], int],
+        score: Score,
+        keys: Iterable[str],
     ) -> None:
         """Label everything with ``model_name``; ``gauges`` says how things stand now.
 
-        ``num_lost`` says how many records the trace has lost.
+        ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted;
+        ``keys`` are the labels of keys that are known from the start.
         """
         self._model = model_name
-        self._gauges, self._num_lost = gauges, num_lost
+        self._gauges, self._num_lost, self.score = gauges, num_lost, score
         self._lock = threading.Lock()
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
         self._refused: Counter[str] = Counter(invalid=0, too_long=0, too_slow=0)  # grammars
+        self._usage = {key: Counter[str]() for key in keys}
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
         self._registry = CollectorRegistry(auto_describe=False)
@@ -117,6 +129,15 @@ class Metrics:
         """Add an HTTP request; the caller ensures that there are few handlers and methods."""
         with self._lock:
             self._http[handler, method, str(status)] += 1
+
+    def count_usage(self, key: str, request: RequestRecord) -> None:
+        """Add what a request of the key with this label used."""
+        found = Counter(key_requests=1, key_cached_tokens=request.num_cached_tokens)
+        found["key_generation_tokens"] = sum(request.num_generated)
+        if request.first_token_s is not None:
+            found["key_prompt_tokens"] = len(request.prompt_token_ids)
+        with self._lock:
+            self._usage.setdefault(key, Counter()).update(found)
 
     def note_grammar(self, seconds: float) -> None:
         """Add the time that a grammar took until it could be used."""
@@ -233,6 +254,11 @@ class Metrics:
         for reason, count in self._finished.items():
             ends.add_metric([*values, reason], count)
         yield ends
+        for name, text in _OF_KEY.items():
+            of_key = CounterMetricFamily(f"ridgeline:{name}", text, labels=[*labels, "key"])
+            for label, used in self._usage.items():
+                of_key.add_metric([*values, label], used[name])
+            yield of_key
         for name, (_, text) in _HISTOGRAMS.items():
             found = self._histograms[name]
             family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=labels)
@@ -244,3 +270,38 @@ class Metrics:
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http
+        yield from self._foreseen()
+
+    def _foreseen(self) -> Iterator[Metric]:
+        """Yield what was predicted of steps and requests, and how well."""
+        score, labels, values = self.score, ["model_name"], [self._model]
+        for name, value, text in (
+            ("predicted_step_seconds", score.predicted_s, "Predicted for steps, one by one."),
+            ("compared_step_seconds", score.actual_s, "What these steps took, without commit."),
+            ("num_time_model_fits", score.num_fits, "Times that the model of time was fitted."),
+        ):
+            counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
+            counter.add_metric(values, value)
+            yield counter
+        for name, value, text in (
+            ("speed_ratio", score.speed, "Speed now, over that of the model of time."),
+            ("time_model_calibrated", float(score.is_calibrated), "1 if it was measured."),
+        ):
+            gauge = GaugeMetricFamily(f"ridgeline:{name}", text, labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge
+        errors = GaugeMetricFamily(
+            "ridgeline:prediction_mean_abs_error_ratio",
+            "Mean relative error of late, of steps and of requests' times.",
+            labels=[*labels, "of"],
+        )
+        for name, value in sorted(score.errors.items()):
+            errors.add_metric([*values, name], value)
+        yield errors
+        histogram = HistogramMetricFamily(
+            "ridgeline:step_prediction_error_ratio", "Relative error of a step.", labels=labels
+        )
+        found = _Histogram(ERROR_BOUNDS)
+        found.counts = list(score.error_counts)
+        histogram.add_metric(values, found.buckets(), score.error_sum)
+        yield histogram

@@ -47,6 +47,7 @@ class Asked:
         is_read: whether the client reads the answer while it grows.
         cache_root: only requests of the same root share cached prefixes.
         name: goes into the request's record.
+        gone_s: when its client leaves, unless it has ended by then.
         answers: tokens of each answer, where they are known; the cache may find them again.
         turn: 0, or how many turns of its session came before: the requests just before it. Then
             its prompt is what is new behind those prompts and answers.
@@ -61,6 +62,7 @@ class Asked:
     is_read: bool = True
     cache_root: bytes = b""
     name: str = ""
+    gone_s: float | None = None
     answers: tuple[tuple[int, ...], ...] = ()
     turn: int = 0
     think_s: float = 0.0
@@ -96,6 +98,10 @@ class Clock:
     def __call__(self) -> float:
         """Return the time."""
         return self.now_s
+
+    def wait_until(self, at_s: float) -> None:
+        """Let time pass until then, if it is not over."""
+        self.now_s = max(self.now_s, at_s)
 
 
 class VirtualRunner:
@@ -172,6 +178,10 @@ class Replica:
         """Prompts that wait before the engine."""
         return len(self._queue)
 
+    def leave(self) -> None:
+        """Give the engine back, which has no requests now."""
+        self.engine.listeners.remove(self._note_end)
+
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self._queue) or self.engine.has_work()
@@ -186,6 +196,13 @@ class Replica:
         # A request of one prompt has no sequence in the engine before it enters.
         for asked in self._queue.take(self.engine.scheduler.room(), held=lambda asked: 0):
             self._add(asked)
+
+    def end_gone(self, now_s: float) -> None:
+        """End the requests whose clients have gone."""
+        self._queue.remove(lambda asked: asked.gone_s is not None and asked.gone_s <= now_s)
+        for request_id, asked in self._owners.items():
+            if asked.gone_s is not None and asked.gone_s <= now_s:
+                self.engine.abort(request_id)
 
     def step(self, is_read: bool | None = None) -> list[Event]:
         """Run a step behind ``admit``, if there is work for one; return its events.
@@ -277,37 +294,68 @@ def simulate(
     clock, records = Clock(), list[Record]()
     replica, runner = new_replica(settings, clock, times, records.append)
 
-    def serve(due: list[_Due], waiting: deque[_Due]) -> None:
-        heapify(due)
-        under_way: dict[int, tuple[_Due, Asked]] = {}
-        while due or replica.has_work():
-            if not replica.has_work():
-                clock.now_s = max(clock.now_s, due[0].at_s)
-            while due and due[0].at_s <= clock.now_s:
-                turn = heappop(due)
-                asked = turn.asked()
-                under_way[id(asked)] = turn, asked
-                replica.push(asked)
-            replica.admit()
-            replica.step()
-            clock.now_s += times.after(runner.num_rows, len(replica.ended))
-            for asked in replica.ended:
-                turn, _ = under_way.pop(id(asked))
-                then = turn.then(asked, clock.now_s)
-                if then is None and waiting:
-                    then = waiting.popleft()._replace(at_s=clock.now_s + turnaround_s)
-                if then is not None:
-                    heappush(due, then)
+    def pass_after_step() -> None:
+        clock.now_s += times.after(runner.num_rows, len(replica.ended))
 
-    serve([_Due(0.0, i, (asked,), 0, ()) for i, asked in enumerate(warmups)], deque())
-    begin_s = clock.now_s
+    course = Course(clock, clock.wait_until, pass_after_step)
+    serve(replica, [replace(asked, arrival_s=0.0) for asked in warmups], course)
+    serve(replica, load, course, concurrency=concurrency, turnaround_s=turnaround_s)
+    return records
+
+
+class Course(NamedTuple):
+    """How time goes on, virtual or real.
+
+    Attributes:
+        now_s: returns the time.
+        wait_until: waits until then, when nothing is to do.
+        after_step: is called behind each step, for the time until the next.
+    """
+
+    now_s: Callable[[], float]
+    wait_until: Callable[[float], None]
+    after_step: Callable[[], None] = lambda: None
+
+
+def serve(
+    replica: Replica,
+    load: Sequence[Asked],
+    course: Course,
+    *,
+    concurrency: int | None = None,
+    turnaround_s: float = 0.0,
+) -> None:
+    """Serve a load to its end, with arrival times that count from now; see ``simulate``."""
+    begin_s = course.now_s()
+    some_leave = any(asked.gone_s is not None for asked in load)
     sessions = [
         _Due(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
-        for i, session in enumerate(_sessions(load), len(warmups))
+        for i, session in enumerate(_sessions(load))
     ]
     at_first = len(sessions) if concurrency is None else concurrency
-    serve(sessions[:at_first], deque(sessions[at_first:]))
-    return records
+    due, waiting = sessions[:at_first], deque(sessions[at_first:])
+    heapify(due)
+    under_way: dict[int, tuple[_Due, Asked]] = {}
+    while due or replica.has_work():
+        if not replica.has_work():
+            course.wait_until(due[0].at_s)
+        while due and due[0].at_s <= course.now_s():
+            turn = heappop(due)
+            asked = turn.asked()
+            under_way[id(asked)] = turn, asked
+            replica.push(asked)
+        if some_leave:
+            replica.end_gone(course.now_s())
+        replica.admit()
+        replica.step()
+        course.after_step()
+        for asked in replica.ended:
+            turn, _ = under_way.pop(id(asked))
+            then = turn.then(asked, course.now_s())
+            if then is None and waiting:
+                then = waiting.popleft()._replace(at_s=course.now_s() + turnaround_s)
+            if then is not None:
+                heappush(due, then)
 
 
 def _sessions(load: Sequence[Asked]) -> Iterator[tuple[Asked, ...]]:
