@@ -133,3 +133,37 @@ def test_the_page_is_served_without_a_model(config: str) -> None:
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
     assert "name a model" in ridgeline("plan").stderr
+
+
+def test_a_plan_for_a_load_answers_in_a_sentence_and_draws(config: str, tmp_path: Path) -> None:
+    picture = tmp_path / "choices.svg"
+    done = ridgeline(
+        "plan", config, "--on", "a100-80-sxm", "--prompt-tokens", "300", "--new-tokens", "40",
+        "--request-rate", "2", "--slo", "ttft:p95:1500", "--slo", "tpot:mean:80", "--spot",
+        "--out", str(picture), COLUMNS="80",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert "2 requests/s; prompts of 300 tokens, answers of 40, in the mean" in lines
+    answer = " ".join(" ".join(lines[-3:]).split())
+    assert re.search(r"1 x a100-80-sxm holds it for \d\.\d\d USD an hour \(\d+% busy; ", answer)
+    assert "on spot machines" in done.stdout
+    ElementTree.fromstring(picture.read_text())
+
+
+def test_a_load_that_makes_no_sense_is_one_line(config: str, tmp_path: Path) -> None:
+    load = ("--prompt-tokens", "300", "--new-tokens", "40", "--on", "l40s")
+    done = ridgeline("plan", config, *load, "--slo", "ttft:p97:100")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "'p97' is not one of p50, p90, p95, p99, mean" in done.stderr
+    prices = tmp_path / "mine.csv"
+    prices.write_text(
+        "device,provider,region,kind,usd_per_hour,date,source,confidence\n"
+        "l40s,me,,on_demand,1.0,tomorrow,a quote,high\n"
+    )
+    done = ridgeline("plan", config, *load, "--prices", str(prices))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "'tomorrow'" in done.stderr

@@ -14,17 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.planner import Plan, plan
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import resolve
+from ridgeline.physics.config_shape import shape_of_arch
+from ridgeline.physics.formats import storage_of_dtype
+from ridgeline.planner import Plan, Wishes, plan
+from ridgeline.planner.calibration import assume
 from ridgeline.planner.choice import MOST_BUSY, Seen
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of, parse_slo
 from ridgeline.planner.pareto import pareto_svg
+from ridgeline.planner.plan import plan_for
 from ridgeline.planner.spot import availability, replicas_for, up_share
 from ridgeline.planner.steady import Bounds, knee, steady, steady_closed
+from ridgeline.planner.subject import Subject
 from ridgeline.simulator.fleet import serve_fleet
 from tests.physics.test_shapes import PUBLISHED
 from tests.planner.test_known_speed import times_of
 from tests.simulator.test_run import SETTINGS
+from tests.tiny import ARCHS, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 TODAY = date(2026, 11, 20)
@@ -201,6 +209,9 @@ def test_above_the_knee_there_is_no_time_to_the_first_token() -> None:
     assert found.answer == f"1 x l4 holds up to {most:.3g} requests/s; you ask for 40"
     held = planned(request_rate=0.99 * most, replicas="1", tensor_parallel_size="1")
     assert held.choices[0].meets_slo
+    above = planned(request_rate=1.05 * most, replicas="1", tensor_parallel_size="1")
+    assert above.choices[0].seen is None
+    assert not above.choices[0].meets_slo
 
 
 def test_a_bound_that_nothing_meets_names_the_nearest() -> None:
@@ -222,6 +233,10 @@ def test_cost_is_of_whole_devices_and_the_cheapest_is_first() -> None:
         1.29 / (best.goodput_per_s * 60 * 3600) * 1e6
     )
     assert "for 1.29 USD an hour" in found.answer
+    for choice in found.choices:
+        if choice.placement.device.id == "a100-80-sxm":
+            devices = choice.replicas * choice.placement.setting.tp
+            assert choice.usd_per_hour == pytest.approx(1.29 * devices)
     meeting = [c.usd_per_hour for c in found.choices if c.meets_slo and c.usd_per_hour is not None]
     assert meeting == sorted(meeting)
     # The catalogue's price of an L4 has no date, so it is not used, and not 0.
@@ -264,9 +279,15 @@ def test_slices_are_devices_that_reach_no_other() -> None:
 
 
 def test_the_frontier_is_what_nobody_beats() -> None:
-    choices = planned(on="all", request_rate=2.0).choices
+    choices = planned(on="l4", request_rate=2.0).choices
     front = [c for c in choices if c.on_frontier]
-    assert front
+    assert len(front) > 1  # more ranks answer sooner, and bear less for each
+    for other in choices:
+        if other.per_user is not None and not other.on_frontier:
+            assert any(
+                c.per_device >= other.per_device and (c.per_user or 0) >= other.per_user
+                for c in front
+            )
     for choice in front:
         assert choice.per_user is not None
         for other in choices:
@@ -298,6 +319,31 @@ def test_what_was_seen_meets_bounds_by_percentile() -> None:
     assert not seen.meets([Slo("ttft", "p95", 399)])
     assert not seen.meets([Slo("tpot", "p95", 30)], {"tpot": 1.6})
     assert seen.excess([Slo("ttft", "p95", 200), Slo("tpot", "p95", 40)]) == 2.0
+
+
+def test_this_machine_is_assumed_until_it_is_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
+    subject = Subject(
+        "tiny", shape_of_arch(checkpoint(ARCHS["plain"]).arch, "llama"),
+        storage_of_dtype("bf16"), checkpoint=checkpoint(ARCHS["plain"]),
+    )  # fmt: skip
+    wishes = Wishes(on="here", context=64)
+    asked = LoadWishes(prompt_tokens="20", new_tokens="10", request_rate=1.0)
+    found = plan_for(subject, wishes, asked=asked, today=TODAY)
+    assert found.as_dict()["time"]["source"] == "assumed"
+    assert any("ridgeline calibrate" in note for note in found.assumptions)
+    config = resolve(Options(), subject.checkpoint.arch)  # type: ignore[union-attr]
+    path = subject.checkpoint.path  # type: ignore[union-attr]
+    own = assume(path, subject.checkpoint.arch, config)  # type: ignore[union-attr]
+    replace(own, source="measured", factors=(0.9, 1.0, 1.1)).save(tmp_path)
+    found = plan_for(subject, wishes, asked=asked, today=TODAY)
+    assert found.as_dict()["time"]["source"] == "calibrated"
+    interval = found.choices[0].interval_ms("tpot", "mean")
+    assert interval is not None
+    assert interval[2] is not None
+    assert interval[2] / interval[0] == pytest.approx(1.1 / 0.9, rel=0.05)
 
 
 # --- spot --------------------------------------------------------------------------------------

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from ridgeline.planner import Wishes
+from ridgeline.planner import LoadWishes, Wishes
 from tests.cli.test_main import ridgeline
 from tests.physics.test_shapes import PUBLISHED
 
 TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
 
 
-@pytest.mark.parametrize("field", fields(Wishes), ids=lambda f: f.name)
+@pytest.mark.parametrize("field", [*fields(Wishes), *fields(LoadWishes)], ids=lambda f: f.name)
 def test_every_flag_is_explained(field: Field[Any]) -> None:
     row = re.search(rf"^\| `--{field.name.replace('_', '-')}` \| (.*) \| (.*) \|$", TEXT, re.M)
     assert row is not None
     assert row.groups() == (
-        "" if field.default is None else f"`{field.default}`",
+        "" if field.default in (None, (), False) else f"`{field.default}`",
         field.metadata["help"],
     )
 

@@ -196,6 +196,7 @@ def test_what_was_not_measured_is_less_sure() -> None:
 def test_stages_of_a_pipeline_work_side_by_side() -> None:
     one, two = (times_of("llama-3.1-70b", "a100-80-sxm", "bf16", pp=pp) for pp in (1, 2))
     many = decode_counts(256, 2000)
+    assert two.parts(many)["compute"] == pytest.approx(one.parts(many)["compute"] / 2)
     assert two.seconds(many) < one.seconds(many)
     alone = decode_counts(1, 2000)  # a single answer passes all stages one after the other
     assert two.seconds(alone) >= 0.99 * one.seconds(decode_counts(1, 1000))

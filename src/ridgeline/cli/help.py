@@ -36,6 +36,9 @@ SECTIONS = {
         "num_prompts", "prompts", "prompt_words", "prompt_tokens", "new_tokens", "prefix_share",
         "turns", "think_s", "num_warmups", "like_result", "clients",
     ),
+    "Choices": (
+        "slo", "replicas", "spot", "evictions_per_hour", "notice", "prices", "max_usd_per_hour",
+    ),
     "Sampling": (
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "max_tokens", "stop", "ignore_eos", "extra_body", "seed",
@@ -44,8 +47,8 @@ SECTIONS = {
 }  # fmt: skip
 _SECTION_OF = {name: section for section, names in SECTIONS.items() for name in names}
 _KINDS = {
-    "<str>": "<text>", "<list[str]>": "<text>...", "<list[int]>": "<int>...", "<list[Path]>": "<path>...",
-    "<int range>": "<int>", "<float range>": "<float>",
+    "<str>": "<text>", "<list[str]>": "<text>...", "<list[int]>": "<int>...",
+    "<list[Path]>": "<path>...", "<int range>": "<int>", "<float range>": "<float>",
 }  # fmt: skip
 
 

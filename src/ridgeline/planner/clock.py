@@ -20,7 +20,7 @@ from ridgeline.physics.device_time import (
     efficiency_of,
     parse_efficiencies,
 )
-from ridgeline.planner.calibration import find
+from ridgeline.planner.calibration import known
 from ridgeline.planner.catalogue import HERE
 from ridgeline.planner.place import Placement
 from ridgeline.planner.subject import Subject
@@ -92,7 +92,7 @@ def _here(subject: Subject) -> Clocked:
             f"model's files, or name other devices with --on"
         )
     config = resolve(Options(), checkpoint.arch)
-    found = find(default_home(), checkpoint.path, checkpoint.arch, config)
+    found = known(default_home(), checkpoint.path, checkpoint.arch, config)
     low, _, high = found.interval()
     if found.source == "assumed":
         note = "times of this machine are assumed: `ridgeline calibrate` measures them in a minute"

@@ -358,7 +358,8 @@ def serve_fleet(
     """Serve a load with several replicas; return how each request ended, in that order.
 
     Args:
-        load: requests with arrival times, of one turn; or, in a closed loop, in order.
+        load: requests with arrival times, of one turn, whose clients stay to the end; or, in a
+            closed loop, in order.
         settings: of each replica.
         times: how long steps take on one that is not slow.
         num_replicas: how many there are.
