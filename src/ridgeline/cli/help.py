@@ -44,8 +44,8 @@ SECTIONS = {
 }  # fmt: skip
 _SECTION_OF = {name: section for section, names in SECTIONS.items() for name in names}
 _KINDS = {
-    "<str>": "<text>", "<list[str]>": "<text>...", "<list[int]>": "<int>...", "<list[Path]>": "<path>...",
-    "<int range>": "<int>", "<float range>": "<float>",
+    "<str>": "<text>", "<list[str]>": "<text>...", "<list[int]>": "<int>...",
+    "<list[Path]>": "<path>...", "<int range>": "<int>", "<float range>": "<float>",
 }  # fmt: skip
 
 
