@@ -14,7 +14,7 @@ from ridgeline.planner.verdict import name_of, span_ms
 
 _MOST_ROWS = 12
 _PER_MILLION = "USD/Mtok: of a million tokens of answers. "
-_WIDE = 100  # columns of a terminal
+_WIDE = 120  # columns of a terminal
 
 
 def show_choices(
@@ -28,13 +28,15 @@ def show_choices(
     ]
     is_wide = console.width >= _WIDE
     table = Table(box=None, pad_edge=False)
-    table.add_column("choice", no_wrap=True)
+    table.add_column("choice", no_wrap=is_wide)
     for name in ("USD/h", *(["USD/Mtok"] if is_wide else []), "busy"):
         table.add_column(name, justify="right")
     for metric, percentile in columns:
-        table.add_column(f"{metric} {percentile}, ms", justify="right", no_wrap=is_wide)
-    table.add_column("holds")
-    table.add_column("limited by")
+        table.add_column(
+            f"{metric} {percentile}, ms", justify="right", no_wrap=is_wide, min_width=11
+        )
+    table.add_column("holds", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
     for choice in choices[:_MOST_ROWS]:
         cost, per_million = choice.usd_per_hour, choice.usd_per_million_tokens
         table.add_row(
