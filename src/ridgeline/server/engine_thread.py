@@ -134,10 +134,11 @@ class Bridge:
                 arrivals = self._queue.take(
                     self.engine.scheduler.room(), held=lambda item: self._held[item[0]]
                 )
+                num_outside = len(self._queue)  # now: who comes from here on was not seen
             try:
                 for look in looks:
                     look()
-                self._turn(gone, arrivals, pauses)
+                self._turn(gone, arrivals, pauses, num_outside)
             except Exception:
                 _log.exception("the engine failed; all its requests end")
                 if not self._clear():
@@ -148,11 +149,17 @@ class Bridge:
         return bool(asked) or self.engine.has_work()
 
     def _turn(
-        self, gone: list[Stream], arrivals: list[tuple[Stream, int]], pauses: dict[Stream, bool]
+        self,
+        gone: list[Stream],
+        arrivals: list[tuple[Stream, int]],
+        pauses: dict[Stream, bool],
+        num_outside: int,
     ) -> None:
         if gone:
             with self._wake:
-                arrivals += self._queue.remove(lambda item: item[0].is_over)
+                left = self._queue.remove(lambda item: item[0].is_over)
+            arrivals += left
+            num_outside = max(0, num_outside - len(left))
         for stream, index in arrivals:
             self._add(stream, index)
         if gone:
@@ -168,7 +175,7 @@ class Bridge:
             is_read = any(stream.is_read for stream, _ in self._owners.values())
             self.step_began_s = time.monotonic()
             try:
-                events = self.engine.step(Load(len(self._queue), is_read))
+                events = self.engine.step(Load(num_outside, is_read))
             except StepLost as lost:  # the engine has taken it back, and goes on from there
                 self._note_failure(lost.__cause__ or lost)
             self.step_began_s = None

@@ -24,7 +24,7 @@ from ridgeline.decoding.search import new_search
 
 Json = Mapping[str, Any]
 
-_POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}
+POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}
 
 
 class Replay(NamedTuple):
@@ -120,7 +120,7 @@ def _scheduler(engine: Json, drafter: Drafter) -> Scheduler:
     )
     return Scheduler(
         kv,
-        _POLICIES[engine["policy"]],
+        POLICIES[engine["policy"]],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_num_seqs=engine["max_num_seqs"],
         speculation=Speculation(drafter),

@@ -1,0 +1,294 @@
+"""Simulation: the server's own path from arrival to token, under a clock that is a number.
+
+Admission, engine, scheduler, policies and cache are those of the server. What stands for the model
+is a runner that answers at once and lets the clock go on by as long as a step would take. So a
+simulation is a function of the load, the settings and the model of time; nothing in it is random.
+
+Drafts are not modelled: how many are right depends on texts, which a simulation does not have. A
+server that speculates is faster than its simulation where texts repeat themselves.
+It knows no files, no HTTP and no machine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Protocol
+
+from ridgeline.core.admission import Admission
+from ridgeline.core.engine import Engine
+from ridgeline.core.kvcache import KVCache
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Load
+from ridgeline.core.records import EngineRecord, Record, RequestRecord
+from ridgeline.core.request import Text
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step import Event, Step, StepOutput, Work
+from ridgeline.simulator.replay import POLICIES
+from ridgeline.simulator.steptime import Features, Windows, of_step
+
+_END = -1  # the token that ends an answer, where the settings name none
+_WORD = 1 << 32  # and more: the tokens of an answer; no prompt has them, so no cache finds them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request of a load.
+
+    Attributes:
+        prompt: token ids; equal beginnings are found in the prefix cache, as in a server.
+        num_new: tokens of each of its answers.
+        arrival_s: when it comes; None in a closed loop, where it comes when another has ended.
+        params: None allows just these tokens. If it allows more, the answers end by themselves.
+        tenant: whose request it is, for fairness.
+        is_read: whether the client reads the answer while it grows.
+        cache_root: only requests of the same root share cached prefixes.
+        name: goes into the request's record.
+        answers: tokens of each answer, where they are known; the cache may find them again.
+    """
+
+    prompt: tuple[int, ...]
+    num_new: tuple[int, ...]
+    arrival_s: float | None = None
+    params: SamplingParams | None = None
+    tenant: str = ""
+    is_read: bool = True
+    cache_root: bytes = b""
+    name: str = ""
+    answers: tuple[tuple[int, ...], ...] = ()
+
+    def sampling(self) -> SamplingParams:
+        """Return ``params``, or greedy ones for the answers that are known."""
+        if self.params is not None:
+            return self.params
+        return SamplingParams(temperature=0.0, max_tokens=max(self.num_new), n=len(self.num_new))
+
+
+class Times(Protocol):
+    """A model of time (``steptime.StepTime``), or what was recorded."""
+
+    @property
+    def windows(self) -> Windows:
+        """The windows of the model's layers, which features depend on."""
+
+    def seconds(self, features: Features) -> float:
+        """Return the seconds from the begin of scheduling to the end of executing."""
+
+    def after(self, num_rows: int, num_ended: int) -> float:
+        """Return the seconds from then to the begin of the next step."""
+
+
+class Clock:
+    """Virtual time: seconds, which pass when somebody says so."""
+
+    def __init__(self) -> None:
+        """Begin at 0."""
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+class VirtualRunner:
+    """A runner that computes nothing: time passes, and answers have the lengths that are known.
+
+    Attributes:
+        num_rows: of the output head, in the last step.
+    """
+
+    def __init__(self, clock: Clock, times: Times, end: int) -> None:
+        """Let ``clock`` go on as ``times`` says; ``end`` is the token that ends an answer."""
+        self._clock, self._times, self._end = clock, times, end
+        self._asked: dict[int, Asked] = {}
+        self.num_rows = 0
+
+    def note(self, request_id: int, asked: Asked) -> None:
+        """Take what the answers of a request are."""
+        self._asked[request_id] = asked
+
+    def execute(self, step: Step) -> StepOutput:
+        """Let the time pass that the step takes; answer with the next token of each sequence."""
+        features = of_step(step, self._times.windows)
+        self.num_rows = features.num_rows
+        self._clock.now_s += self._times.seconds(features)
+        return StepOutput(tuple(map(self._tokens, step.work)))
+
+    def _tokens(self, work: Work) -> tuple[int, ...]:
+        request_id, first = work.seq_id
+        asked = self._asked[request_id]
+        num = work.start + len(work.tokens) + 1 - work.sampling.prompt_len  # with the next one
+        is_longest = num == work.sampling.params.max_tokens  # it ends without an end token
+        tokens = []
+        for index in range(first, first + len(work.seeds)):
+            known = asked.answers[index] if asked.answers else ()
+            if num >= asked.num_new[index] and not is_longest:
+                tokens.append(self._end)
+            else:
+                tokens.append(known[num - 1] if num <= len(known) else _WORD + request_id)
+        return tuple(tokens)
+
+
+class Replica:
+    """Admission and engine, put together as the server's engine thread does it.
+
+    Attributes:
+        num_ended: requests that ended in the last step.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_add: Callable[[int, Asked], None] = lambda request_id, asked: None,
+        new_text: Callable[[Asked], Callable[[], Text] | None] = lambda asked: None,
+    ) -> None:
+        """Take over an engine without requests; its runner and clock may be real or virtual.
+
+        ``on_add`` is told the engine's number of each request that enters it, and ``new_text``
+        says what makes the text of its answers.
+        """
+        self.engine = engine
+        self.num_ended = 0
+        self._queue: Admission[Asked] = Admission()
+        self._on_add, self._new_text = on_add, new_text
+        self._owners: dict[int, Asked] = {}
+        self._closed: list[int] = []
+        engine.listeners.append(self._note_end)
+
+    @property
+    def num_queued(self) -> int:
+        """Prompts that wait before the engine."""
+        return len(self._queue)
+
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._queue) or self.engine.has_work()
+
+    def push(self, asked: Asked) -> None:
+        """Let a request wait for its turn."""
+        prompts = [(asked, len(asked.prompt))]
+        self._queue.push(asked.tenant, prompts, asked.sampling().num_seqs)
+
+    def admit(self) -> None:
+        """Let in whom the engine could start. Raises ValueError if a request can never run."""
+        # A request of one prompt has no sequence in the engine before it enters.
+        for asked in self._queue.take(self.engine.scheduler.room(), held=lambda asked: 0):
+            self._add(asked)
+
+    def step(self, is_read: bool | None = None) -> list[Event]:
+        """Run a step behind ``admit``, if there is work for one; return its events.
+
+        ``is_read`` is for what was recorded; else the requests say it.
+        """
+        engine = self.engine
+        if not engine.has_work():
+            return []
+        if is_read is None:
+            is_read = any(asked.is_read for asked in self._owners.values())
+        events = engine.step(Load(len(self._queue), is_read))
+        for event in events:
+            if event.token is not None:
+                self._queue.charge(self._owners[event.seq_id[0]].tenant, 1)
+        for request_id in self._closed:
+            del self._owners[request_id]
+        self.num_ended = len(self._closed)
+        self._closed.clear()
+        return events
+
+    def _add(self, asked: Asked) -> None:
+        request_id = self.engine.add(
+            asked.prompt,
+            asked.sampling(),
+            new_text=self._new_text(asked),
+            arrival_s=asked.arrival_s,
+            name=asked.name,
+            cache_root=asked.cache_root,
+            owner=asked.tenant,
+        )
+        self._owners[request_id] = asked
+        self._on_add(request_id, asked)
+
+    def _note_end(self, record: Record) -> None:
+        if isinstance(record, RequestRecord):
+            self._closed.append(record.request_id)
+
+
+def simulate(
+    load: Sequence[Asked],
+    settings: EngineRecord,
+    times: Times,
+    *,
+    concurrency: int | None = None,
+    turnaround_s: float = 0.0,
+) -> list[Record]:
+    """Serve a load under a virtual clock; return the records that a server would write.
+
+    Args:
+        load: requests with arrival times; or, in a closed loop, in order.
+        settings: how the engine is set up; a trace's first record is one.
+        times: how long steps take.
+        concurrency: closed loop: so many requests at a time, at once from the start.
+        turnaround_s: closed loop: from the end of a request until the next comes.
+
+    Raises ValueError if a request can never run.
+    """
+    clock, records = Clock(), list[Record]()
+    replica, runner = new_replica(settings, clock, times, records.append)
+    if concurrency is None:
+        load = sorted(load, key=lambda asked: asked.arrival_s or 0.0)
+    todo = deque(load)
+    due_s = [0.0] * (concurrency or 0)  # when each client of a closed loop asks next
+    while todo or replica.has_work():
+        while todo:
+            asked = todo[0]
+            if concurrency is not None:
+                if not due_s:
+                    break
+                asked = replace(asked, arrival_s=due_s[0])
+            arrival_s = asked.arrival_s or 0.0
+            if arrival_s > clock.now_s:
+                if replica.has_work():
+                    break
+                clock.now_s = arrival_s  # nothing to do until then
+            todo.popleft()
+            if concurrency is not None:
+                heappop(due_s)
+            replica.push(asked)
+        replica.admit()
+        replica.step()
+        clock.now_s += times.after(runner.num_rows, replica.num_ended)
+        if concurrency is not None:
+            for _ in range(replica.num_ended):
+                heappush(due_s, clock.now_s + turnaround_s)
+    return records
+
+
+def new_replica(
+    settings: EngineRecord, clock: Clock, times: Times, listener: Callable[[Record], None]
+) -> tuple[Replica, VirtualRunner]:
+    """Return a replica under a virtual clock, and its runner; ``listener`` gets all records."""
+    kv = KVCache(
+        settings.num_blocks,
+        settings.block_size,
+        enable_prefix_caching=settings.enable_prefix_caching,
+    )
+    scheduler = Scheduler(
+        kv,
+        POLICIES[settings.policy],
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+    )
+    eos_ids = settings.eos_ids or (_END,)
+    runner = VirtualRunner(clock, times, eos_ids[0])
+    engine = Engine(
+        scheduler,
+        runner,
+        clock,
+        max_model_len=settings.max_model_len,
+        eos_ids=eos_ids,
+        seed=settings.seed,
+        listeners=[listener],
+    )
+    return Replica(engine, runner.note), runner
