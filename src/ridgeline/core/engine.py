@@ -67,7 +67,7 @@ class Engine:
         self._aborted: list[int] = []
         self._paused: list[int] = []
         self._resumed: list[int] = []
-        self._tell(self._describe)
+        self._tell(self.describe)
 
     def add(
         self,
@@ -297,7 +297,8 @@ class Engine:
             for listener in tuple(self.listeners):  # one may leave meanwhile
                 listener(made)
 
-    def _describe(self) -> EngineRecord:
+    def describe(self) -> EngineRecord:
+        """Return how it is set up."""
         scheduler = self.scheduler
         return EngineRecord(
             policy=type(scheduler.policy).__name__.lower(),

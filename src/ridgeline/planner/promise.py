@@ -1,4 +1,4 @@
-"""Promises: whether a request can be done by its deadline without breaking what was promised before.
+"""Promises: whether a request can be done in time without breaking what was promised before.
 
 A forecast says when each request will have its first token and its end. It is stretched by the
 95 % quantile of how much longer requests took than was foreseen, lately and that far ahead. Who has

@@ -21,11 +21,13 @@ from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.machine import memory_of
 from ridgeline.models.summary import Summary
+from ridgeline.planner.learned import Learned
 from ridgeline.server.anthropic import request as anthropic
 from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ridgeline.server.anthropic.shape import MessageShape
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
+from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
@@ -34,6 +36,7 @@ from ridgeline.server.live import Live
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.ollama.routes import add_ollama
 from ridgeline.server.options import ServeOptions
+from ridgeline.server.promises import Promises
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (
     AnyTokenizeRequest,
@@ -60,6 +63,7 @@ from ridgeline.server.schemas import (
 )
 from ridgeline.server.static import FILES
 from ridgeline.server.stream import Stream
+from ridgeline.server.strict import contradiction
 
 _STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
 
@@ -73,6 +77,7 @@ class Service:
         bridge: Bridge,
         metrics: Metrics,
         options: ServeOptions,
+        learned: Learned,
         *,
         name: str,
         summary: Summary,
@@ -86,6 +91,7 @@ class Service:
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
         self.live = Live(bridge)
+        self.promises = Promises(bridge, learned, text, metrics.count_promise)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -154,6 +160,9 @@ class Service:
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts))
+        deadline = deadline_of(body.deadline, request.headers.get(HEADER))
+        if deadline and params.searches:
+            raise contradiction("deadline", "nothing is promised of searches, as beam search is")
         form = None
         if isinstance(body, ChatRequest):
             continues = bool(body.continue_final_message)
@@ -172,9 +181,21 @@ class Service:
             new_constraint=new_constraint,
             token_rules=await self.prompts.token_rules(params),
         )
+        stream.arrived_s = request.state.arrived_s
         answers = Answers(self.text, body, stream, form)
         shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)
-        return Reply(self.bridge, self.limits, stream, answers, body, shape, self.options)
+        promising = partial(self.promises.ask, stream, deadline) if deadline else None
+        return Reply(
+            self.bridge,
+            self.limits,
+            stream,
+            answers,
+            body,
+            shape,
+            self.options,
+            promising,
+            self.promises.note_lengths,
+        )
 
     def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
         """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""

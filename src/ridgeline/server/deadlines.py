@@ -1,4 +1,4 @@
-"""When an answer is needed: a field of OpenAI's requests, or a header for all that have no field."""
+"""When an answer is needed: a field of OpenAI's requests, or a header for whoever has no field."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from ridgeline import __version__
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.progress import say
+from ridgeline.planner.learned import Learned
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.keys import Keys
@@ -26,6 +27,7 @@ from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
 from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
+from ridgeline.simulator.steptime import windows_of
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 _STEP_S = 10.0  # for the step under way at the end
@@ -43,6 +45,9 @@ class Running:
         trace = llm.trace
         self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
         self.bridge.listeners.append(self.metrics.on_record)
+        max_num_tokens = llm.engine.scheduler.max_num_batched_tokens
+        learned = Learned(windows_of(llm.arch), max_num_tokens)
+        self.bridge.listeners.append(learned.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
@@ -52,6 +57,7 @@ class Running:
             self.bridge,
             self.metrics,
             options,
+            learned,
             name=name,
             summary=llm.summary,
             max_model_len=llm.config.max_model_len,
@@ -80,6 +86,7 @@ class Running:
         self.server.on_started = announce
         await self.server.serve_on(listener)
         self.service.prompts.close()
+        self.service.promises.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
 

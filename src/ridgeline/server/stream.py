@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
@@ -64,6 +65,9 @@ class Stream:
         self.new_constraint = new_constraint
         self.token_rules = token_rules
         self.arrival_s = time.monotonic()
+        self.arrived_s = self.arrival_s  # at the gate, if it came through one
+        self.due_s = inf  # when it is to run at the latest, if that was promised
+        self.on_events: Callable[[list[StreamEvent]], None] = lambda events: None
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
         self.resume: Callable[[], None] | None = None  # while its requests are paused
@@ -96,11 +100,17 @@ class Stream:
         """Take the events of a step; return False if the reader is too far behind."""
         if self.is_over:
             return True
+        self.on_events(events)
         self._events += events
         self.num_open -= sum(isinstance(what, RequestRecord) for _, what in events)
         self.is_over = not self.num_open
         self._wake.set()
         return len(self._events) <= self._max_behind
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its reader left before its end."""
+        return isinstance(self._end, ClientGone)
 
     def end(self, why: Exception) -> None:
         """Let no more come: the reader gets what there is, then ``why``."""

@@ -33,7 +33,7 @@ _ALL = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 class Answer(NamedTuple):
     """One sequence: its tokens, how many of them are computed, and the blocks that hold these."""
 
-    index: int
+    place: int  # among the answers of its request
     num_tokens: int
     num_computed: int
     capacity: int
@@ -198,7 +198,7 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
         )
         request.sequences = []
         for answer in standing.answers:
-            seq = Sequence(request, answer.index, [0] * answer.num_tokens, (0,) * answer.num_seeds)
+            seq = Sequence(request, answer.place, [0] * answer.num_tokens, (0,) * answer.num_seeds)
             request.sequences.append(seq)
             queues.alive[seq.id] = seq
             queues.waiting.append(seq)
