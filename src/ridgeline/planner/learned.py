@@ -18,7 +18,7 @@ from ridgeline.simulator.steptime import StepTime, Windows
 NUM_NEEDED = 200  # steps, before a model of time can be trusted
 _NUM_BETWEEN = 2000  # steps from one fit to the next, once many were seen
 _BUSY_S = 2.0
-_CUT = 3.0  # a step that took so many times its prediction met something else
+_CUT = 3.0  # a step that took so many times what the steps before did met something else
 
 
 class Learned:
@@ -45,7 +45,8 @@ class Learned:
             return
         self.num_seen += 1
         if self._model is not None:
-            ratio = min(_CUT, sample.seconds / self._model.seconds(sample.features))
+            ratio = sample.seconds / self._model.seconds(sample.features)
+            ratio = min(_CUT * self._speed, ratio)
             self._speed += (1 - exp(-sample.seconds / _BUSY_S)) * (ratio - self._speed)
 
     def news(self) -> tuple[Sequence[Measured], Sequence[After]] | None:
