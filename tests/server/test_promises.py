@@ -96,7 +96,7 @@ def test_a_refusal_says_what_is_foreseen(knowing: Served) -> None:
     body = ASK | {"max_tokens": 100, "deadline": {"ttft_ms": 20_000, "total_ms": 500}}
     status, answer, headers = knowing.call("/v1/completions", body)
     assert (status, answer["error"]["code"]) == (503, "deadline_cannot_be_kept")
-    assert 500 < int(headers["x-foreseen-total-ms"])
+    assert int(headers["x-foreseen-total-ms"]) > 500
     assert int(headers["x-foreseen-ttft-ms"]) < int(headers["x-foreseen-total-ms"])
     body["deadline"]["total_ms"] = 4 * int(headers["x-foreseen-total-ms"])
     assert knowing.call("/v1/completions", body)[0] == 200

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.step import Step, StepOutput
 from ridgeline.simulator.forecast import Foreseen, forecast, new_standing, state_of
@@ -75,7 +74,7 @@ class Machine:
         return {r.request_id: r for r in self.records if isinstance(r, RequestRecord)}
 
     def foresee(self) -> dict[int, Foreseen]:
-        state = state_of(self.setup, self.engine.scheduler, Load())
+        state = state_of(self.setup, self.engine.scheduler)
         return forecast(state, TIMES, list(self.engine.requests))
 
     def run(self) -> dict[int, Foreseen]:
@@ -129,7 +128,7 @@ def test_who_waits_outside_comes_in_when_there_is_room() -> None:
     machine = Machine(replace(SETTINGS, max_num_seqs=2, enable_prefix_caching=False))
     machine.add((1,) * 9, 6)
     machine.add((2,) * 9, 12)
-    state = state_of(machine.setup, machine.engine.scheduler, Load(2))
+    state = state_of(machine.setup, machine.engine.scheduler)
     queued = [new_standing(7, 5, 3), new_standing(8, 5, 3)]
     found = forecast(state, TIMES, [0, 1, 7, 8], queued=queued)
     assert found[0].end_s < found[7].first_s < found[7].end_s < found[8].first_s
@@ -139,7 +138,7 @@ def test_who_waits_outside_comes_in_when_there_is_room() -> None:
 def test_what_comes_too_late_is_not_foreseen() -> None:
     machine = Machine(SETTINGS)
     machine.add((1,) * 9, 20)
-    state = state_of(machine.setup, machine.engine.scheduler, Load())
+    state = state_of(machine.setup, machine.engine.scheduler)
     (all_of_it,) = forecast(state, TIMES, [0]).values()
     (early,) = forecast(state, TIMES, [0], within_s=all_of_it.first_s).values()
     assert early == Foreseen(all_of_it.first_s, inf)
@@ -149,5 +148,5 @@ def test_what_is_paused_is_left_out() -> None:
     machine = Machine(SETTINGS)
     machine.add((1,) * 9, 20)
     machine.engine.pause(machine.add((2,) * 9, 20))
-    state = state_of(machine.setup, machine.engine.scheduler, Load())
+    state = state_of(machine.setup, machine.engine.scheduler)
     assert [standing.number for standing in state.requests] == [0]

@@ -145,7 +145,8 @@ class Bridge:
                 pauses, self._pauses = self._pauses, {}
                 looks, self._looks = self._looks, []
                 arrivals = self._arrivals()
-                num_outside = len(self._queue)  # now: who comes from here on was not seen
+                # Now: who comes from here on was not seen. Who is held back is not waited for.
+                num_outside = int(min(len(self._queue), self._num_permitted))
             try:
                 for look in looks:
                     look()

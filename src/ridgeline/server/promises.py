@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
@@ -37,12 +36,13 @@ from ridgeline.planner.samples import After, Measured
 from ridgeline.server.deadlines import Deadline
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
-from ridgeline.server.stream import ClientGone, Stream, StreamEvent
+from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
 from ridgeline.simulator.forecast import Foreseen, Standing, State, new_standing, state_of
 from ridgeline.simulator.steptime import StepTime
 
 _PERIOD_S = 0.1  # from one round to the next
 _PROMPTS = (5, 130, 20, 300, 60, 600, 10, 200)  # tokens, of requests that only measure
+_WORDS = "How long does a step take, and how much longer if there is more in it?"
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
 
 
@@ -218,22 +218,26 @@ class Promises:
         Else a server whose clients all have deadlines would never learn how fast it is.
         """
         num_wave, longest = 0, self._bridge.engine.max_model_len // 2
+        words = self._text.tokenizer.encode(_WORDS)
         while self._learned.num_seen < NUM_NEEDED and num_wave < NUM_NEEDED:
             sizes = _PROMPTS[num_wave % len(_PROMPTS) :][: 1 << num_wave % 4]
-            prompts = [self._own_prompt(min(size, longest), num_wave) for size in sizes]
+            prompts = [  # with nothing in common, or the cache would spare the work
+                tuple(words[i * stride % len(words)] for i in range(1, 1 + min(size, longest)))
+                for stride, size in enumerate(sizes, start=1 + len(_PROMPTS) * num_wave)
+            ]
             params = SamplingParams(temperature=0.0, max_tokens=min(24, longest), ignore_eos=True)
             stream = Stream(
                 prompts, params, self._text.new_text, "", name="measuring", cache_root=b"measuring"
             )
-            self._bridge.submit(stream)
-            while await stream.events():
-                pass
-            self._bridge.abandon(stream, ClientGone())
+            try:
+                self._bridge.submit(stream)
+                while await stream.events():
+                    pass
+            except StreamError:  # the server is stopping
+                return
+            finally:
+                self._bridge.abandon(stream, ClientGone())
             num_wave += 1
-
-    def _own_prompt(self, length: int, number: int) -> tuple[int, ...]:
-        size = self._text.vocab_size
-        return tuple((number + i * i) % size for i in range(max(1, length)))
 
     # --- rounds --------------------------------------------------------------------------------
 
@@ -325,7 +329,7 @@ class Promises:
         entered = bridge.entered()
         is_read = any(stream.is_read for stream, _ in entered.values())
         waiting = bridge.waiting()
-        state = state_of(engine.describe(), engine.scheduler, Load(len(waiting), is_read))
+        state = state_of(engine.describe(), engine.scheduler, is_read)
         here = {standing.number: standing for standing in state.requests}
         numbers: dict[Stream, list[int]] = {}
         for number, (stream, _) in entered.items():

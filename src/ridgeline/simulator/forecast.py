@@ -65,7 +65,7 @@ class State(NamedTuple):
 
     settings: EngineRecord
     requests: tuple[Standing, ...]
-    load: Load
+    is_read: bool = True  # by a client, while an answer grows
 
 
 class Foreseen(NamedTuple):
@@ -89,12 +89,12 @@ def new_standing(
     return Standing(number, num_prompt, num_new, (answer,), due_s)
 
 
-def state_of(settings: EngineRecord, scheduler: Scheduler, load: Load) -> State:
+def state_of(settings: EngineRecord, scheduler: Scheduler, is_read: bool = True) -> State:
     """Copy what a scheduler has to do, but for what is paused. Call it between two steps."""
     queues = scheduler.queues
     requests = {seq.request.id: seq.request for seq in (*queues.running, *queues.waiting)}
     standings = tuple(_standing_of(queues.kv, request) for request in requests.values())
-    return State(settings, standings, load)
+    return State(settings, standings, is_read)
 
 
 def _standing_of(kv: KVCache, request: Request) -> Standing:
@@ -139,8 +139,7 @@ def forecast(
     while left and now_s <= within_s:
         while waiting and min(scheduler.room()[:2]) > 0:
             _place(scheduler, [waiting.popleft()])
-        num_outside = state.load.num_outside - (len(queued) - len(waiting))
-        step = scheduler.schedule(state.load._replace(num_outside=max(0, num_outside)))
+        step = scheduler.schedule(Load(len(waiting), state.is_read))
         if not step.work:
             break
         features = of_step(step, times.windows)
