@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import resource
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.machine import available_bytes, usable_cpus
+from ridgeline.machine import available_bytes, resident_bytes, usable_cpus
 
 MIB = 1024**2
 GIB = 1024**3
@@ -107,6 +109,22 @@ def test_a_machine_without_proc_counts_on_half(tmp_path: Path) -> None:
 def test_this_machine_has_some_memory() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 16 * MIB < available_bytes() <= total
+
+
+# Pages
+
+
+def test_pages_are_in_memory_when_they_were_written(tmp_path: Path) -> None:
+    page = mmap.PAGESIZE
+    area = mmap.mmap(-1, 8 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    assert resident_bytes(address, 8 * page) == 0
+    area[2 * page] = area[3 * page] = area[7 * page] = 1
+    assert resident_bytes(address, 8 * page) == 3 * page
+    assert resident_bytes(address + 3 * page - 5, page) == page  # what belongs to it
+    assert resident_bytes(address + 2 * page + 7, 30) == 30
+    assert resident_bytes(address + 4 * page - 5, 20) == 5
+    assert resident_bytes(address, page, tmp_path) == page  # where the system does not say
 
 
 # Processors

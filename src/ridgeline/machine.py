@@ -1,17 +1,24 @@
 """What this machine gives to this process: memory and processors, also inside a container.
 
-Reads the kernel's own files and this process's limits, nothing else.
+Reads the kernel's own files and this process's limits, and gives back memory that was freed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _KIB = 1024
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ENTRY_BYTES = 8  # of a page in the kernel's page map; its highest bit says that it is in memory
+_PAGES_AT_ONCE = 1 << 15  # so that looking takes no memory to speak of
+_IS_PRESENT = bytes(byte >> 7 for byte in range(256))
 
 
 class Memory(NamedTuple):
@@ -51,11 +58,54 @@ def usable_cpus(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     return max(1, min([len(os.sched_getaffinity(0)), *_group_cpus(proc, cgroup)]))
 
 
+def cpu_fact(*names: str, proc: Path = Path("/proc")) -> str:
+    """Return what the kernel says of the processor under the first of ``names``; "" if nothing."""
+    lines = _text(proc / "cpuinfo").splitlines()
+    found = next((line for line in lines if line.startswith(names)), "")
+    return found.partition(":")[2].strip()
+
+
+def processor_name() -> str:
+    """Return what the processor is called; its kind where nobody says more."""
+    return cpu_fact("model name", "Model") or platform.processor() or platform.machine()
+
+
 def memory_of(process_id: int, proc: Path = Path("/proc")) -> Memory:
     """Return what a process of this machine uses; zeros if that cannot be seen."""
     fields = _fields(proc / str(process_id) / "status")
     private = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0)
     return Memory(fields.get("VmRSS:", 0) * _KIB, private * _KIB)
+
+
+def resident_bytes(address: int, num_bytes: int, proc: Path = Path("/proc")) -> int:
+    """Return how much of a part of this process's memory is in memory, by whole pages.
+
+    A page that no one has written or read yet takes none, nor does one that was swapped out. Of
+    pages at the ends only what belongs to the part counts. Where the system does not say (macOS),
+    it is all of it.
+    """
+    first, end = address // _PAGE_BYTES, -(-(address + num_bytes) // _PAGE_BYTES)
+    present = bytearray()
+    try:
+        with (proc / "self" / "pagemap").open("rb", buffering=0) as file:
+            file.seek(first * _ENTRY_BYTES)
+            while (left := end - first - len(present)) and (
+                entries := file.read(min(left, _PAGES_AT_ONCE) * _ENTRY_BYTES)
+            ):
+                present += entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES].translate(_IS_PRESENT)
+    except OSError:
+        return num_bytes
+    if len(present) < end - first:
+        return num_bytes
+    found = present.count(1) * _PAGE_BYTES
+    found -= present[0] * (address - first * _PAGE_BYTES)
+    return found - present[-1] * (end * _PAGE_BYTES - address - num_bytes)
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system; glibc alone would keep tens of MB of it."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _machine_bytes(proc: Path) -> int:

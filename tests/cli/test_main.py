@@ -158,6 +158,19 @@ def test_version_models_and_doctor() -> None:
         assert fact in doctor.stdout
 
 
+def test_doctor_says_what_a_model_takes_in_memory(tmp_path: Path) -> None:
+    done = ridgeline("doctor", str(write_model(tmp_path / "tiny")), COLUMNS="80")
+    assert done.returncode == 0
+    rows = {row[0]: row[1:] for row in map(str.split, done.stdout.splitlines()) if row}
+    may_take, loaded, after = (float(cell.replace(",", "")) for cell in rows["kv_cache"][:3])
+    assert loaded == 0 < after < may_take
+    assert {"weights.mlp", "weights.embedding", "scratch.local_memory", "kernels"} <= set(rows)
+    assert rows["process.other"][-1] == "measured"
+    assert "The KV cache takes memory as its blocks are first used" in done.stdout
+    missing = ridgeline("doctor", "smollm3")
+    assert (missing.returncode, "did you mean 'smollm2'" in missing.stderr) == (1, True)
+
+
 @pytest.mark.engine
 def test_run_answers_on_standard_output_alone() -> None:
     arguments = ("--raw", "--temperature", "0", "--max-tokens", "4")

@@ -206,6 +206,9 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     connection.request("GET", "/v1/live?model=b")
     assert connection.getresponse().read(6) == b"data: "
     connection.close()
+    assert routed.call("/v1/memory?model=c")[1]["error"]["code"] == "model_not_loaded"
+    lines = routed.call("/v1/memory?model=b")[1]["lines"]
+    assert {"kv_cache", "process.other"} <= {line["name"] for line in lines}
     assert routed.status("b")["num_requests"] == 0, "who looks on does not keep it"
     text = routed.call("/metrics")[1]
     assert {'model_name="a"', 'model_name="b"'} <= set(re.findall(r'model_name="\w+"', text))
@@ -214,6 +217,21 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     assert len(samples) == len(set(samples))
     assert {'process_resident_memory_bytes{model_name="a"}'} < set(samples)
     assert any(one.startswith('http_requests_total{model_name="b",') for one in samples)
+
+
+def test_plans_load_no_model(routed: Routed) -> None:
+    listed = routed.call("/v1/plan/devices")[1]
+    assert listed["models"] == ["a", "b", "c"]
+    before = [routed.status(name)["value"] for name in "ab"]
+    plans = [routed.call("/v1/plan", {"model": name})[1] for name in "ab"]
+    assert [plan["model"]["name"] for plan in plans] == ["a", "b"]
+    assert [routed.status(name)["value"] for name in "ab"] == before
+    assert routed.call("/v1/plan", {"model": "c"})[1]["error"]["code"] == "invalid_value"
+    assert routed.call("/v1/plan", {"model": "d"})[1]["error"]["code"] == "model_not_found"
+    assert routed.call("/v1/plan", {})[1]["error"]["code"] == "missing_parameter"
+    unknown = routed.call("/v1/plan", {"model": "a", "ctx": 1})[1]["error"]
+    assert (unknown["param"], unknown["code"]) == ("ctx", "unknown_parameter")
+    assert "<title>Plan" in routed.call("/plan")[1]
 
 
 def test_ollamas_clients_see_all_models(routed: Routed) -> None:
@@ -261,7 +279,7 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
     with serving(model) as served:
         routes = new_app(served.running.service).routes
         posts = [r.path for r in routes if "POST" in (getattr(r, "methods", None) or ())]
-    assert sorted(posts) == sorted(POSTS)
+    assert sorted(posts) == sorted([*POSTS, "/v1/plan"])  # which the router answers itself
 
 
 def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:

@@ -41,6 +41,9 @@ OPERATIONS = [
     ("GET", "/v1/models/{name}", 20),
     *(("GET", path, 3) for path in ("/v1/models", "/health", "/ready", "/version", "/metrics")),
     ("GET", "/tokenizer_info", 3),
+    ("GET", "/v1/memory", 3),
+    ("POST", "/v1/plan", 40),
+    ("GET", "/v1/plan/devices", 3),
     *(("GET", f"/api/{name}", 3) for name in ("tags", "ps", "version")),
 ]
 

@@ -167,3 +167,45 @@ def test_tenants_take_turns_as_in_a_server() -> None:
 def test_a_request_that_can_never_run_is_refused() -> None:
     with pytest.raises(ValueError, match="max-model-len"):
         simulate([Asked(prompt=(3,) * 64, num_new=(1,), arrival_s=0.0)], SETTINGS, TIMES)
+
+
+def test_turns_of_a_session_ask_on_behind_the_answers_before() -> None:
+    """Prompts grow by what was said, come after a pause, and find what was said in the cache."""
+    turns = [
+        Asked(
+            prompt=(3 + turn,) * 9,
+            num_new=(5,),
+            arrival_s=None if turn else 1.0,
+            turn=turn,
+            think_s=0.5 if turn else 0.0,
+        )
+        for turn in range(3)
+    ]
+    ended = requests_of(simulate(turns, SETTINGS, TIMES))
+    assert [len(record.prompt_token_ids) for record in ended] == [9, 9 + 5 + 9, 9 + 5 + 9 + 5 + 9]
+    assert [record.num_cached_tokens for record in ended] == [0, 12, 24]
+    assert ended[0].arrival_s == 1.0
+    for before, after in pairwise(ended):
+        assert after.prompt_token_ids[:9] == before.prompt_token_ids[:9]
+        gap_s = after.arrival_s - before.finish_s
+        assert 0.5 < gap_s < 0.51
+
+
+def test_a_client_of_a_closed_loop_stays_with_its_session() -> None:
+    load = [
+        Asked(prompt=(3 + i,) * 4, num_new=(3,), turn=turn, think_s=0.2 * turn)
+        for i in range(5)
+        for turn in range(2)
+    ]
+    records = simulate(load, SETTINGS, TIMES, concurrency=1)
+    ended = requests_of(records)
+    assert [record.prompt_token_ids[0] for record in ended] == [3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+
+
+def test_warm_up_requests_come_first_and_fill_the_cache() -> None:
+    warm = [Asked(prompt=(3,) * 20, num_new=(2,)) for _ in range(2)]
+    load = [Asked(prompt=(3,) * 20, num_new=(2,), arrival_s=0.25)]
+    ended = requests_of(simulate(load, SETTINGS, TIMES, warmups=warm))
+    assert [record.num_cached_tokens for record in ended] == [0, 0, 16]
+    behind_s = ended[2].arrival_s - max(record.finish_s for record in ended[:2])
+    assert 0.25 < behind_s < 0.26

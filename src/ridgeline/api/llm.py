@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.api.interrupts import Interrupts
+from ridgeline.api.memory import ProcessMemory, memory_now, process_memory
 from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, likeliest
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
@@ -31,6 +32,7 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.machine import give_back
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
@@ -59,9 +61,12 @@ class LLM:
             ValueError: no such model, an option out of range, or not enough memory.
             ModelFileError: the model's files are damaged or not supported (a ValueError too).
         """
+        before = memory_now()
+        self._before_bytes = before.resident_bytes
         wishes = Options(**{"enable_contrastive_search": True} | options)
         found = locate(str(model))
         checkpoint = load_checkpoint(found.path)
+        text_bytes = memory_now().private_bytes - before.private_bytes
         self.path = checkpoint.path
         self.arch = checkpoint.arch
         self.summary = summarise(checkpoint)
@@ -71,14 +76,18 @@ class LLM:
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
-        drafting = _small_runner(small) if small else None
+        self._drafting = _small_runner(small) if small else None
+        before_text = memory_now()
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
         self.text = TextSide(checkpoint, found.sampling)
+        text_bytes += memory_now().private_bytes - before_text.private_bytes
+        self._text_bytes = max(0, text_bytes)
         listeners = [self.trace] if self.trace else []
-        speculation = new_speculation(self.config.speculative, small, drafting)
+        speculation = new_speculation(self.config.speculative, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
         self._interrupts = Interrupts()
         self._inboxes: dict[int, deque[Event]] = {}  # events by request, until they are taken
+        give_back()
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Return the sampling that the model's files or its card recommend, with ``changes``."""
@@ -88,6 +97,15 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """Text to token ids, and back."""
         return self.text.tokenizer
+
+    def memory(self) -> ProcessMemory:
+        """Return what takes this process's memory now, line by line. Any thread may call."""
+        parts = dict(self.runner.memory())
+        if self._drafting:
+            own = self._drafting.memory()
+            parts |= {f"draft_model.{name}": part for name, part in own.items()}
+        grown = {"text": self._text_bytes, "text.tokenizer": self.text.library_bytes}
+        return process_memory(parts, grown, self.engine, self._before_bytes)
 
     # --- answers -------------------------------------------------------------------------------
 

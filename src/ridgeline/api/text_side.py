@@ -6,9 +6,11 @@ What ``LLM`` and the server share beside the engine. It computes nothing and sch
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from ridgeline.decoding.message import MessageForm, Reasoning
 from ridgeline.decoding.text import TextStream
 from ridgeline.decoding.tool_grammar import message_grammar
 from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
+from ridgeline.machine import memory_of
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.export import tokenizer_config
@@ -49,12 +52,15 @@ class TextSide:
         tokenizer_config: the facts of its tokenizer, by Hugging Face's names.
         tool_format: how the model writes calls of tools.
         reasoning: how it marks its reasoning, if it does.
+        library_bytes: by how much the process grew for the library's tokenizer, built when needed.
     """
 
     def __init__(self, checkpoint: Checkpoint, card: Mapping[str, Any]) -> None:
         """Take what the model's files say; ``card`` holds sampling that they leave open."""
         self.vocab_size = checkpoint.arch.vocab_size
         self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.library_bytes = 0
+        self.tokenizer.building = self._measured
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
         self.can_chat = checkpoint.chat_template is not None
@@ -70,6 +76,12 @@ class TextSide:
         self._grammar_limits: dict[str, Any] = {}
         self.generation_defaults: dict[str, Any] = {**card, **checkpoint.generation_defaults}
         self.choose_parsers("auto", "auto")
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        before = memory_of(os.getpid()).resident_bytes
+        yield
+        self.library_bytes = max(0, memory_of(os.getpid()).resident_bytes - before)
 
     def choose_parsers(self, tool_call: str, reasoning: str) -> None:
         """Say how the model writes calls and reasoning; ``auto`` looks into its chat template.

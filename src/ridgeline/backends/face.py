@@ -48,6 +48,20 @@ class Footprint(NamedTuple):
     kv_bytes_per_token: int
 
 
+class Held(NamedTuple):
+    """Memory under one name.
+
+    Attributes:
+        num_bytes: that it may take: all bytes of its arrays.
+        resident_bytes: that it takes now: those that are in memory.
+        is_mapped: whether it is read from a file, whose pages the system may drop and read again.
+    """
+
+    num_bytes: int
+    resident_bytes: int
+    is_mapped: bool = False
+
+
 class Surroundings(NamedTuple):
     """Where a runner may keep files, and whom it tells about progress.
 
@@ -107,6 +121,12 @@ class BackendRunner(Protocol):
     def traffic(self, step: StepRecord) -> Mapping[str, Traffic]:
         """Return what a step read and computed, by kind; empty if the backend does not know."""
 
+    def memory(self) -> Mapping[str, Held]:
+        """Return what every array that it keeps takes, by name: ``weights.mlp``, ``kv_cache``.
+
+        What belongs together has the same beginning. Any thread may call.
+        """
+
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Count cycles from now on. Raises ValueError if the backend cannot."""
 
@@ -120,10 +140,16 @@ class Backend(Protocol):
     def footprint(self, arch: ModelArch, setup: Setup) -> Footprint:
         """Return how much memory a setup takes."""
 
+    def packed_bytes(self, checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+        """Return the bytes of the weights as it would hold them, by part; none is read."""
+
     def new_runner(
         self, checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings
     ) -> BackendRunner:
         """Load a model."""
+
+    def step_knots(self) -> tuple[int, ...]:
+        """Return the numbers of tokens at which the time of a step may bend, rising."""
 
     def describe(self) -> str:
         """Return in a few words which instructions or library it computes with."""

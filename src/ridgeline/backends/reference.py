@@ -13,14 +13,15 @@ positions of context, H query heads, K key/value heads, G = H / K, D channels of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.face import Counters, Footprint, Setup, Surroundings, Traffic
+from ridgeline.backends.face import Counters, Footprint, Held, Setup, Surroundings, Traffic
+from ridgeline.backends.held import held
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.backends.states import States
@@ -135,6 +136,24 @@ class ReferenceRunner:
     def traffic(self, step: StepRecord) -> dict[str, Traffic]:
         """Return nothing: it is not known what numpy reads."""
         return {}
+
+    def memory(self) -> dict[str, Held]:
+        """Return what every array takes that is kept from step to step."""
+        layers = self._layers
+        biases = [a for one in layers for a in (one.qkv_bias, one.qk_norm, one.o_bias)]
+        norms = [norm for layer in layers for norm in (layer.attn_norm, layer.mlp_norm)]
+        found = {
+            "weights.embedding": held([self._embed]),
+            "weights.attention": held(a for layer in layers for a in (layer.qkv, layer.o)),
+            "weights.mlp": held(a for layer in layers for a in (layer.gate_up, layer.down)),
+            "weights.norms": held([self._norm, *norms, *(a for a in biases if a is not None)]),
+            "weights.rope": held([self._cos, self._sin]),
+            "kv_cache": held([self.k_cache, self.v_cache]),
+            "states": held([self._states.array]),
+        }
+        if self._head is not self._embed:
+            found["weights.head"] = held([self._head])
+        return found
 
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Raise ValueError: nothing counts inside numpy."""
@@ -284,6 +303,11 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
     )
 
 
+def step_knots() -> tuple[int, ...]:
+    """Return powers of two: matrix products change their ways with size, nobody says where."""
+    return tuple(1 << power for power in range(12))
+
+
 def describe() -> str:
     """Return the library that it computes with."""
     return "numpy, float32"
@@ -301,6 +325,11 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
     return Footprint(weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4))
+
+
+def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+    """Return the bytes of the weights as this backend holds them: all in f32."""
+    return {"all": weight_bytes(checkpoint.arch, 4)}
 
 
 def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:

@@ -27,6 +27,11 @@ class States:
         self._shape = (num_blocks, block_size, hidden_size)
         self._by_block = np.zeros((0, *self._shape[1:]), np.float32)
 
+    @property
+    def array(self) -> NDArray[np.float32]:
+        """All states, ``[blocks, tokens, channels]``; empty until somebody asks for some."""
+        return self._by_block
+
     def compare(
         self, step: Step, output: StepOutput, hidden: Callable[[range], NDArray[np.float32]]
     ) -> StepOutput:

@@ -1,4 +1,4 @@
-"""What this machine is, what will be used, and what is wrong. Reads, prints, changes nothing."""
+"""What this machine is, what will be used, and what is wrong. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_info
 
+from ridgeline import LLM, SamplingParams
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.cpu import measure_roof
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
-from ridgeline.machine import available_bytes, usable_cpus
+from ridgeline.machine import available_bytes, cpu_fact, processor_name, usable_cpus
 
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
     "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
@@ -26,10 +27,13 @@ _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
 )  # fmt: skip
 
 
-def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
+def report(
+    console: Console, home: Path, *, model: str | None = None, with_roof: bool = False
+) -> None:
     """Print the facts as a table, then every problem with its way out.
 
-    ``with_roof`` adds what memory and arithmetic reach, measured for about ten seconds.
+    ``model`` is loaded, and what this process takes with it is shown line by line. ``with_roof``
+    adds what memory and arithmetic reach, measured for about ten seconds.
     """
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
@@ -37,6 +41,8 @@ def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
     for name, value in (*facts(home), *(roof_facts() if with_roof else ())):
         table.add_row(name, value)
     console.print(table)
+    if model is not None:
+        _report_memory(console, model)
     found = list(problems(home))
     for problem in found:
         console.print(f"[yellow]problem[/]  {problem}")
@@ -46,11 +52,10 @@ def report(console: Console, home: Path, *, with_roof: bool = False) -> None:
 
 def facts(home: Path) -> Iterator[tuple[str, str]]:
     """Yield what this machine has and what will be used: name and text."""
-    flags = _cpu_fact("flags", "Features").split()
+    flags = cpu_fact("flags", "Features").split()
     sets = [name for name in _INSTRUCTION_SETS if name in flags]
     cores = usable_cpus()
-    name = _cpu_fact("model name", "Model") or platform.processor() or platform.machine()
-    yield "processor", f"{name}, {cores} of {os.cpu_count()} cores usable"
+    yield "processor", f"{processor_name()}, {cores} of {os.cpu_count()} cores usable"
     yield "instruction sets", " ".join(sets) or "unknown"
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield "memory", f"{_gib(available_bytes())} usable of {_gib(total)}"
@@ -63,6 +68,35 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
     yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"
+
+
+def _report_memory(console: Console, model: str) -> None:
+    """Load a model, let it answer, and print what takes this process's memory."""
+    with LLM(model) as llm:
+        llm.tokenizer.prepare()
+        loaded = {line.name: line.resident_bytes for line in llm.memory().lines}
+        llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
+        memory = llm.memory()
+        path = llm.path
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("MB of memory")
+    for header in ("may take", "loaded", "after an answer"):
+        table.add_column(header, justify="right")
+    table.add_column("how", style="dim")
+    for line in memory.lines:
+        is_rest = line.name.startswith("process.")
+        sizes = (line.num_bytes, loaded.get(line.name, 0), line.resident_bytes)
+        cells = ["" if is_rest else _mb(sizes[0]), *map(_mb, sizes[1:])]
+        how = f"{line.how}, mapped from a file" if line.is_mapped else line.how
+        table.add_row(line.name, *cells, how)
+    table.add_section()
+    cells = [_mb(sum(loaded.values())), _mb(memory.resident_bytes)]
+    table.add_row("all of this process", "", *cells, "", style="bold")
+    console.print(f"\n[bold]{path.name}[/] in this process:")
+    console.print(table)
+    for note in memory.notes:
+        console.print(f"- {note}", style="dim", highlight=False)
+    console.print()
 
 
 def roof_facts() -> Iterator[tuple[str, str]]:
@@ -98,15 +132,12 @@ def problems(home: Path) -> Iterator[str]:
         yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
 
 
-def _cpu_fact(*names: str) -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = next((line for line in lines if line.startswith(names)), "")
-    return found.partition(":")[2].strip()
-
-
 def _existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f}"
 
 
 def _gib(num_bytes: int) -> str:

@@ -30,8 +30,10 @@ from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli import models, settings
+from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import report
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
 from ridgeline.cli.stdin import as_text, with_stdin
@@ -69,6 +71,8 @@ app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("config")(settings.config)
 app.command("ps")(ps)
+app.command("calibrate")(calibrate_command)
+app.command("plan")(plan_command)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
@@ -219,12 +223,16 @@ def replay(
 
 @app.command()
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Load this model, and show what takes the process's memory."),
+    ] = None,
     roof: Annotated[
         bool, typer.Option("--roof", help="Measure memory and arithmetic, in ten seconds.")
     ] = False,
 ) -> None:
     """Say what this machine is, what will be used, and what is wrong."""
-    report(Console(width=_width()), default_home(), with_roof=roof)
+    report(Console(width=_width()), default_home(), model=model, with_roof=roof)
 
 
 @bench_app.command("offline")

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ridgeline import __version__
-from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
+from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.router.catalogue import Catalogue
 from ridgeline.router.pool import Pool, Slot
 from ridgeline.router.worker import Worker
@@ -30,6 +32,7 @@ from ridgeline.server.app import add_errors
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ollama.models import entry, loaded
 from ridgeline.server.options import parse_seconds
+from ridgeline.server.plans import add_plans
 from ridgeline.server.static import FILES
 
 POSTS = (  # their bodies name a model
@@ -113,6 +116,11 @@ class Router:
             message = f"there is no model {name[:80]!r} here: this server has {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return found, models[found]
+
+    def subject(self, name: str | None) -> Subject:
+        """Return what plans are made for. Raises ApiError if there is no such model."""
+        found, model = self.chosen(name)
+        return replace(subject_of(model, stores()), name=found)
 
     def last_used(self) -> str:
         """Return the name of the model that was used last; of none yet, the first."""
@@ -215,6 +223,7 @@ def new_app(router: Router) -> FastAPI:
     )
     add_errors(app)
     _add_status(app, router)
+    add_plans(app, router.subject, lambda: list(router.catalogue.models()))
 
     async def post(request: Request) -> Response:
         """Pass on what names its model in its body."""
@@ -232,7 +241,7 @@ def new_app(router: Router) -> FastAPI:
         return _PassedOn(router.pool, name, partial(router.pool.use, name, model))
 
     async def live(request: Request) -> Response:
-        """Pass on the view of a model, if that is loaded: looking on neither loads nor keeps it."""
+        """Pass on what a loaded model's process says of itself; looking neither loads nor keeps."""
         name, _ = router.chosen(request.query_params.get("model") or router.last_used())
         slot = router.pool.slots.get(name)
         if slot is None or slot.worker is None:
@@ -246,7 +255,8 @@ def new_app(router: Router) -> FastAPI:
         app.router.routes.append(Route(path, post, methods=["POST"]))
     for path in ("/openapi.json", "/tokenizer_info"):
         app.router.routes.append(Route(path, get, methods=["GET"]))
-    app.router.routes.append(Route("/v1/live", live, methods=["GET"]))
+    for path in ("/v1/live", "/v1/memory"):
+        app.router.routes.append(Route(path, live, methods=["GET"]))
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import hashlib
 import os
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,11 +20,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
+from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
+from ridgeline.engine_setup.locate import stores
 from ridgeline.machine import memory_of
 from ridgeline.models.summary import Summary
 from ridgeline.planner.learned import Learned
+from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.server.anthropic import request as anthropic
 from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ridgeline.server.anthropic.shape import MessageShape
@@ -37,6 +43,7 @@ from ridgeline.server.metrics import Metrics
 from ridgeline.server.ollama.routes import add_ollama
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.promises import Promises
+from ridgeline.server.plans import add_plans
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (
     AnyTokenizeRequest,
@@ -50,9 +57,11 @@ from ridgeline.server.response_shape import ResponseShape
 from ridgeline.server.responses import chat_request, renamed
 from ridgeline.server.responses_protocol import ResponsesRequest
 from ridgeline.server.schemas import (
+    ERRORS,
     INFILL_CHUNKS,
     MESSAGE_EVENTS,
     RESPONSE_EVENTS,
+    TEXT,
     ChatCompletion,
     Completion,
     Infilled,
@@ -83,10 +92,16 @@ class Service:
         summary: Summary,
         max_model_len: int,
         fingerprint: str,
+        path: Path,
+        memory: Callable[[], ProcessMemory],
     ) -> None:
-        """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on."""
+        """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
+
+        ``path`` is the model's file or directory. ``memory`` says what takes this process's memory;
+        any thread may call it.
+        """
         self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
-        self.summary = summary
+        self.summary, self.memory, self._path = summary, memory, path
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
@@ -128,6 +143,9 @@ class Service:
             )
         if self.bridge.error:
             raise ApiError(503, self.bridge.error, code="engine_stopped")
+        self._check_name(model)
+
+    def _check_name(self, model: str | None) -> None:
         if model is not None and not self.is_called(model):
             raise ApiError(
                 404,
@@ -135,6 +153,15 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
+
+    def subject(self, model: str | None) -> Subject:
+        """Return what plans are made for. Raises ApiError if the model has another name."""
+        self._check_name(model)
+        return self._subject
+
+    @cached_property
+    def _subject(self) -> Subject:
+        return replace(subject_of(self._path, stores()), name=self.name)
 
     def is_called(self, name: str) -> bool:
         """Whether this is the model's name; ``:latest``, which Ollama adds, says nothing."""
@@ -251,12 +278,13 @@ def new_app(service: Service) -> FastAPI:
     _add_tokens(app, service)
     _add_status(app, service)
     add_ollama(app, service)
+    add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", responses=_ERRORS | documented(ChatCompletion))
+    @app.post("/v1/chat/completions", responses=ERRORS | documented(ChatCompletion))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_open(body.model)
@@ -267,7 +295,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             predicted = await service.prompts.of_text(text, param=param, add_bos=False)
         return await service.reply(request, body, [prompt], "messages", predicted)
 
-    @app.post("/v1/completions", responses=_ERRORS | documented(Completion))
+    @app.post("/v1/completions", responses=ERRORS | documented(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or many."""
         service.check_open(body.model)
@@ -280,7 +308,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         is_middle = bool(body.suffix)
         return await service.reply(request, body, prompts, "prompt", is_middle=is_middle)
 
-    @app.post("/v1/responses", responses=_ERRORS | documented(ResponseObject, RESPONSE_EVENTS))
+    @app.post("/v1/responses", responses=ERRORS | documented(ResponseObject, RESPONSE_EVENTS))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that is given as items; nothing is stored."""
         service.check_open(body.model)
@@ -313,7 +341,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise anthropic.renamed(error) from None
 
-    @app.post("/infill", responses=_ERRORS | documented(Infilled, INFILL_CHUNKS))
+    @app.post("/infill", responses=ERRORS | documented(Infilled, INFILL_CHUNKS))
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill in what stands at the cursor of a text, as llama.cpp does."""
         service.check_open(body.model)
@@ -332,7 +360,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 def _add_tokens(app: FastAPI, service: Service) -> None:
     text = service.text
 
-    @app.post("/tokenize", responses=_ERRORS)
+    @app.post("/tokenize", responses=ERRORS)
     async def tokenize(body: AnyTokenizeRequest) -> dict[str, Any]:
         """Turn a text or a conversation into token ids."""
         service.check_open(body.model)
@@ -349,14 +377,14 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             "token_strs": strings,
         }
 
-    @app.post("/detokenize", responses=_ERRORS)
+    @app.post("/detokenize", responses=ERRORS)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """Turn token ids into text."""
         service.check_open(body.model)
         ids = await service.prompts.of_text(body.tokens, param="tokens")
         return {"prompt": text.tokenizer.decode(ids, skip_special=False)}
 
-    @app.get("/tokenizer_info", responses=_ERRORS)
+    @app.get("/tokenizer_info", responses=ERRORS)
     async def tokenizer_info() -> dict[str, Any]:
         """Say what programs that evaluate models ask of the tokenizer, as vLLM does."""
         return text.tokenizer_config | {"model_max_length": service.max_model_len}
@@ -381,12 +409,12 @@ def _add_status(app: FastAPI, service: Service) -> None:
             "unload_s": None,
         }
 
-    @app.get("/v1/models", responses=_ERRORS)
+    @app.get("/v1/models", responses=ERRORS)
     async def models() -> dict[str, Any]:
         """List the one model."""
         return {"object": "list", "data": [model | {"status": status()}]}
 
-    @app.get("/v1/models/{name:path}", responses=_ERRORS)
+    @app.get("/v1/models/{name:path}", responses=ERRORS)
     async def one_model(name: str) -> dict[str, Any]:
         """Describe the model."""
         if not service.is_called(name):
@@ -409,11 +437,16 @@ def _add_status(app: FastAPI, service: Service) -> None:
         """Say which version this is."""
         return {"version": __version__}
 
-    @app.get("/v1/live", response_class=StreamingResponse, responses=_ERRORS)
+    @app.get("/v1/live", response_class=StreamingResponse, responses=ERRORS)
     async def live() -> Response:
         """Send views of the engine as server-sent events, for as long as they are read."""
         headers = {"cache-control": "no-cache"}
         return StreamingResponse(service.live.events(), 200, headers, "text/event-stream")
+
+    @app.get("/v1/memory", responses=ERRORS)
+    async def memory() -> dict[str, Any]:
+        """Say line by line what takes this process's memory, and what of it may still grow."""
+        return (await asyncio.to_thread(service.memory)).as_dict()
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -453,13 +486,6 @@ def add_errors(app: FastAPI) -> None:
     app.exception_handler(HTTPException)(http)
 
 
-_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
-_ERROR = {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
-}
 _MESSAGE_ERROR_SCHEMA = {
     "type": "object",
     "required": ["type", "error", "request_id"],
@@ -468,10 +494,9 @@ _MESSAGE_ERROR_SCHEMA = {
         "error": {
             "type": "object",
             "required": ["type", "message"],
-            "properties": {"type": _TEXT, "message": _TEXT},
+            "properties": {"type": TEXT, "message": TEXT},
         },
-        "request_id": _TEXT,
+        "request_id": TEXT,
     },
 }
-_ERRORS = errors_of(_ERROR_SCHEMA)
 _MESSAGE_ERRORS = errors_of(_MESSAGE_ERROR_SCHEMA)

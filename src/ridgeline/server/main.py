@@ -62,6 +62,8 @@ class Running:
             summary=llm.summary,
             max_model_len=llm.config.max_model_len,
             fingerprint=_fingerprint(llm),
+            path=llm.path,
+            memory=llm.memory,
         )
         self.app = new_app(self.service)
         self.server = WebServer(

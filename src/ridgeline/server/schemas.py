@@ -353,3 +353,13 @@ def errors_of(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
         status: {"description": text, "content": {"application/json": {"schema": schema}}}
         for status, text in _STATUSES.items()
     }
+
+
+TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+_ERROR = {"message": TEXT, "type": TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
+}
+ERRORS = errors_of(_ERROR_SCHEMA)  # in OpenAI's form

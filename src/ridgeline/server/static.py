@@ -11,8 +11,10 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
 }
 
+_PATHS = {"index.html": "/", "plan.html": "/plan"}
+
 FILES = {  # by path
-    "/" if file.name == "index.html" else f"/page/{file.name}": Response(
+    _PATHS.get(file.name, f"/page/{file.name}"): Response(
         file.read_bytes(), 200, _HEADERS, _TYPES[file.name.rpartition(".")[2]]
     )
     for file in files("ridgeline.server").joinpath("page").iterdir()

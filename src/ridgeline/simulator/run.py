@@ -12,11 +12,11 @@ It knows no files, no HTTP and no machine.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ridgeline.core.admission import Admission
 from ridgeline.core.engine import Engine
@@ -41,7 +41,8 @@ class Asked:
     Attributes:
         prompt: token ids; equal beginnings are found in the prefix cache, as in a server.
         num_new: tokens of each of its answers.
-        arrival_s: when it comes; None in a closed loop, where it comes when another has ended.
+        arrival_s: when it comes; None in a closed loop, where it comes when another has ended, and
+            for later turns.
         params: None allows just these tokens. If it allows more, the answers end by themselves.
         tenant: whose request it is, for fairness.
         is_read: whether the client reads the answer while it grows.
@@ -49,6 +50,9 @@ class Asked:
         name: goes into the request's record.
         answers: tokens of each answer, where they are known; the cache may find them again.
         due_s: when it is to run at the latest, if that was promised; it enters at once then.
+        turn: 0, or how many turns of its session came before: the requests just before it. Then
+            its prompt is what is new behind those prompts and answers.
+        think_s: of a later turn: the seconds after the answer before it.
     """
 
     prompt: tuple[int, ...]
@@ -61,6 +65,8 @@ class Asked:
     name: str = ""
     answers: tuple[tuple[int, ...], ...] = ()
     due_s: float = inf
+    turn: int = 0
+    think_s: float = 0.0
 
     def sampling(self) -> SamplingParams:
         """Return ``params``, or greedy ones for the answers that are known."""
@@ -138,7 +144,7 @@ class Replica:
     """Admission and engine, put together as the server's engine thread does it.
 
     Attributes:
-        num_ended: requests that ended in the last step.
+        ended: the requests that ended in the last step.
     """
 
     def __init__(
@@ -153,7 +159,7 @@ class Replica:
         says what makes the text of its answers.
         """
         self.engine = engine
-        self.num_ended = 0
+        self.ended: list[Asked] = []
         self._queue: Admission[Asked] = Admission()
         self._promised: list[Asked] = []
         self._on_add, self._new_text = on_add, new_text
@@ -194,7 +200,7 @@ class Replica:
 
         ``is_read`` and ``num_outside`` are for what was recorded; else the requests say it.
         """
-        engine = self.engine
+        engine, self.ended = self.engine, []
         if not engine.has_work():
             return []
         if is_read is None:
@@ -204,9 +210,7 @@ class Replica:
         for event in events:
             if event.token is not None:
                 self._queue.charge(self._owners[event.seq_id[0]].tenant, 1)
-        for request_id in self._closed:
-            del self._owners[request_id]
-        self.num_ended = len(self._closed)
+        self.ended = [self._owners.pop(request_id) for request_id in self._closed]
         self._closed.clear()
         return events
 
@@ -229,6 +233,36 @@ class Replica:
             self._closed.append(record.request_id)
 
 
+class _Due(NamedTuple):
+    """The next turn of a session, and when it comes; the order decides between equal times."""
+
+    at_s: float
+    order: int
+    session: tuple[Asked, ...]
+    turn: int
+    said: tuple[int, ...]  # tokens of the turns before
+
+    def asked(self) -> Asked:
+        """Return the request as a server gets it."""
+        asked = replace(
+            self.session[self.turn],
+            arrival_s=self.at_s,
+            prompt=self.said + self.session[self.turn].prompt,
+        )
+        if len(self.session) == 1 or asked.answers:
+            return asked
+        word = _WORD + (self.order << 16) + self.turn
+        return replace(asked, answers=tuple((word,) * num for num in asked.num_new))
+
+    def then(self, asked: Asked, now_s: float) -> _Due | None:
+        """Return the turn behind this one, which was ``asked``; None if it was the last."""
+        if self.turn + 1 == len(self.session):
+            return None
+        at_s = now_s + self.session[self.turn + 1].think_s
+        said = asked.prompt + asked.answers[0]
+        return self._replace(at_s=at_s, turn=self.turn + 1, said=said)
+
+
 def simulate(
     load: Sequence[Asked],
     settings: EngineRecord,
@@ -236,6 +270,7 @@ def simulate(
     *,
     concurrency: int | None = None,
     turnaround_s: float = 0.0,
+    warmups: Sequence[Asked] = (),
 ) -> list[Record]:
     """Serve a load under a virtual clock; return the records that a server would write.
 
@@ -243,40 +278,58 @@ def simulate(
         load: requests with arrival times; or, in a closed loop, in order.
         settings: how the engine is set up; a trace's first record is one.
         times: how long steps take.
-        concurrency: closed loop: so many requests at a time, at once from the start.
-        turnaround_s: closed loop: from the end of a request until the next comes.
+        concurrency: closed loop: so many sessions at a time, at once from the start.
+        turnaround_s: closed loop: from the end of a session until the next comes.
+        warmups: requests that come first, all at once; arrival times count from their end.
 
     Raises ValueError if a request can never run.
     """
     clock, records = Clock(), list[Record]()
     replica, runner = new_replica(settings, clock, times, records.append)
-    if concurrency is None:
-        load = sorted(load, key=lambda asked: asked.arrival_s or 0.0)
-    todo = deque(load)
-    due_s = [0.0] * (concurrency or 0)  # when each client of a closed loop asks next
-    while todo or replica.has_work():
-        while todo:
-            asked = todo[0]
-            if concurrency is not None:
-                if not due_s:
-                    break
-                asked = replace(asked, arrival_s=due_s[0])
-            arrival_s = asked.arrival_s or 0.0
-            if arrival_s > clock.now_s:
-                if replica.has_work():
-                    break
-                clock.now_s = arrival_s  # nothing to do until then
-            todo.popleft()
-            if concurrency is not None:
-                heappop(due_s)
-            replica.push(asked)
-        replica.admit()
-        replica.step()
-        clock.now_s += times.after(runner.num_rows, replica.num_ended)
-        if concurrency is not None:
-            for _ in range(replica.num_ended):
-                heappush(due_s, clock.now_s + turnaround_s)
+
+    def serve(due: list[_Due], waiting: deque[_Due]) -> None:
+        heapify(due)
+        under_way: dict[int, tuple[_Due, Asked]] = {}
+        while due or replica.has_work():
+            if not replica.has_work():
+                clock.now_s = max(clock.now_s, due[0].at_s)
+            while due and due[0].at_s <= clock.now_s:
+                turn = heappop(due)
+                asked = turn.asked()
+                under_way[id(asked)] = turn, asked
+                replica.push(asked)
+            replica.admit()
+            replica.step()
+            clock.now_s += times.after(runner.num_rows, len(replica.ended))
+            for asked in replica.ended:
+                turn, _ = under_way.pop(id(asked))
+                then = turn.then(asked, clock.now_s)
+                if then is None and waiting:
+                    then = waiting.popleft()._replace(at_s=clock.now_s + turnaround_s)
+                if then is not None:
+                    heappush(due, then)
+
+    serve([_Due(0.0, i, (asked,), 0, ()) for i, asked in enumerate(warmups)], deque())
+    begin_s = clock.now_s
+    sessions = [
+        _Due(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
+        for i, session in enumerate(_sessions(load), len(warmups))
+    ]
+    at_first = len(sessions) if concurrency is None else concurrency
+    serve(sessions[:at_first], deque(sessions[at_first:]))
     return records
+
+
+def _sessions(load: Sequence[Asked]) -> Iterator[tuple[Asked, ...]]:
+    """Yield sessions, each with its turns in order."""
+    session: list[Asked] = []
+    for asked in load:
+        if session and not asked.turn:
+            yield tuple(session)
+            session.clear()
+        session.append(asked)
+    if session:
+        yield tuple(session)
 
 
 def new_replica(

@@ -19,6 +19,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ class Tokenizer:
         bos_id: token that begins a text, or None.
         add_bos: whether ``encode`` puts it in front unless told otherwise.
         vocab_size: one more than the highest id. A model may have more rows than that.
+        building: what the library's tokenizer is built in, if that is still to come.
     """
 
     def __init__(self, spec: dict[str, Any], bos_id: int | None = None, add_bos: bool = False):
@@ -111,6 +113,7 @@ class Tokenizer:
         self._specials = _Spellings(token["content"] for token in special)
         self._parts: tuple[Any, ...] = (spec, self._pieces, added, self._private)
         self._built: tokenizers.Tokenizer | None = None
+        self.building: Callable[[], AbstractContextManager[object]] = nullcontext
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -124,10 +127,11 @@ class Tokenizer:
     def _library(self) -> tokenizers.Tokenizer:
         with self._lock:
             if self._built is None:
-                from ridgeline.text.bpe import new_library  # here: ids need no such library
+                with self.building():
+                    from ridgeline.text.bpe import new_library  # here: ids need no such library
 
-                self._built = new_library(*self._parts)
-                self._parts = ()  # a vocabulary's worth of memory
+                    self._built = new_library(*self._parts)
+                    self._parts = ()  # a vocabulary's worth of memory
             return self._built
 
     def encode(

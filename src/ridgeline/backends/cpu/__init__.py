@@ -9,12 +9,20 @@ differs between processors), ``gemm``, ``rows``, ``attention``, ``argmax``, ``dr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.load import footprint as _footprint
-from ridgeline.backends.cpu.layout.shapes import TOKENS
+from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
+from ridgeline.backends.cpu.layout.shapes import (
+    MIXED_ROWS,
+    OUTPUT_SPLIT_ROWS,
+    PRUNED_ROWS,
+    ROW_BLOCK,
+    TOKENS,
+)
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.face import Footprint, Setup, Surroundings
 from ridgeline.models.tensors import Checkpoint
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Rates", "Roof", "check", "describe", "footprint", "measure_read", "measure_roof", "new_runner",
+    "packed_bytes", "step_knots",
 ]  # fmt: skip
 
 
@@ -66,6 +75,11 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     )
 
 
+def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+    """Return the bytes of the weights as this backend holds them, by part; none is read."""
+    return _packed_bytes(checkpoint, setup.dtype, setup.kv_cache_dtype)
+
+
 def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> CpuRunner:
     """Pack or map the weights, compile or load the kernels, start the threads."""
     home = surroundings.home()
@@ -83,6 +97,13 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         progress=surroundings.progress,
         announce=surroundings.announce,
     )
+
+
+def step_knots() -> tuple[int, ...]:
+    """Return where work is split otherwise, and some steps between and above."""
+    few = (1, 2, PRUNED_ROWS, PRUNED_ROWS + 1, OUTPUT_SPLIT_ROWS, OUTPUT_SPLIT_ROWS + 1)
+    some = (12, MIXED_ROWS, MIXED_ROWS + 1, 24, 32, 48)
+    return (*few, *some, *(ROW_BLOCK * times for times in (1, 2, 3, 4, 8, 16, 32)))
 
 
 def describe() -> str:

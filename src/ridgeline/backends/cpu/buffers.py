@@ -6,6 +6,7 @@ Arrays that change with each step stay where they are: looking up an address is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +111,18 @@ class Buffers:
                 facts = (address(matrix.data), *matrix.words)
                 parts = [f"{name}_{part}" for part in MATRIX]
                 self.put(**dict(zip(parts, facts, strict=True)))
+
+    def arrays(self) -> dict[str, list[NDArray[Any]]]:
+        """Return all arrays by name; those that are small together."""
+        small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables]
+        small += self.by_row.values()
+        found: dict[str, list[NDArray[Any]]] = {
+            "x": [self.x],
+            "logits": [self.logits],
+            "rows": small,
+        }
+        found |= {name: [array] for name, array in self.scratch.items()}
+        return {"kv_cache": [self.cache]} | {f"scratch.{k}": v for k, v in found.items()}
 
     def put(self, **words: int) -> None:
         """Set arguments."""

@@ -27,7 +27,8 @@ from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
-from ridgeline.backends.face import Traffic
+from ridgeline.backends.face import Held, Traffic
+from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, finish
 from ridgeline.backends.states import States
 from ridgeline.core.params import SamplingParams
@@ -128,6 +129,16 @@ class CpuRunner:
     def traffic(self, step: StepRecord) -> dict[str, Traffic]:
         """Return the bytes read and operations done in a step, by kind."""
         return step_traffic(self.arch, self.sizes, self.weights, step)
+
+    def memory(self) -> dict[str, Held]:
+        """Return what every array takes, and by how much the process grew for the kernels."""
+        weights, grown_bytes = self.weights, self._kernels.grown_bytes
+        packed, made = weights.packed().items(), weights.made().items()
+        found = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
+        found |= {f"weights.{k}": held(v) for k, v in made}
+        found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
+        found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
+        return found | {"kernels": Held(grown_bytes, grown_bytes)}
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""

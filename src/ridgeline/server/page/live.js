@@ -3,6 +3,7 @@
 import { call, events } from './api.js';
 import { drawBlocks, drawLine, drawSteps, readBlocks } from './charts.js';
 import { element } from './dom.js';
+import * as memory from './memory.js';
 import { settings } from './store.js';
 
 const SECONDS = 120; // that the small charts show at most; fewer at first
@@ -100,6 +101,7 @@ function look() {
 export function restart() {
   reading?.abort();
   forget('connecting');
+  memory.restart();
 }
 
 function tick() {
@@ -107,6 +109,7 @@ function tick() {
   if (!canBeSeen()) return;
   read();
   watch();
+  if (view) memory.look();
   showRates();
 }
 

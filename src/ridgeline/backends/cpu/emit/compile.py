@@ -9,7 +9,9 @@ processes may compile at once.
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +32,7 @@ from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
 from ridgeline.backends.cpu.layout.shapes import Sizes
 from ridgeline.backends.cpu.layout.store import write_whole
+from ridgeline.machine import give_back, memory_of
 
 _DIGEST_BYTES = 32
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}  # of the system call, on Linux
@@ -66,10 +69,15 @@ def host_target() -> Target:
 
 
 class Kernels:
-    """Compiled code, loaded: functions by name. Keeps the memory that holds it."""
+    """Compiled code, loaded: functions by name. Keeps the memory that holds it.
+
+    Attributes:
+        grown_bytes: by how much the process grew by loading (and compiling) it.
+    """
 
     def __init__(self, code: bytes, target: Target) -> None:
         """Load an object file."""
+        self.grown_bytes = 0
         empty = llvm.parse_assembly("")
         empty.triple = target.triple
         self._engine = llvm.create_mcjit_compiler(empty, target.machine)
@@ -93,6 +101,7 @@ def load_kernels(
 
     ``announce`` is called before a compilation, which takes some seconds.
     """
+    before = memory_of(os.getpid()).resident_bytes
     target = host_target()
     path = cache / f"{_key(sizes, kinds, eps, target)}.o"
     code = _kept(path)
@@ -101,7 +110,11 @@ def load_kernels(
         code = compile_object(assembly(sizes, kinds, eps, target), target)
         with suppress(OSError):  # a directory that cannot be written is only slower
             write_whole(path, lambda file: file.write(hashlib.sha256(code).digest() + code))
-    return Kernels(code, target)
+        gc.collect()  # the IR, whose parts know each other
+        give_back()
+    kernels = Kernels(code, target)
+    kernels.grown_bytes = max(0, memory_of(os.getpid()).resident_bytes - before)
+    return kernels
 
 
 def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:

@@ -106,6 +106,12 @@ class Draws:
         self._masks: list[bytes] = []
 
     @property
+    def arrays(self) -> list[NDArray[np.uint8]]:
+        """All memory that is kept from step to step."""
+        parts = (self._table, self._bounds, self._tokens, self._biases, self._pairs)
+        return [np.frombuffer(part.view, np.uint8) for part in (*parts, self._mask_bytes)]
+
+    @property
     def num_rows(self) -> int:
         """Rows of logits that are drawn from."""
         return len(self._firsts)

@@ -24,6 +24,7 @@ from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
+from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
@@ -32,6 +33,13 @@ from ridgeline.physics.costs import weight_bytes
 Floats = NDArray[np.float32]
 _LANES = 16
 _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth of a second
+# What tensors are for.
+_PARTS = {
+    **dict.fromkeys(("q", "k", "v", "o"), "attention"),
+    **dict.fromkeys(("gate", "up", "down"), "mlp"),
+    **dict.fromkeys(("sketch", "distances"), "head_sketch"),
+    "embedding": "embedding",
+}
 # What products take, of dtypes that are not blocks of 32 weights.
 _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
@@ -51,7 +59,26 @@ class Weights:
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
-    arrays: Mapping[str, Packed]  # all of it, by canonical name
+    arrays: Mapping[str, Packed]  # all that is packed, by canonical name
+    is_mapped: bool  # whether these are read from a file
+
+    def packed(self) -> dict[str, list[NDArray[Any]]]:
+        """Return all that is packed by what it is for: embedding, attention, mlp, norms and so on.
+
+        Norms are with biases, and the distances of the sketch with that.
+        """
+        found: dict[str, list[NDArray[Any]]] = {}
+        for name, (kind, data) in self.arrays.items():
+            last = name.rpartition(".")[2]
+            found.setdefault(_PARTS.get(last, "norms" if not kind else last), []).append(data)
+        return found
+
+    def made(self) -> dict[str, list[NDArray[Any]]]:
+        """Return what is made of that, and of the model's facts, at each start."""
+        return {
+            "rope": [self.cos, self.sin, self.rope_by_pair],
+            "derived": [self.layers, *self.biases],
+        }
 
     def prunes(self, num_rows: int) -> bool:
         """Return whether the likeliest tokens of so many rows are found by the head's proxy."""
@@ -111,7 +138,7 @@ def footprint(
     sizes = model_sizes(arch, dtype, cache_dtype)
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
-    embedding = arch.vocab_size * sizes.hidden * np.dtype(_embedding_type(dtype)).itemsize
+    embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     per_row = sizes.hidden * 10 + sizes.heads.query_bytes
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
@@ -143,11 +170,13 @@ def load_weights(
     if cache is not None and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
         path = cache / packed.file_name(checkpoint.path, dtype)
         arrays = packed.read(path)
+    is_mapped = arrays is not None
     if arrays is None:
         arrays = _pack_all(checkpoint, sizes, dtype, progress)
+        give_back()
         if path is not None:
             packed.write(path, arrays)
-    return _assemble(arrays, checkpoint.arch, sizes, max_model_len)
+    return _assemble(arrays, checkpoint.arch, sizes, max_model_len, is_mapped=is_mapped)
 
 
 def _pack_all(
@@ -204,7 +233,7 @@ def _pack_all(
             matrix(prefix + name, *places.get(name, (None, None)))
     arrays["norm"] = Packed("", vector("norm", sizes.hidden))
     head = "embed" if arch.tied_embeddings else "head"
-    matrix(head, dtype=_head_dtype(dtype, checkpoint.tensors[head].dtype))
+    matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
     arrays["head"] = arrays.pop(head)
     if arrays["head"].kind == "w8" and (found := proxy(Matrix(*arrays["head"]))):
         arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
@@ -215,7 +244,12 @@ def _pack_all(
 
 
 def _assemble(
-    arrays: dict[str, Packed], arch: ModelArch, sizes: Sizes, max_model_len: int
+    arrays: dict[str, Packed],
+    arch: ModelArch,
+    sizes: Sizes,
+    max_model_len: int,
+    *,
+    is_mapped: bool,
 ) -> Weights:
     """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
@@ -254,6 +288,7 @@ def _assemble(
         biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
         arrays=arrays,
+        is_mapped=is_mapped,
     )
 
 
@@ -261,19 +296,19 @@ def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.f
     """Return the embedding by rows."""
     tensor = checkpoint.tensors["embed"]
     shape = (tensor.shape[0], sizes.hidden)
-    out: NDArray[np.floating] = aligned(shape, _embedding_type(dtype))
+    out: NDArray[np.floating] = aligned(shape, embedding_type(dtype))
     for low in range(0, tensor.shape[0], 8192):
         part = tensor.rows(slice(low, low + 8192)).to_f32()
         out[low : low + len(part), : part.shape[1]] = part
     return out
 
 
-def _embedding_type(dtype: str) -> type[np.floating]:
+def embedding_type(dtype: str) -> type[np.floating]:
     """Half precision, if weights are quantised anyway."""
     return np.float32 if dtype in ("f32", "bf16") else np.float16
 
 
-def _head_dtype(dtype: str, file_dtype: str) -> str:
+def head_dtype(dtype: str, file_dtype: str) -> str:
     """The output head matters most for accuracy: never 4 bits if the file has more.
 
     6 bits are widened: few rows read hardly any of it but its proxy, and for more the products

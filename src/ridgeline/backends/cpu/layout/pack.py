@@ -74,7 +74,7 @@ def pack(
         weights = _placed(tensor.to_f32(), rows, columns)
         return {"f32": _pack_f32, "bf16": _pack_bf16, "int8-row": _pack_r8}[dtype](weights)
     kind = _KINDS.get(tensor.dtype, "") if whole_blocks else ""
-    if kind in _KEPT[dtype]:
+    if kind == packed_kind(tensor, dtype, columns_moved=columns_moved):
         has_blocks = FORMATS[kind].head_bytes > 0
         parts = k_blocks(tensor) if has_blocks else simple_blocks(tensor)
         values, *scales = (_taken(part, rows) for part in parts)
@@ -90,6 +90,15 @@ def pack(
         if dtype == "int4"
         else _pack_w8(*to_eight_bits(weights))
     )
+
+
+def packed_kind(tensor: Tensor, dtype: str, *, columns_moved: bool = False) -> str:
+    """Return the format that ``pack`` gives a matrix; columns that move break its blocks up."""
+    if dtype in ("f32", "bf16", "int8-row"):
+        return {"int8-row": "r8"}.get(dtype, dtype)
+    whole_blocks = not columns_moved and tensor.shape[1] % TILE == 0
+    kind = _KINDS.get(tensor.dtype, "") if whole_blocks else ""
+    return kind if kind in _KEPT[dtype] else "w4" if dtype == "int4" else "w8"
 
 
 # --- places ------------------------------------------------------------------------------------

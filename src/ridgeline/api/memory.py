@@ -1,0 +1,166 @@
+"""What this process's memory is taken by: a line for everything that can be named, and the rest.
+
+The lines in memory sum to what the process has in memory. Arrays are counted by their pages, other
+things by how much the process grew when they were made. So it shows why memory grows and does not
+come back: a cache is reserved at the start and takes memory only as its blocks are first used, a
+mapped file as it is first read, and neither is given back before the end. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from sys import getsizeof
+from typing import Any, NamedTuple
+
+from ridgeline.backends.face import Held
+from ridgeline.core.block_pool import Content
+from ridgeline.core.engine import Engine
+from ridgeline.machine import Memory, memory_of
+
+MEASURED, COMPUTED = "measured", "computed"
+_ID_BYTES = getsizeof(1 << 20)  # a token id or the number of a block, of those that Python keeps
+
+
+class MemoryLine(NamedTuple):
+    """Memory under one name.
+
+    Attributes:
+        name: such as ``weights.mlp``; what belongs together has the same beginning.
+        num_bytes: that it may take.
+        resident_bytes: that it takes now.
+        how: "measured" by pages or by growth, or "computed" from the sizes of objects.
+        is_mapped: whether it is read from a file: the system may take such memory back at any time.
+    """
+
+    name: str
+    num_bytes: int
+    resident_bytes: int
+    how: str
+    is_mapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """All lines, and what the process has in memory: the sum of what the lines have."""
+
+    lines: tuple[MemoryLine, ...]
+    resident_bytes: int
+
+    def part_bytes(self, name: str) -> int:
+        """Return what all lines of a name, or with this beginning, have in memory."""
+        of_name = (line for line in self.lines if f"{line.name}.".startswith(f"{name}."))
+        return sum(line.resident_bytes for line in of_name)
+
+    @property
+    def grown_bytes(self) -> int:
+        """By how much the process grew since a model began to be loaded."""
+        return self.resident_bytes - self.part_bytes("process.before")
+
+    @property
+    def notes(self) -> list[str]:
+        """What may still grow, and why it does not come back, in sentences."""
+        found = []
+        caches = [line for line in self.lines if line.name.endswith("kv_cache")]
+        reserved, used = _sizes(caches)
+        found.append(
+            f"The KV cache takes memory as its blocks are first used, and keeps it for the next "
+            f"texts: {_mb(used)} so far, at most {_mb(reserved)} (--kv-cache-memory)."
+        )
+        mapped = [line for line in self.lines if line.is_mapped]
+        if mapped:
+            size, read = _sizes(mapped)
+            found.append(
+                f"Weights are mapped from a file and read when they are first needed: {_mb(read)} "
+                f"of {_mb(size)}; the system may take this memory back, and shares it among "
+                f"processes."
+            )
+        before, other = map(self.part_bytes, ("process.before", "process.other"))
+        found.append(
+            f"Before it loaded a model, the process had {_mb(before)}: Python and libraries. "
+            f"{_mb(other)} have no name: Python's objects, connections, and memory that was freed "
+            f"and not given back."
+        )
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        lines = [
+            {
+                "name": line.name,
+                "bytes": line.num_bytes,
+                "resident_bytes": line.resident_bytes,
+                "how": line.how,
+                "mapped": line.is_mapped,
+            }
+            for line in self.lines
+        ]
+        return {
+            "resident_bytes": self.resident_bytes,
+            "grown_bytes": self.grown_bytes,
+            "lines": lines,
+            "notes": self.notes,
+        }
+
+
+def memory_now() -> Memory:
+    """Return what this process has in memory."""
+    return memory_of(os.getpid())
+
+
+def process_memory(
+    parts: Mapping[str, Held], grown: Mapping[str, int], engine: Engine, before_bytes: int
+) -> ProcessMemory:
+    """Return the ledger of this process.
+
+    Args:
+        parts: what runners hold, by name.
+        grown: by how much the process grew for other things.
+        engine: whose tables and texts are counted.
+        before_bytes: what the process had in memory when loading began.
+    """
+    lines = [MemoryLine(name, size, now, MEASURED, at) for name, (size, now, at) in parts.items()]
+    lines += [MemoryLine(name, size, size, MEASURED) for name, size in grown.items()]
+    objects = {"engine.blocks": _blocks_bytes(engine), "engine.sequences": _sequences_bytes(engine)}
+    lines += [MemoryLine(name, size, size, COMPUTED) for name, size in objects.items()]
+    named = sum(line.resident_bytes for line in lines)
+    # Another model may have been unloaded since, and a system may not say what a process has.
+    total = max(memory_now().resident_bytes, named)
+    before = min(before_bytes, total - named)
+    rest = {"process.before": before, "process.other": total - named - before}
+    lines += [MemoryLine(name, size, size, MEASURED) for name, size in rest.items()]
+    return ProcessMemory(
+        tuple(line for line in lines if line.num_bytes or line.name in rest), total
+    )
+
+
+def _blocks_bytes(engine: Engine) -> int:
+    """Return what the list of blocks and the index of their contents take."""
+    kv = engine.scheduler.queues.kv
+    pool = kv.pool
+    tables = sum(map(getsizeof, (pool.refs, pool.content, pool.index, pool.free)))
+    content = Content(bytes(16), 0, (0,) * kv.block_size)
+    of_content = getsizeof(content) + getsizeof(content.key) + _ids_bytes(content.tokens)
+    return tables + len(pool.refs) * _ID_BYTES + len(pool.index) * of_content
+
+
+def _sequences_bytes(engine: Engine) -> int:
+    """Return what the tokens and the block tables of sequences take."""
+    alive = tuple(engine.scheduler.queues.alive.values())
+    prompts = {id(seq.request): seq.request.prompt for seq in alive}
+    texts = sum(_ids_bytes(seq.tokens) + getsizeof(seq.table) for seq in alive)
+    return texts + sum(map(getsizeof, prompts.values()))
+
+
+def _ids_bytes(ids: Sequence[int]) -> int:
+    return getsizeof(ids) + len(ids) * _ID_BYTES
+
+
+def _sizes(lines: Sequence[MemoryLine]) -> tuple[int, int]:
+    """Return what lines may take in all, and what they take now."""
+    return sum(line.num_bytes for line in lines), sum(line.resident_bytes for line in lines)
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

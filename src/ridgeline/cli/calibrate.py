@@ -1,0 +1,58 @@
+"""``ridgeline calibrate``: measure a model here, so that simulations and forecasts are right."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields, replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline import LLM
+from ridgeline.cli.flags import flags
+from ridgeline.cli.models import Model
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.planner.calibrate import calibrate, rates
+
+
+@flags("options", Options)
+def calibrate_command(
+    model: Model,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long to measure.")] = 60.0,
+    *,
+    options: Options,
+) -> None:
+    """Measure how long steps take here: a minute, on a machine that does nothing else.
+
+    simulate, bench foresight and servers read it from then on. Servers keep it up to date.
+    """
+    options = replace(options, speculative_config="off")  # drafts are rows like others
+    with (
+        LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm,
+        count_bar("Measuring", note="seconds") as report,
+    ):
+        found = calibrate(llm, seconds, report)
+        path = found.save(default_home())
+        lines = list(rates(found, llm))
+    console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160)))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines:
+        table.add_row(name, value)
+    interval = found.interval()
+    error = f"{found.step_error or 0:.1%} of a step, in the mean"
+    table.add_row("error", f"{error}, of {len(found.samples):,} steps that it was not fitted to")
+    if len(found.factors) > 1:
+        table.add_row(
+            "speed",
+            f"{1 / interval.high:.2f} to {1 / interval.low:.2f} of the mean, in two seconds each",
+        )
+    table.add_row("kept in", str(path))
+    console.print(table)
+    console.print(f"next: ridgeline simulate {model} --request-rate 2", highlight=False)

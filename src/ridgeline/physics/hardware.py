@@ -1,0 +1,218 @@
+"""Devices, their slices and their prices, as facts of a table. It reads no file and has no clock.
+
+Peaks are dense: sheets print twice that, for sparse weights. GB are decimal as on labels; what a
+program can have is ``usable_bytes``. Figures are of one card, where sheets list pairs.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+_OLD_DAYS = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device, or a slice of one.
+
+    Attributes:
+        id: as people type it.
+        name: in full.
+        kind: gpu, npu, tpu, lpu or cpu.
+        usable_bytes: memory that programs can have.
+        is_measured: ``usable_bytes`` was seen; else it is the label in decimal GB.
+        memory: its technology.
+        read_bytes_per_s: of its memory.
+        peak_ops_per_s: dense, by type of the factors: bf16, f16, fp8, int8, fp4.
+        measured_ops_per_s: the most that anybody measured, for the types where it is known.
+        link: between devices of one machine; link_bytes_per_s in one direction.
+        link_bytes_per_s: 0 where devices cannot reach each other's memory.
+        max_ranks: over how many of these a model can be divided.
+        source: of the facts; with date and confidence.
+        date: when they were gathered.
+        confidence: high, medium or low.
+        note: what is easily taken wrong.
+        parent: of a slice: the whole device; else empty.
+    """
+
+    id: str
+    name: str
+    kind: str
+    usable_bytes: int
+    is_measured: bool
+    memory: str
+    read_bytes_per_s: float
+    peak_ops_per_s: Mapping[str, float]
+    measured_ops_per_s: Mapping[str, float]
+    link: str = ""
+    link_bytes_per_s: float = 0.0
+    max_ranks: int = 1024
+    source: str = ""
+    date: str = ""
+    confidence: str = ""
+    note: str = ""
+    parent: str = ""
+
+    @property
+    def is_sram(self) -> bool:
+        """Whether it has nothing but memory on the chip, and is planned by chips."""
+        return self.memory == "SRAM"
+
+    def ops_per_s(self, form: str) -> float | None:
+        """Return what products of a type reach: measured where it is, else the dense peak.
+
+        None where the device has no units for the type.
+        """
+        return self.measured_ops_per_s.get(form, self.peak_ops_per_s.get(form))
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an hour of one device costs.
+
+    Attributes:
+        device: its id.
+        provider: who asks it.
+        region: or tier; empty if there is none.
+        kind: on_demand or spot.
+        usd_per_hour: of one device, not of a machine.
+        date: when it was seen, YYYY-MM-DD; empty if nobody knows.
+        source: where.
+        confidence: high, medium or low.
+    """
+
+    device: str
+    provider: str
+    region: str
+    kind: str
+    usd_per_hour: float
+    date: str
+    source: str
+    confidence: str
+
+
+def parse_devices(devices: str, slices: str) -> dict[str, Device]:
+    """Return devices and their MIG slices by id, from the text of two CSV files.
+
+    A slice has its share of memory and bandwidth by memory slices, of arithmetic by compute slices,
+    and reaches no other: there is no peer-to-peer inside MIG. Raises ValueError for a damaged row.
+    """
+    found: dict[str, Device] = {}
+    for row in _rows(devices, "devices.csv"):
+        device = _device(row)
+        found[device.id] = device
+    for row in _rows(slices, "mig.csv"):
+        whole = found[row["device"]]
+        memory = int(row["memory_slices"]) / int(row["memory_slices_total"])
+        compute = int(row["compute_slices"]) / int(row["compute_slices_total"])
+        found[f"{whole.id}/{row['profile']}"] = replace(
+            whole,
+            id=f"{whole.id}/{row['profile']}",
+            name=f"{whole.name}, MIG {row['profile']}",
+            usable_bytes=int(float(row["label_gb"]) * 1e9),
+            is_measured=False,
+            read_bytes_per_s=whole.read_bytes_per_s * memory,
+            peak_ops_per_s={k: v * compute for k, v in whole.peak_ops_per_s.items()},
+            measured_ops_per_s={k: v * compute for k, v in whole.measured_ops_per_s.items()},
+            link="",
+            link_bytes_per_s=0.0,
+            max_ranks=1,
+            source=row["source"],
+            note="",
+            parent=whole.id,
+        )
+    return found
+
+
+def parse_prices(text: str, name: str = "prices.csv") -> tuple[Price, ...]:
+    """Return the prices of a CSV file. Raises ValueError, with the line, for a damaged one."""
+    found = []
+    for number, row in enumerate(_rows(text, name), start=2):
+        try:
+            usd = float(row["usd_per_hour"])
+            if row["kind"] not in ("on_demand", "spot") or not 0 < usd < 1e6:
+                raise ValueError(row["kind"])
+            found.append(
+                Price(
+                    row["device"],
+                    row["provider"],
+                    row["region"],
+                    row["kind"],
+                    usd,
+                    row["date"],
+                    row["source"],
+                    row["confidence"],
+                )
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"{name}, line {number}: wanted device,provider,region,kind (on_demand or spot),"
+                f"usd_per_hour,date,source,confidence"
+            ) from error
+    return tuple(found)
+
+
+def usable_prices(
+    prices: Sequence[Price], device: Device, kind: str, *, days_old: Mapping[str, int],
+    undated: bool = False,
+) -> tuple[list[Price], list[str]]:  # fmt: skip
+    """Return the prices of a device that may be used, cheapest first, and warnings.
+
+    A price without a date is used only if ``undated`` says so: then the user named the file. One
+    that is older than 90 days warns.
+
+    Args:
+        prices: all of them.
+        device: a slice costs nothing of its own: prices are of whole devices.
+        kind: on_demand or spot.
+        days_old: how old each date is, by the date's text.
+        undated: take those without a date too.
+    """
+    found = [
+        price
+        for price in prices
+        if (price.device, price.kind) == (device.id, kind) and (price.date or undated)
+    ]
+    found.sort(key=lambda price: price.usd_per_hour)
+    warnings = [
+        f"the price of {price.device} at {price.provider} is {days_old[price.date]} days old"
+        for price in found
+        if price.date and days_old[price.date] > _OLD_DAYS
+    ]
+    return found, warnings
+
+
+def _rows(text: str, name: str) -> Iterable[dict[str, str]]:
+    rows = csv.DictReader(text.splitlines())
+    if not rows.fieldnames:
+        raise ValueError(f"{name} is empty")
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise ValueError(f"{name}, line {number}: wanted {len(rows.fieldnames)} columns")
+        yield row
+
+
+def _device(row: Mapping[str, str]) -> Device:
+    mib = row["usable_mib"]
+    peaks = {"bf16": "bf16_tflops", "f16": "fp16_tflops", "fp8": "fp8_tflops", "int8": "int8_tops",
+             "fp4": "fp4_tflops"}  # fmt: skip
+    measured = {"bf16": "bf16_measured_tflops", "fp8": "fp8_measured_tflops"}
+    return Device(
+        id=row["id"],
+        name=row["name"],
+        kind=row["kind"],
+        usable_bytes=int(mib) << 20 if mib else int(float(row["label_gb"]) * 1e9),
+        is_measured=bool(mib),
+        memory=row["memory"],
+        read_bytes_per_s=float(row["read_gb_per_s"]) * 1e9,
+        peak_ops_per_s={k: float(row[v]) * 1e12 for k, v in peaks.items() if row[v]},
+        measured_ops_per_s={k: float(row[v]) * 1e12 for k, v in measured.items() if row[v]},
+        link=row["link"],
+        link_bytes_per_s=float(row["link_gb_per_s"] or 0) * 1e9,
+        source=row["source"],
+        date=row["date"],
+        confidence=row["confidence"],
+        note=row["note"],
+    )

@@ -1,0 +1,239 @@
+"""The parts of layers as shapes: each function returns the weights of one and what it keeps.
+
+Names are those of Hugging Face's files, since formats name the modules that they leave alone. It
+reads no config: see ``config_shape``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ridgeline.physics.shapes import Cache, Matrix
+
+
+class Part(NamedTuple):
+    """One half of a layer: what it is, its weights, its cache and its values of one token."""
+
+    kind: str
+    matrices: tuple[Matrix, ...]
+    cache: Cache | None
+    token_values: int
+
+
+def vector(name: str, group: str, size: int, ways: int = 1, copies: int = 1) -> Matrix:
+    """Return a norm, a bias or the like, which no format converts."""
+    return Matrix(name, group, size, ways=ways, copies=copies, active=copies, linear=False)
+
+
+def norms(hidden: int, count: int, *, biased: bool = False) -> tuple[Matrix, ...]:
+    """Return the norms of a layer's residual stream."""
+    size = hidden * (2 if biased else 1)
+    names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+             "post_feedforward_layernorm")  # fmt: skip
+    return tuple(vector(name, "norms", size) for name in names[:count])
+
+
+def attention(
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: str = "",
+    sinks: bool = False,
+    output_gate: bool = False,
+    keeps_cache: bool = True,
+) -> Part:
+    """Return attention with a key and a value for each head and token.
+
+    Args:
+        hidden: width of the residual stream.
+        heads: of queries.
+        kv_heads: of keys and values.
+        head_dim: channels of each.
+        window: how many last tokens are seen; None sees all.
+        qkv_bias: queries, keys and values have biases.
+        o_bias: the output has one.
+        qk_norm: queries and keys are normalised: by "head", or over all "heads" together.
+        sinks: each head has a logit more.
+        output_gate: queries are twice as wide: half of them gate the output.
+        keeps_cache: false for a layer that reads another layer's keys and values.
+    """
+    q, kv, group = heads * head_dim * (2 if output_gate else 1), kv_heads * head_dim, "attention"
+    found = [
+        Matrix("self_attn.q_proj", group, q, hidden, ways=heads),
+        Matrix("self_attn.k_proj", group, kv, hidden, ways=kv_heads),
+        Matrix("self_attn.v_proj", group, kv, hidden, ways=kv_heads),
+        Matrix("self_attn.o_proj", group, hidden, heads * head_dim, ways=heads),
+    ]
+    if qkv_bias:
+        found.append(vector("self_attn.q_proj.bias", group, q, heads))
+        found.append(vector("self_attn.k_proj.bias", group, kv, kv_heads))
+        found.append(vector("self_attn.v_proj.bias", group, kv, kv_heads))
+    if o_bias:
+        found.append(vector("self_attn.o_proj.bias", group, hidden))
+    if qk_norm:
+        both = 2 * head_dim if qk_norm == "head" else (heads + kv_heads) * head_dim
+        found.append(vector("self_attn.qk_norm", "norms", both))
+    if sinks:
+        found.append(vector("self_attn.sinks", group, heads, heads))
+    kind = "mha" if heads == kv_heads else "mqa" if kv_heads == 1 else "gqa"
+    cache = Cache("shared")
+    if keeps_cache:
+        seen = "full attention" if window is None else "sliding window"
+        cache = Cache(seen, 2 * head_dim, kv_heads, window)
+    return Part(kind, tuple(found), cache, q + 2 * kv + heads * head_dim)
+
+
+def latent_attention(
+    hidden: int, heads: int, q_rank: int, kv_rank: int, nope_dim: int, rope_dim: int, v_dim: int
+) -> Part:
+    """Return multi-head latent attention (DeepSeek-V2, 2024): one vector for all heads of a token.
+
+    It has ``kv_rank`` channels and ``rope_dim`` that rotate; every rank keeps all of it. ``q_rank``
+    is 0 where queries are not compressed.
+    """
+    group, q = "attention", heads * (nope_dim + rope_dim)
+    found = [
+        Matrix("self_attn.kv_a_proj_with_mqa", group, kv_rank + rope_dim, hidden),
+        vector("self_attn.kv_a_layernorm", "norms", kv_rank),
+        Matrix("self_attn.kv_b_proj", group, heads * (nope_dim + v_dim), kv_rank, ways=heads),
+        Matrix("self_attn.o_proj", group, hidden, heads * v_dim, ways=heads),
+    ]
+    if q_rank:
+        found.append(Matrix("self_attn.q_a_proj", group, q_rank, hidden))
+        found.append(vector("self_attn.q_a_layernorm", "norms", q_rank))
+        found.append(Matrix("self_attn.q_b_proj", group, q, q_rank, ways=heads))
+    else:
+        found.append(Matrix("self_attn.q_proj", group, q, hidden, ways=heads))
+    values = q + heads * (nope_dim + 2 * v_dim)
+    return Part("mla", tuple(found), Cache("latent", kv_rank + rope_dim), values)
+
+
+def mlp(hidden: int, width: int, *, gated: bool = True, biased: bool = False) -> Part:
+    """Return a dense MLP, whose inner width is ``width``."""
+    return Part("", _mlp("mlp", "MLP", hidden, width, gated, biased, 1, 1), None,
+                (3 if gated else 2) * width)  # fmt: skip
+
+
+def experts(
+    hidden: int,
+    width: int,
+    count: int,
+    active: int,
+    *,
+    shared_width: int = 0,
+    shared_gate: bool = False,
+    biased: bool = False,
+    router_bias: bool = False,
+) -> Part:
+    """Return a mixture of experts: ``count`` of ``width``, of which a token meets ``active``.
+
+    Args:
+        hidden: width of the residual stream.
+        width: inner width of an expert.
+        count: experts.
+        active: experts that a token meets.
+        shared_width: inner width of what all tokens meet; 0 for none.
+        shared_gate: the shared expert's output is scaled by a gate.
+        biased: experts and router have biases.
+        router_bias: the router has a bias, for balance.
+    """
+    group = "experts"
+    found = [Matrix("mlp.router", group, count, hidden, linear=False)]
+    found += _mlp("mlp.experts", group, hidden, width, True, biased, count, active)
+    if router_bias or biased:
+        found.append(vector("mlp.router.bias", group, count))
+    if shared_width:
+        found += _mlp("mlp.shared_experts", group, hidden, shared_width, True, False, 1, 1)
+    if shared_gate:
+        found.append(vector("mlp.shared_expert_gate", group, hidden))
+    # Each chosen expert computes a gate, an up, their product and a row of output.
+    values = active * (3 * width + 2 * hidden) + 3 * shared_width
+    return Part("", tuple(found), None, values)
+
+
+def _mlp(
+    name: str, group: str, hidden: int, width: int, gated: bool, biased: bool, copies: int,
+    active: int,
+) -> tuple[Matrix, ...]:  # fmt: skip
+    inner = [f"{name}.gate_proj", f"{name}.up_proj"] if gated else [f"{name}.up_proj"]
+    ways = width * copies  # by width, or by expert
+    found = [Matrix(n, group, width, hidden, ways, copies, active) for n in inner]
+    found.append(Matrix(f"{name}.down_proj", group, hidden, width, ways, copies, active))
+    if biased:
+        found += [Matrix(f"{n}.bias", group, width, 1, ways, copies, active, False) for n in inner]
+        found.append(
+            Matrix(f"{name}.down_proj.bias", group, hidden, 1, copies, copies, active, False)
+        )
+    return tuple(found)
+
+
+def mamba(
+    hidden: int, inner: int, state: int, kernel: int, dt_rank: int, *, biased: bool,
+    conv_biased: bool, has_norms: bool,
+) -> Part:  # fmt: skip
+    """Return a selective state space (Mamba; Gu and Dao, 2023): a state of ``inner * state``."""
+    group = "state space"
+    found = [
+        Matrix("mamba.in_proj", group, 2 * inner, hidden, inner),
+        Matrix("mamba.conv1d", group, inner, kernel, inner, linear=False),
+        Matrix("mamba.x_proj", group, dt_rank + 2 * state, inner, inner),
+        Matrix("mamba.dt_proj", group, inner, dt_rank, inner),
+        Matrix("mamba.out_proj", group, hidden, inner, inner),
+        vector("mamba.A_log", group, inner * state, inner),
+        vector("mamba.dt_proj.bias", group, inner, inner),
+        vector("mamba.D", group, inner, inner),
+    ]
+    if conv_biased:
+        found.append(vector("mamba.conv1d.bias", group, inner, inner))
+    if biased:
+        found.append(vector("mamba.proj.bias", group, 2 * inner + hidden))
+    if has_norms:  # Jamba's, of the step, B and C
+        found.append(vector("mamba.norms", "norms", dt_rank + 2 * state))
+    cache = Cache("state", state_values=inner * (state + kernel - 1), num_heads=inner)
+    return Part("state space", tuple(found), cache, 3 * inner)
+
+
+def mamba2(
+    hidden: int, heads: int, head_dim: int, groups: int, state: int, kernel: int, *, biased: bool,
+    conv_biased: bool,
+) -> Part:  # fmt: skip
+    """Return Mamba 2 (Dao and Gu, 2024): a state of ``head_dim * state`` for each head."""
+    group, inner = "state space", heads * head_dim
+    conv = inner + 2 * groups * state
+    found = [
+        Matrix("mamba.in_proj", group, inner + conv + heads, hidden, heads),
+        Matrix("mamba.conv1d", group, conv, kernel, heads, linear=False),
+        Matrix("mamba.out_proj", group, hidden, inner, heads),
+        vector("mamba.A_log, D, dt_bias", group, 3 * heads, heads),
+        vector("mamba.norm", "norms", inner, heads),
+    ]
+    if conv_biased:
+        found.append(vector("mamba.conv1d.bias", group, conv, heads))
+    if biased:
+        found.append(vector("mamba.proj.bias", group, inner + conv + heads + hidden))
+    cache = Cache("state", state_values=inner * state + conv * (kernel - 1), num_heads=heads)
+    return Part("state space", tuple(found), cache, inner + conv + heads + inner)
+
+
+def delta_net(
+    hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int
+) -> Part:
+    """Return gated linear attention with the delta rule (Yang et al., 2024; Qwen3-Next's)."""
+    group, keys, values = "attention", key_heads * key_dim, value_heads * value_dim
+    conv = 2 * keys + values
+    found = (
+        Matrix("linear_attn.in_proj_qkvz", group, conv + values, hidden, key_heads),
+        Matrix("linear_attn.in_proj_ba", group, 2 * value_heads, hidden, key_heads),
+        Matrix("linear_attn.conv1d", group, conv, kernel, key_heads, linear=False),
+        Matrix("linear_attn.out_proj", group, hidden, values, key_heads),
+        vector("linear_attn.A_log, dt_bias", group, 2 * value_heads, key_heads),
+        vector("linear_attn.norm", "norms", value_dim),
+    )
+    state = value_heads * key_dim * value_dim + conv * (kernel - 1)
+    cache = Cache("state", state_values=state, num_heads=key_heads)
+    return Part("linear attention", found, cache, conv + 2 * values)

@@ -1,0 +1,220 @@
+"""What is known of the time of steps here: a model of time, where it comes from, and its file.
+
+A calibration belongs to one model in one format, on one backend with so many threads of one kind of
+processor. Others of the same name are not believed. Where nothing was measured, a roofline with
+assumed rates stands in, and it says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ridgeline import __version__
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.face import Setup
+from ridgeline.engine_setup.resolve import EngineConfig
+from ridgeline.machine import processor_name
+from ridgeline.physics import costs
+from ridgeline.physics.arch import ModelArch
+from ridgeline.planner.samples import After, Measured, Samples
+from ridgeline.simulator.steptime import Features, StepTime, from_json, windows_of
+
+# Assumed of a processor that nobody has measured; of each thread, up to the most.
+_READ_BYTES_PER_S, _MOST_BYTES_PER_S = 12e9, 100e9
+_OPS_PER_S = 150e9
+_LAYER_S = 25e-6  # meeting of threads, norms, the cache
+_AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
+ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest
+
+
+class Interval(NamedTuple):
+    """Actual over predicted seconds: 5 % quantile, median, 95 % quantile."""
+
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A model of time, and how far to trust it.
+
+    Attributes:
+        model: the name of the model's file.
+        arch: a digest of its shapes.
+        dtype, kv_cache_dtype, backend, threads, processor: what it was measured with.
+        source: "measured" by ``ridgeline calibrate``, "served" by a server, or "assumed".
+        measured_at: seconds since 1970 of the last fit; 0 of an assumed one.
+        version: of Ridgeline.
+        times: the model.
+        step_error: mean relative error of single steps, cross-validated; None if not known.
+        factors: actual over predicted seconds, of two seconds each, the newest last.
+        samples: steps that it was fitted to, and ``after`` what followed steps.
+    """
+
+    model: str
+    arch: str
+    dtype: str
+    kv_cache_dtype: str
+    backend: str
+    threads: int
+    processor: str
+    source: str
+    measured_at: float
+    version: str
+    times: StepTime
+    step_error: float | None
+    factors: tuple[float, ...]
+    samples: tuple[Measured, ...]
+    after: tuple[After, ...]
+
+    def interval(self) -> Interval:
+        """Return by how much the time of some seconds may differ from what is predicted."""
+        if self.source == "assumed":
+            return Interval(ASSUMED_FACTORS[0], 1.0, ASSUMED_FACTORS[1])
+        return interval_of(self.factors)
+
+    def path(self, home: Path) -> Path:
+        """Return the file that it lies in."""
+        formats = f"{self.dtype}-{self.kv_cache_dtype}-{self.backend}-{self.threads}"
+        name = f"{Path(self.model).stem}-{formats}-{self.processor}"
+        return home / "calibration" / (re.sub(r"[^A-Za-z0-9.]+", "-", name) + ".json")
+
+    def is_of(self, other: Calibration) -> bool:
+        """Whether both are of the same model, format, backend, threads and processor."""
+        names = ("model", "arch", "dtype", "kv_cache_dtype", "backend", "threads", "processor")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def reservoir(self) -> Samples:
+        """Return its samples, to which more can be added."""
+        return Samples(self.samples, self.after)
+
+    def save(self, home: Path) -> Path:
+        """Write the file, whole or not at all; return its path. Raises OSError."""
+        path = self.path(home)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8"
+        ) as file:
+            json.dump(self.to_json(), file, separators=(",", ":"))
+        os.replace(file.name, path)
+        return path
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        rows = {
+            "samples": [[*sample.features, sample.seconds] for sample in self.samples],
+            "after": [list(sample) for sample in self.after],
+        }
+        return asdict(self) | rows | {"times": self.times.to_json()}
+
+
+def interval_of(factors: Sequence[float]) -> Interval:
+    """Return quantiles of factors; all 1 if there are none."""
+    ordered = sorted(factors) or [1.0]
+    last = len(ordered) - 1
+    return Interval(*(ordered[round(share * last)] for share in (0.05, 0.5, 0.95)))
+
+
+def read(path: Path) -> Calibration:
+    """Read a file. Raises ValueError if it is not one of this version, and OSError."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        values["samples"] = tuple(
+            Measured(Features(*row[:-1]), row[-1]) for row in values["samples"]
+        )
+        values["after"] = tuple(After(*row) for row in values["after"])
+        values["factors"] = tuple(values["factors"])
+        return Calibration(**(values | {"times": from_json(values["times"])}))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not a calibration of this version: {error}") from None
+
+
+def all_of(home: Path) -> Iterator[Calibration]:
+    """Yield the calibrations that are kept; files that are not one are passed over."""
+    for path in sorted((home / "calibration").glob("*.json")):
+        try:
+            yield read(path)
+        except (ValueError, OSError):
+            continue
+
+
+def find(home: Path, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
+    """Return the calibration of what will run, or an assumed one."""
+    wanted = assume(model, arch, config)
+    try:
+        found = read(wanted.path(home))
+    except (ValueError, OSError):
+        return wanted
+    return found if found.is_of(wanted) else wanted
+
+
+def assume(model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
+    """Return what can be said of a model that was not measured here."""
+    return Calibration(
+        model=model.name,
+        arch=hashlib.sha256(repr(arch).encode()).hexdigest()[:10],
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        backend=config.backend,
+        threads=config.threads,
+        processor=processor_name(),
+        source="assumed",
+        measured_at=0.0,
+        version=__version__,
+        times=_roofline(arch, config),
+        step_error=None,
+        factors=(),
+        samples=(),
+        after=(),
+    )
+
+
+def bytes_of(arch: ModelArch, config: EngineConfig) -> tuple[int, int]:
+    """Return the bytes of all weights in memory, at most, and of a token in the cache."""
+    setup = Setup(
+        *(config.dtype, config.kv_cache_dtype, config.block_size, config.threads),
+        *(config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens),
+    )
+    footprint = BACKENDS[config.backend].footprint(arch, setup)
+    return footprint.weights_bytes, footprint.kv_bytes_per_token
+
+
+def _roofline(arch: ModelArch, config: EngineConfig) -> StepTime:
+    """Return the model of time of assumed rates.
+
+    A step computes and reads at the same time, but not perfectly: the two times are added as the
+    sides of a right angle (Williams et al., "Roofline", 2009, with the corner rounded).
+    """
+    read_per_s = min(config.threads * _READ_BYTES_PER_S, _MOST_BYTES_PER_S)
+    ops_per_s = config.threads * _OPS_PER_S
+    weights_bytes, kv_bytes = bytes_of(arch, config)
+    weights_s = weights_bytes / read_per_s
+
+    def step_s(num_tokens: int) -> float:
+        ops_s = costs.linear_flops(arch, num_tokens) / ops_per_s
+        return arch.num_layers * _LAYER_S + math.hypot(weights_s, ops_s)
+
+    knots = BACKENDS[config.backend].step_knots()
+    last_s, more_s = step_s(knots[-1]), step_s(2 * knots[-1])
+    return StepTime(
+        knots,
+        tuple(step_s(knot) for knot in knots),
+        per_token_s=(more_s - last_s) / knots[-1],
+        per_seq_s=0.0,
+        per_row_s=costs.head_flops(arch, 1) / ops_per_s,
+        per_position_s=kv_bytes / read_per_s,
+        per_pair_s=costs.attention_flops(arch, 0, 1) / ops_per_s,
+        after_s=_AFTER_S,
+        after_per_row_s=_AFTER_PER_ROW_S,
+        windows=windows_of(arch),
+    )

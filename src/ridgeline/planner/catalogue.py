@@ -1,0 +1,118 @@
+"""The catalogue of devices and prices: the package's tables, read once, and this machine.
+
+The tables are data of ``physics``, which opens no file itself. The date of today comes in from
+outside, so that what a plan says does not change while nobody looks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from ridgeline.machine import available_bytes
+from ridgeline.physics.hardware import (
+    Device,
+    Price,
+    parse_devices,
+    parse_prices,
+    usable_prices,
+)
+
+HERE, ALL = "here", "all"
+# What a plan over everything tries: devices that models are rented on, whole ones.
+_RENTED = ("gpu", "npu", "tpu")
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    """Return all devices and MIG slices by id."""
+    return parse_devices(_table("devices.csv"), _table("mig.csv"))
+
+
+def find_devices(ids: str) -> list[Device]:
+    """Return the devices of a list of ids with commas between; ``here``, or ``all``.
+
+    Raises ValueError for an id that is not in the catalogue, with those that are near it.
+    """
+    found: list[Device] = []
+    for name in (part.strip() for part in ids.split(",")):
+        if name == HERE:
+            found.append(this_machine())
+        elif name == ALL:
+            whole = [d for d in devices().values() if not d.parent and d.kind in _RENTED]
+            found += sorted(whole, key=lambda device: device.usable_bytes)
+        elif name in devices():
+            found.append(devices()[name])
+        else:
+            raise ValueError(_no_such(name))
+    return list({device.id: device for device in found}.values())
+
+
+def this_machine() -> Device:
+    """Return this machine, with the memory that a process can still have."""
+    return Device(
+        id=HERE,
+        name="this machine",
+        kind="cpu",
+        usable_bytes=available_bytes(),
+        is_measured=True,
+        memory="RAM",
+        read_bytes_per_s=0.0,
+        peak_ops_per_s={},
+        measured_ops_per_s={},
+        max_ranks=1,
+        source="the kernel",
+        confidence="high",
+    )
+
+
+def prices_of(
+    device: Device, kind: str, today: date, own: Path | None = None
+) -> tuple[list[Price], list[str]]:
+    """Return the prices of a device that may be used, cheapest first, and warnings.
+
+    Args:
+        device: what is to be rented.
+        kind: on_demand or spot.
+        today: prices of more than 90 days before it warn.
+        own: a file of prices, used instead of the catalogue's; of these alone may one lack a date.
+
+    Raises:
+        ValueError: the file is damaged, or a date is none.
+        OSError: it cannot be read.
+    """
+    text = own.read_text(encoding="utf-8") if own else _table("prices.csv")
+    prices = parse_prices(text, str(own) if own else "prices.csv")
+    ages = {price.date: (today - _date(price)).days for price in prices if price.date}
+    return usable_prices(prices, device, kind, days_old=ages, undated=own is not None)
+
+
+def _date(price: Price) -> date:
+    try:
+        return date.fromisoformat(price.date)
+    except ValueError as error:
+        raise ValueError(
+            f"the price of {price.device} at {price.provider} has the date {price.date!r}: write "
+            f"YYYY-MM-DD"
+        ) from error
+
+
+@cache
+def _table(name: str) -> str:
+    return (files("ridgeline.physics") / "data" / name).read_text(encoding="utf-8")
+
+
+def _no_such(name: str) -> str:
+    whole = [device.id for device in devices().values() if not device.parent]
+    parent = name.partition("/")[0]
+    if "/" in name and parent in devices():
+        slices = [d.id for d in devices().values() if d.parent == parent]
+        known = f"its slices are {', '.join(slices)}" if slices else "it has no slices"
+        return f"there is no slice {name!r} of {parent}: {known}"
+    near = difflib.get_close_matches(name.lower(), whole, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"there is no device {name!r}: {hint}give {HERE}, {ALL}, or one of {', '.join(whole)}"

@@ -1,0 +1,470 @@
+"""The memory ledger: what a model takes on each device, line by line, and what fits beside it.
+
+Every line says how it came about: *measured*, *from the file*, *computed* or *assumed*. Questions
+the other way round (how much context, how many sequences) are answered by bisection over the same
+sum. It reads no file; it knows neither terminal nor HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ridgeline.physics.formats import Storage
+from ridgeline.physics.shapes import GROUPS, Cache, Layer, Matrix, Shape
+
+_GIB = 1 << 30
+MEASURED, FROM_FILE, COMPUTED, ASSUMED = "measured", "from the file", "computed", "assumed"
+
+
+class Line(NamedTuple):
+    """One line: what it is, its bytes on one device, and how they are known."""
+
+    name: str
+    num_bytes: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How an engine divides a device's memory.
+
+    Attributes:
+        name: as people type it.
+        of_free: its fraction is of what weights leave ("of free"), not of the whole ("of total").
+        utilization: the fraction that it takes unless it is told another.
+        frees_windows: blocks that a sliding window has left behind are given back.
+        block_size: tokens in a block of the cache.
+        max_num_batched_tokens: tokens of the largest step.
+        max_num_seqs: rows of logits that a step may have.
+        kv_dtype: what keys and values are kept in.
+        context_bytes: of driver and runtime on a device.
+        graphs_bytes: of captured graphs.
+        bytes_per_logit: logits in the model's type and in f32, probabilities, and a sorted copy.
+    """
+
+    name: str
+    of_free: bool = False
+    utilization: float = 0.9
+    frees_windows: bool = True
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    kv_dtype: str = "auto"
+    context_bytes: int = _GIB // 2
+    graphs_bytes: int = 3 * _GIB // 10
+    bytes_per_logit: int = 22
+
+
+_COLLECTIVES_BYTES = 35 * _GIB // 100  # of a rank that talks to others
+_ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
+ENGINES: Mapping[str, Engine] = {
+    "ridgeline": Engine(
+        "ridgeline", utilization=0.95, frees_windows=False, kv_dtype="int8",
+        context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
+    ),
+    "vllm": Engine("vllm"),
+    "sglang": Engine("sglang", utilization=0.88, block_size=1, max_num_batched_tokens=8192),
+    "trtllm": Engine("trtllm", of_free=True, block_size=32, max_num_batched_tokens=8192),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a model beyond its shape, from its file or from the engine itself.
+
+    Attributes:
+        weights: bytes by group of ``shapes.GROUPS``, or by other names; None computes them.
+        weights_how: how these are known.
+        kv_bytes_per_token: of all layers, from the backend; None computes them.
+        step_bytes: working memory of the largest step, from the backend; None computes them.
+    """
+
+    weights: Mapping[str, int] | None = None
+    weights_how: str = COMPUTED
+    kv_bytes_per_token: int | None = None
+    step_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is asked: a load, how the model is divided, and what overrules lines.
+
+    Attributes:
+        context: tokens of each sequence.
+        concurrency: sequences.
+        tp: ranks that divide each layer.
+        pp: stages that divide the layers.
+        kv_value_bytes: of a cached value.
+        block_size: tokens in a block.
+        max_num_batched_tokens: tokens of the largest step.
+        engine: how memory is divided.
+        utilization: the engine's fraction.
+        weights_bytes: overrules all lines of weights, on each device; so the next three do theirs.
+        activation_bytes: of activations.
+        overhead_bytes: of driver, graphs, collectives and allocator.
+        kv_cache_bytes: what the cache gets, instead of what is left.
+    """
+
+    context: int
+    concurrency: int
+    tp: int = 1
+    pp: int = 1
+    kv_value_bytes: float
+    block_size: int
+    max_num_batched_tokens: int
+    engine: Engine
+    utilization: float
+    weights_bytes: int | None = None
+    activation_bytes: int | None = None
+    overhead_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The lines of one device: of the fullest stage, where stages differ.
+
+    Attributes:
+        lines: they sum to ``total_bytes``.
+        capacity_bytes: what the device has.
+        budget_bytes: what the engine lets itself use of it.
+        weights_bytes: of the lines of weights.
+        kv_bytes: of the cache's lines.
+        activation_bytes: of the largest step.
+        overhead_bytes: of driver, graphs, collectives and allocator.
+        kv_need_bytes: cache that the asked load takes; differs from ``kv_bytes`` only where the
+            user fixed that.
+        kv_budget_bytes: what is left for the cache.
+        sequence_kv_bytes: cache of one sequence of the asked context.
+        further_token_bytes: cache that a token more would take, blocks aside.
+        stage: which stage it is, from 0.
+    """
+
+    lines: tuple[Line, ...]
+    capacity_bytes: int
+    budget_bytes: int
+    weights_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    overhead_bytes: int
+    kv_need_bytes: int
+    kv_budget_bytes: int
+    sequence_kv_bytes: int
+    further_token_bytes: float
+    stage: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All lines, the margin too."""
+        return sum(line.num_bytes for line in self.lines)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What stays free beyond the margin; negative where it does not fit."""
+        return self.capacity_bytes - self.total_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it is there, and the cache gets what the load needs."""
+        return self.spare_bytes >= 0 and self.kv_need_bytes <= max(0, self.kv_budget_bytes)
+
+    @property
+    def max_concurrency_exact(self) -> float:
+        """How many sequences of the asked context the cache could hold, not rounded."""
+        if not self.sequence_kv_bytes:
+            return 0.0
+        return max(0.0, self.kv_budget_bytes / self.sequence_kv_bytes)
+
+
+def check_division(shape: Shape, tp: int, pp: int) -> None:
+    """Raise ValueError unless so many ranks and stages can divide the model."""
+    if shape.num_heads % tp:
+        raise ValueError(f"--tensor-parallel-size {tp} does not divide {shape.num_heads} heads")
+    if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
+        raise ValueError(
+            f"--tensor-parallel-size {tp} and {shape.num_kv_heads} key and value heads: one must "
+            f"divide the other"
+        )
+    if pp > len(shape.layers):
+        raise ValueError(f"--pipeline-parallel-size {pp}, but there are {len(shape.layers)} layers")
+
+
+def can_divide(shape: Shape, tp: int, pp: int) -> bool:
+    """Return whether so many ranks and stages can divide the model."""
+    try:
+        check_division(shape, tp, pp)
+    except ValueError:
+        return False
+    return True
+
+
+def make_ledger(
+    shape: Shape, storage: Storage, known: Known, capacity_bytes: int, setting: Setting
+) -> Ledger:
+    """Return the ledger of the fullest stage.
+
+    Raises ValueError if the model cannot be divided so.
+    """
+    check_division(shape, setting.tp, setting.pp)
+    stages = [
+        _stage(shape, storage, known, capacity_bytes, setting, number, part)
+        for number, part in enumerate(split_layers(len(shape.layers), setting.pp))
+    ]
+    return min(stages, key=lambda ledger: ledger.kv_budget_bytes - ledger.kv_need_bytes)
+
+
+def split_layers(num_layers: int, num_stages: int) -> list[range]:
+    """Return which layers each stage has, as evenly as they go; stages in the middle get more.
+
+    The first stage has the embedding as well, and the last one the head.
+    """
+    sizes = [num_layers // num_stages] * num_stages
+    inner = sorted(range(num_stages), key=lambda i: -min(i, num_stages - 1 - i))
+    for i in inner[: num_layers % num_stages]:
+        sizes[i] += 1
+    ends = [sum(sizes[: i + 1]) for i in range(num_stages)]
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _stage(
+    shape: Shape, storage: Storage, known: Known, capacity: int, setting: Setting, number: int,
+    part: range,
+) -> Ledger:  # fmt: skip
+    layers = [shape.layers[i] for i in part]
+    lines = _weights(shape, storage, known, setting, number)
+    weights = sum(line.num_bytes for line in lines)
+    activations = _activations(
+        shape, storage, known, setting, layers, is_last=number == setting.pp - 1
+    )
+    overhead = _overhead(setting, weights + activations.num_bytes)
+    overhead_bytes = sum(line.num_bytes for line in overhead)
+    rest = weights + activations.num_bytes + overhead_bytes
+
+    engine, kept = setting.engine, setting.utilization
+    if engine.of_free:
+        free = max(0, capacity - rest)
+        budget = rest + int(free * kept)
+        name = f"margin ({1 - kept:.0%} of what is free)"
+    else:
+        budget = int(capacity * kept)
+        name = f"margin ({1 - kept:.0%} of the device)"
+    kv = _kv_lines(known, setting, layers)
+    need = sum(line.num_bytes for line in kv)
+    kv_budget = budget - rest
+    if setting.kv_cache_bytes is not None:
+        kv, kv_budget = [Line("KV cache", setting.kv_cache_bytes, ASSUMED)], setting.kv_cache_bytes
+    sequence = sum(line.num_bytes for line in _kv_lines(known, replace(setting, concurrency=1),
+                                                        layers))  # fmt: skip
+    return Ledger(
+        lines=(*lines, *kv, activations, *overhead, Line(name, capacity - budget, COMPUTED)),
+        capacity_bytes=capacity,
+        budget_bytes=budget,
+        weights_bytes=weights,
+        kv_bytes=sum(line.num_bytes for line in kv),
+        activation_bytes=activations.num_bytes,
+        overhead_bytes=overhead_bytes,
+        kv_need_bytes=need,
+        kv_budget_bytes=kv_budget,
+        sequence_kv_bytes=sequence,
+        further_token_bytes=_further_token(known, setting, layers),
+        stage=number,
+    )
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+
+def weights_by_group(
+    storage: Storage, matrices: list[tuple[str, Matrix]], num_ranks: int = 1
+) -> dict[str, int]:
+    """Return the bytes on one rank, by group; scales are a group of their own."""
+    found = dict.fromkeys((*GROUPS, "scales"), 0.0)
+    for name, matrix in matrices:
+        kept, ways = storage.of(name, matrix), min(num_ranks, matrix.ways)
+        found[matrix.group] += kept.values_bytes(matrix) / ways
+        found["scales"] += kept.scales_bytes(matrix) / ways
+    return {group: round(size) for group, size in found.items() if size}
+
+
+def _weights(
+    shape: Shape, storage: Storage, known: Known, setting: Setting, number: int
+) -> list[Line]:
+    if setting.weights_bytes is not None:
+        return [Line("weights", setting.weights_bytes, ASSUMED)]
+    if known.weights is not None and setting.tp == setting.pp == 1:
+        return [Line(f"weights, {n}", size, known.weights_how) for n, size in known.weights.items()]
+    computed = _stage_weights(shape, storage, setting.tp, setting.pp, number)
+    if known.weights is None:
+        return [Line(f"weights, {name}", size, COMPUTED) for name, size in computed.items()]
+    share = sum(computed.values()) / sum(_stage_weights(shape, storage, 1, 1, 0).values())
+    size = round(sum(known.weights.values()) * share)
+    return [Line(f"weights, {share:.1%} of them", size, known.weights_how)]
+
+
+@lru_cache(maxsize=256)  # a plan asks hundreds of times, for the same few divisions
+def _stage_weights(
+    shape: Shape, storage: Storage, tp: int, pp: int, number: int
+) -> Mapping[str, int]:
+    """Return the bytes of one stage's weights on one rank, by group."""
+    is_first, is_last = number == 0, number == pp - 1
+    matrices = [
+        (f"model.layers.{i}.{matrix.name}", matrix)
+        for i in split_layers(len(shape.layers), pp)[number]
+        for matrix in shape.layers[i].matrices
+    ]
+    if is_first:
+        matrices += [(f"model.{matrix.name}", matrix) for matrix in shape.embedding]
+    if is_last:
+        matrices += [(matrix.name, matrix) for matrix in shape.end]
+        if shape.is_tied and not is_first:  # a stage of its own needs a copy
+            matrices += [(f"model.{matrix.name}", matrix) for matrix in shape.embedding]
+    return weights_by_group(storage, matrices, tp)
+
+
+# --- cache -------------------------------------------------------------------------------------
+
+
+def held_tokens(cache: Cache, setting: Setting) -> int:
+    """Return the tokens of one sequence that a layer holds, in whole blocks."""
+    blocks = -(-setting.context // setting.block_size)
+    if cache.window is not None and setting.engine.frees_windows:
+        blocks = min(blocks, -(-(cache.window - 1) // setting.block_size) + 1)
+    return blocks * setting.block_size
+
+
+def _layer_kv_bytes(cache: Cache, setting: Setting) -> float:
+    """Return what a layer keeps of one sequence on one rank."""
+    if cache.state_values:  # kept in f32, and divided as its heads are
+        return 4 * cache.state_values / min(setting.tp, cache.num_heads)
+    return held_tokens(cache, setting) * cache.values_per_token(setting.tp) * setting.kv_value_bytes
+
+
+def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]:
+    if known.kv_bytes_per_token is not None:
+        tokens = -(-setting.context // setting.block_size) * setting.block_size
+        size = tokens * known.kv_bytes_per_token * setting.concurrency
+        return [Line("KV cache", size, COMPUTED)]
+    found: dict[str, float] = {}
+    for layer in layers:
+        kind = layer.cache.kind
+        found[kind] = found.get(kind, 0.0) + _layer_kv_bytes(layer.cache, setting)
+    return [
+        Line("state of sequences" if kind == "state" else f"KV cache, {kind}",
+             round(size * setting.concurrency), ASSUMED if kind == "state" else COMPUTED)
+        for kind, size in found.items()
+        if size or len(found) == 1
+    ]  # fmt: skip
+
+
+def _further_token(known: Known, setting: Setting, layers: list[Layer]) -> float:
+    """Return the bytes that one token more takes; layers whose window is full take none."""
+    if known.kv_bytes_per_token is not None:
+        return known.kv_bytes_per_token
+    frees = setting.engine.frees_windows
+    return sum(
+        layer.cache.values_per_token(setting.tp) * setting.kv_value_bytes
+        for layer in layers
+        if not layer.cache.state_values
+        and not (frees and layer.cache.window and layer.cache.window <= setting.context)
+    )
+
+
+# --- activations and framework -----------------------------------------------------------------
+
+
+def _activations(
+    shape: Shape, storage: Storage, known: Known, setting: Setting, layers: list[Layer], *,
+    is_last: bool,
+) -> Line:  # fmt: skip
+    """Return the working memory of the largest step: the most that is alive at once.
+
+    The residual stream is whole on each rank, everything else is divided. Behind the layers the
+    logits of the rows that need them take its place.
+    """
+    name = f"activations ({setting.max_num_batched_tokens:,} tokens)"
+    if setting.activation_bytes is not None:
+        return Line("activations", setting.activation_bytes, ASSUMED)
+    if known.step_bytes is not None:
+        return Line(name, known.step_bytes, COMPUTED)
+    rows, value = setting.max_num_batched_tokens, max(2.0, storage.plain.bits / 8)
+    residual = 2 * rows * shape.hidden_size * value
+    widest = max(max(layer.attention_values, layer.mlp_values) for layer in layers)
+    behind = 0.0
+    if is_last:
+        logits = min(rows, max(setting.engine.max_num_seqs, setting.concurrency))
+        behind = logits * shape.vocab_size * setting.engine.bytes_per_logit
+    return Line(name, round(residual + max(rows * widest * value, behind) / setting.tp), COMPUTED)
+
+
+def _overhead(setting: Setting, used_bytes: int) -> list[Line]:
+    if setting.overhead_bytes is not None:
+        return [Line("driver, graphs and the like", setting.overhead_bytes, ASSUMED)]
+    engine = setting.engine
+    found = [Line("driver and runtime", engine.context_bytes, ASSUMED)]
+    if engine.graphs_bytes:
+        found.append(Line("captured graphs", engine.graphs_bytes, ASSUMED))
+        found.append(Line("allocator (3 %)", round(_ALLOCATOR_SHARE * used_bytes), ASSUMED))
+    if setting.tp * setting.pp > 1:
+        found.append(Line("collectives", _COLLECTIVES_BYTES, ASSUMED))
+    return found
+
+
+# --- the other way round -----------------------------------------------------------------------
+
+_MOST_TOKENS = 1 << 40
+_MOST_SEQUENCES = 1 << 32
+
+
+def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int | None:
+    """Return the longest context, in whole blocks, with which all sequences fit; 0 if none does.
+
+    None if there is no end to it, because no layer's cache grows.
+    """
+    size = setting.block_size
+
+    def fits(num_blocks: int) -> bool:
+        return ledger_of(replace(setting, context=num_blocks * size)).fits
+
+    most = _MOST_TOKENS // size
+    longest = _largest(fits, most)
+    return None if longest == most else size * longest
+
+
+def max_concurrency(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
+    """Return the most sequences of the setting's context that fit; 0 if none does."""
+    return _largest(lambda n: ledger_of(replace(setting, concurrency=n)).fits, _MOST_SEQUENCES)
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the largest number from 0 to ``limit`` that fits, if what fits has no gaps."""
+    if not fits(1):
+        return 0
+    low = 1
+    while low < limit and fits(min(2 * low, limit)):
+        low = min(2 * low, limit)
+    high = min(2 * low, limit + 1)  # does not fit, or is beyond the limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def smallest_tp(
+    ledger_of: Callable[[Setting], Ledger], shape: Shape, setting: Setting, most: int
+) -> int | None:
+    """Return the least power of two of ranks on which it fits; None if none up to ``most`` does."""
+    ranks = 1
+    while ranks <= most:
+        asked = replace(setting, tp=ranks)
+        if can_divide(shape, ranks, setting.pp) and ledger_of(asked).fits:
+            return ranks
+        ranks *= 2
+    return None
+
+
+def widest_format(ledger_of_format: Callable[[str], Ledger], names: tuple[str, ...]) -> str | None:
+    """Return the first of these formats, from the widest on, in which it fits."""
+    return next((name for name in names if ledger_of_format(name).fits), None)

@@ -1,0 +1,241 @@
+"""A model on a device: how it is divided, its ledger, and what fits beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ridgeline.backends import BACKENDS
+from ridgeline.backends.face import Setup
+from ridgeline.machine import usable_cpus
+from ridgeline.physics.formats import (
+    BY_WIDTH,
+    FORMATS,
+    Storage,
+    format_named,
+    kv_bytes_of,
+    storage_of_dtype,
+)
+from ridgeline.physics.hardware import Device
+from ridgeline.planner.ledger import (
+    COMPUTED,
+    ENGINES,
+    FROM_FILE,
+    Engine,
+    Known,
+    Ledger,
+    Setting,
+    check_division,
+    make_ledger,
+    max_concurrency,
+    max_context,
+    smallest_tp,
+    widest_format,
+)
+from ridgeline.planner.subject import Subject
+from ridgeline.planner.wishes import AUTO, Wishes
+
+_DEFAULT_CONTEXT = 4096
+_MOST_RANKS = 16
+_OUR_DTYPES = ("f32", "bf16", "int8", "int8-row", "int4")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Placement:
+    """A model on one kind of device.
+
+    Attributes:
+        device: the device.
+        setting: the load, and how the model is divided.
+        ledger: of the fullest device.
+        storage: how the weights are stored there.
+        max_context: the longest context with which all sequences fit, at most what the model takes;
+            None for any length.
+        max_concurrency: the most sequences of the asked context.
+        would_help: where it does not fit, what would make it: flags.
+    """
+
+    device: Device
+    setting: Setting
+    ledger: Ledger
+    storage: Storage
+    max_context: int | None
+    max_concurrency: int
+    would_help: tuple[str, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices one replica takes."""
+        return self.setting.tp * self.setting.pp
+
+
+def place(subject: Subject, device: Device, wishes: Wishes, *, default_ranks: str) -> Placement:
+    """Return the model on a device, divided as wished.
+
+    Args:
+        subject: the model.
+        device: what to put it on.
+        wishes: the flags.
+        default_ranks: "1" or "auto": what holds where they leave tensor parallelism open.
+
+    Raises:
+        ValueError: a wish contradicts the device, the model or another wish.
+    """
+    engine = ENGINES[wishes.engine or ("ridgeline" if device.kind == "cpu" else "vllm")]
+    storage = _storage(subject, wishes)
+    setting = _setting(subject, device, wishes, engine, storage)
+    tp = wishes.ranks("tensor_parallel_size", default_ranks)
+    pp = wishes.ranks("pipeline_parallel_size", "1")
+    if device.max_ranks == 1 and (tp or 1) * (pp or 1) > 1:
+        raise ValueError(f"{device.id} reaches no other device: a model cannot be divided over it")
+    setting, known = _divide(subject, device, wishes, setting, storage, tp, pp)
+
+    def ledger_of(asked: Setting) -> Ledger:
+        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
+
+    ledger = ledger_of(setting)
+    longest = max_context(ledger_of, setting)
+    return Placement(
+        device=device,
+        setting=setting,
+        ledger=ledger,
+        storage=storage,
+        max_context=_bounded(longest, subject.shape.max_position),
+        max_concurrency=max_concurrency(ledger_of, setting),
+        would_help=() if ledger.fits else tuple(_helps(subject, device, wishes, setting, storage)),
+    )
+
+
+def _bounded(longest: int | None, max_position: int) -> int | None:
+    known = [length for length in (longest, max_position or None) if length is not None]
+    return min(known) if known else None
+
+
+def _storage(subject: Subject, wishes: Wishes) -> Storage:
+    if wishes.dtype == AUTO:
+        return subject.storage
+    found = storage_of_dtype(format_named(wishes.dtype).name)
+    kept = (*found.kept, *subject.storage.kept)
+    return replace(found, kept=tuple(dict.fromkeys(kept)))
+
+
+def _setting(
+    subject: Subject, device: Device, wishes: Wishes, engine: Engine, storage: Storage
+) -> Setting:
+    kv_dtype = wishes.kv_cache_dtype if wishes.kv_cache_dtype != AUTO else engine.kv_dtype
+    if kv_dtype == AUTO:
+        kv_dtype = storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
+    most = subject.shape.max_position
+    if wishes.context and most and wishes.context > most:
+        raise ValueError(
+            f"--context {wishes.context} is more than the {most} tokens that the model was trained "
+            f"for"
+        )
+    context = wishes.context or min(_DEFAULT_CONTEXT, most or _DEFAULT_CONTEXT)
+    return Setting(
+        context=context,
+        concurrency=wishes.concurrency or 1,
+        kv_value_bytes=kv_bytes_of(kv_dtype),
+        block_size=wishes.block_size or engine.block_size,
+        max_num_batched_tokens=wishes.max_num_batched_tokens or engine.max_num_batched_tokens,
+        engine=engine,
+        utilization=wishes.gpu_memory_utilization or engine.utilization,
+        weights_bytes=wishes.size("weights_memory"),
+        activation_bytes=wishes.size("activation_memory"),
+        overhead_bytes=wishes.size("overhead_memory"),
+        kv_cache_bytes=wishes.size("kv_cache_memory"),
+    )
+
+
+def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -> Known:
+    """Return what the file says, or the backend that would run it here."""
+    checkpoint = subject.checkpoint
+    if checkpoint is None or (setting.engine.name != "ridgeline" or device.kind != "cpu"):
+        stored = subject.stored if wishes.dtype == AUTO else None
+        return Known(weights=stored, weights_how=FROM_FILE)
+    backend = next(iter(BACKENDS.values()))
+    setup = backend.check(
+        Setup(
+            wishes.dtype,
+            wishes.kv_cache_dtype,
+            setting.block_size,
+            usable_cpus(),
+            setting.context,
+            min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
+            setting.max_num_batched_tokens,
+        )
+    )
+    found = backend.footprint(checkpoint.arch, setup)
+    return Known(
+        weights=backend.packed_bytes(checkpoint, setup),
+        weights_how=COMPUTED,
+        kv_bytes_per_token=found.kv_bytes_per_token,
+        step_bytes=found.step_bytes,
+    )
+
+
+def _divide(
+    subject: Subject, device: Device, wishes: Wishes, setting: Setting, storage: Storage,
+    tp: int | None, pp: int | None,
+) -> tuple[Setting, Known]:  # fmt: skip
+    """Return the setting with both sizes chosen: the fewest devices on which it fits.
+
+    Where it fits on none, it is left on one.
+    """
+    if subject.checkpoint is not None and device.kind == "cpu" and wishes.dtype not in (
+        AUTO, *_OUR_DTYPES
+    ):  # fmt: skip
+        raise ValueError(
+            f"--dtype {wishes.dtype}: this engine computes in {', '.join(_OUR_DTYPES)}"
+        )
+    known = _known(subject, device, wishes, setting)
+    if tp is not None and pp is not None:
+        check_division(subject.shape, tp, pp)
+        return replace(setting, tp=tp, pp=pp), known
+    most = min(_MOST_RANKS, device.max_ranks)
+
+    def ledger_of(asked: Setting) -> Ledger:
+        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
+
+    for stages in [pp] if pp is not None else _powers(min(most, len(subject.shape.layers))):
+        asked = replace(setting, pp=stages)
+        if tp is not None:
+            asked = replace(asked, tp=tp)
+            if ledger_of(asked).fits:
+                return asked, known
+        elif ranks := smallest_tp(ledger_of, subject.shape, asked, most):
+            return replace(asked, tp=ranks), known
+    return replace(setting, tp=tp or 1, pp=pp or 1), known
+
+
+def _powers(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2
+
+
+def _helps(
+    subject: Subject, device: Device, wishes: Wishes, setting: Setting, storage: Storage
+) -> Iterator[str]:
+    """Yield flags, each of which alone would make it fit."""
+    known = _known(subject, device, wishes, setting)
+
+    def ledger_of(asked: Setting) -> Ledger:
+        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
+
+    def in_format(name: str) -> Ledger:
+        other = storage_of_dtype(name)
+        return make_ledger(subject.shape, other, Known(), device.usable_bytes, setting)
+
+    most = min(_MOST_RANKS, device.max_ranks)
+    ranks = smallest_tp(ledger_of, subject.shape, replace(setting, tp=1), most)
+    if ranks is not None:
+        yield f"--tensor-parallel-size {ranks}"
+    narrower = [n for n in BY_WIDTH if FORMATS[n].bits < storage.linear.bits]
+    if setting.weights_bytes is None and (found := widest_format(in_format, tuple(narrower))):
+        yield f"--dtype {found}"
+    if shorter := max_context(ledger_of, setting):
+        yield f"--context {shorter}"
+    if setting.concurrency > 1 and (fewer := max_concurrency(ledger_of, setting)):
+        yield f"--concurrency {fewer}"

@@ -1,0 +1,212 @@
+"""The plan: a model on the devices that were asked for, as values and as one JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.engine_setup.locate import stores
+from ridgeline.physics.shapes import active_params, mtp_params, weight_params
+from ridgeline.planner.catalogue import ALL, HERE, find_devices
+from ridgeline.planner.ledger import ASSUMED
+from ridgeline.planner.place import Placement, place
+from ridgeline.planner.published import Published, published_formula
+from ridgeline.planner.subject import Subject, subject_of
+from ridgeline.planner.wishes import AUTO, Wishes
+from ridgeline.planner.words import sentence
+
+_MANY = 2  # devices: then sizes of divisions are chosen
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """What a model needs, and what fits.
+
+    Attributes:
+        subject: the model.
+        placements: on each device that was asked for, in that order.
+        best: the placement that the plan speaks of: the smallest that fits, else the largest.
+        published: what a well-known formula says, if it was asked.
+        assumptions: what was taken for granted, each a sentence.
+        warnings: what may mislead, each a sentence.
+    """
+
+    subject: Subject
+    placements: tuple[Placement, ...]
+    best: Placement
+    published: Published | None
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON document: bytes, and what is read by programs."""
+        shape = self.subject.shape
+        found: dict[str, Any] = {
+            "model": {
+                "name": self.subject.name,
+                "num_params": weight_params(shape),
+                "num_active_params": active_params(shape),
+                "kinds": list(shape.kinds),
+            },
+            "answer": sentence(self.best),
+            "memory": memory_of(self.best),
+            "devices": [row_of(placement) for placement in self.placements],
+        }
+        if self.published is not None:
+            found["published"] = self.published.as_dict()
+        found["assumptions"] = list(self.assumptions)
+        found["warnings"] = list(self.warnings)
+        return found
+
+
+def plan(
+    model: str | Path | Mapping[str, Any], *, compare_published: bool = False, **wishes: Any
+) -> Plan:
+    """Return what a model needs in memory and what fits beside it.
+
+    Args:
+        model: a config.json as parsed or its path; a directory; a .gguf file; a model's name.
+        compare_published: also say what the best-known formula makes of it.
+        wishes: fields of ``Wishes``.
+
+    Raises:
+        ValueError: the model, a device or a wish is wrong, or contradicts another.
+        OSError: a file cannot be read.
+    """
+    return plan_for(subject_of(model, stores()), Wishes(**wishes), compare_published)
+
+
+def plan_for(subject: Subject, wishes: Wishes, compare_published: bool = False) -> Plan:
+    """Return the plan for a model that was read. Raises ValueError as ``plan`` does."""
+    shape = subject.shape
+    if shape.not_counted and subject.stored is None and wishes.weights_memory is None:
+        raise ValueError(
+            f"{subject.name}: {shape.not_counted[0]} describes weights that are not understood: "
+            f"give the size of the model's files with --weights-memory"
+        )
+    on = wishes.on or (HERE if subject.checkpoint is not None else ALL)
+    devices = find_devices(on)
+    default_ranks = AUTO if len(devices) >= _MANY else "1"
+    found = tuple(place(subject, device, wishes, default_ranks=default_ranks) for device in devices)
+    fitting = [p for p in found if p.ledger.fits]
+    best = (
+        min(fitting, key=lambda p: p.num_devices * p.device.usable_bytes)
+        if fitting
+        else max(found, key=lambda p: p.device.usable_bytes)
+    )
+    published = (
+        published_formula(subject, best.setting.context, best.setting.concurrency)
+        if compare_published
+        else None
+    )
+    return Plan(
+        subject=subject,
+        placements=found,
+        best=best,
+        published=published,
+        assumptions=tuple(dict.fromkeys(_assumptions(subject, wishes, best))),
+        warnings=tuple(dict.fromkeys(_warnings(best))),
+    )
+
+
+def memory_of(placement: Placement) -> dict[str, Any]:
+    """Return the "memory" of a plan's document, for one device."""
+    ledger, setting = placement.ledger, placement.setting
+    exact = ledger.max_concurrency_exact
+    kv_tokens = int(exact * setting.context)
+    further = round(ledger.further_token_bytes)
+    return {
+        "device": placement.device.id,
+        "num_devices": placement.num_devices,
+        "context_tokens": setting.context,
+        "concurrency": setting.concurrency,
+        "weights_bytes": ledger.weights_bytes,
+        "kv_bytes": ledger.kv_bytes,
+        "kv_bytes_per_further_token": further,
+        "max_context_tokens": placement.max_context,
+        "max_concurrency": placement.max_concurrency,
+        "max_concurrency_exact": round(exact, 3),
+        "fits": ledger.fits,
+        "lines": [
+            {"name": line.name, "bytes": line.num_bytes, "how": line.how} for line in ledger.lines
+        ],
+        "per_device": {
+            "weights_bytes": ledger.weights_bytes,
+            "kv_bytes": ledger.kv_bytes,
+            "kv_bytes_per_further_token": further,
+            "activation_bytes": ledger.activation_bytes,
+            "overhead_bytes": ledger.overhead_bytes,
+            "total_bytes": ledger.total_bytes,
+            "capacity_bytes": ledger.capacity_bytes,
+            "budget_bytes": ledger.budget_bytes,
+            "kv_budget_bytes": ledger.kv_budget_bytes,
+            "kv_blocks": kv_tokens // setting.block_size,
+            "kv_tokens": kv_tokens,
+        },
+    }
+
+
+def row_of(placement: Placement) -> dict[str, Any]:
+    """Return a device's row of the document: what fits on it."""
+    ledger, setting = placement.ledger, placement.setting
+    return {
+        "device": placement.device.id,
+        "tp": setting.tp,
+        "pp": setting.pp,
+        "dtype": placement.storage.name,
+        "engine": setting.engine.name,
+        "fits": ledger.fits,
+        "total_bytes": ledger.total_bytes,
+        "capacity_bytes": ledger.capacity_bytes,
+        "spare_bytes": ledger.spare_bytes,
+        "max_context_tokens": placement.max_context,
+        "max_concurrency": placement.max_concurrency,
+        "would_help": list(placement.would_help),
+    }
+
+
+def _assumptions(subject: Subject, wishes: Wishes, best: Placement) -> Iterator[str]:
+    shape, setting, engine = subject.shape, best.setting, best.setting.engine
+    yield from shape.assumptions
+    if wishes.context is None:
+        yield f"sequences of {setting.context:,} tokens: --context says otherwise"
+    kept = "of what weights and activations leave" if engine.of_free else "of the device"
+    yield f"rules of {engine.name}: the cache may use up to {setting.utilization:.0%} {kept}"
+    if (num_mtp := mtp_params(shape)) > 0:
+        yield (
+            f"{num_mtp / 1e9:.1f} B parameters that predict several tokens are not counted: only "
+            f"speculative decoding loads them"
+        )
+    windows = any(layer.cache.window for layer in shape.layers)
+    if windows:
+        frees = "are given back" if engine.frees_windows else "are kept: nothing gives them back"
+        yield f"blocks behind a sliding window {frees}"
+    copies = setting.tp // min(shape.num_kv_heads, setting.tp)
+    if copies > 1:
+        yield (
+            f"{setting.tp} ranks share {shape.num_kv_heads} key and value heads: {copies} of them "
+            f"keep the same"
+        )
+    if "latent" in shape.kinds and setting.tp > 1:
+        yield f"each of {setting.tp} ranks keeps all of the latent cache"
+    if any(layer.cache.state_values for layer in shape.layers):
+        yield "states of sequences are kept in f32"
+    if any(line.how == ASSUMED and "driver" in line.name for line in best.ledger.lines):
+        yield "driver, graphs and the like are of this size on most machines: see --overhead-memory"
+
+
+def _warnings(best: Placement) -> Iterator[str]:
+    device, form = best.device, best.storage.linear.name.partition(" ")[0]
+    if not device.is_measured:
+        yield f"{device.id}: its capacity is its label in decimal GB, nobody's measurement"
+    if device.confidence == "low":
+        yield f"{device.id}: facts of low confidence ({device.source})"
+    if device.peak_ops_per_s and form in ("bf16", "fp8") and form not in device.peak_ops_per_s:
+        yield f"{device.id} has no {form} units: weights are widened as they are used"
+    if best.setting.engine.name == "ridgeline" and device.kind != "cpu":
+        yield f"ridgeline computes on processors: on {device.id} this is what its rules would take"
+    if device.is_sram:
+        needed = -(-(best.ledger.weights_bytes + best.ledger.kv_bytes) // device.usable_bytes)
+        yield f"{device.id} has SRAM alone: weights and cache take {needed:,} chips"

@@ -1,0 +1,168 @@
+"""What a plan is about: a model's shape, how it is stored, and where that is known from.
+
+A model that the engine can run is known from its file; of any other its config.json or its
+header is read. No weight is ever loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.hub.find import NotPulledError, find_model
+from ridgeline.hub.places import Stores
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.families import GGUF_FAMILIES
+from ridgeline.models.gguf_parts import read_gguf_parts
+from ridgeline.models.summary import summarise
+from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.physics.config_shape import shape_of_arch, shape_of_config
+from ridgeline.physics.formats import FORMATS, Format, Storage, storage_of_config
+from ridgeline.physics.shapes import Shape
+from ridgeline.planner.stored import (
+    bits_per_weight,
+    config_of_gguf,
+    sizes_by_group,
+    sizes_of_directory,
+)
+
+_MOST_JSON_BYTES = 16 << 20
+_GROUPS = {
+    "embed": "embedding", "head": "head", "q": "attention", "k": "attention", "v": "attention",
+    "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Subject:
+    """A model to plan for.
+
+    Attributes:
+        name: as the user gave it.
+        shape: what it holds.
+        storage: how it is stored.
+        config: its config.json, where there is one.
+        checkpoint: the opened file, if the engine can run it.
+        stored: bytes of its weights as stored, by group, where a file says them.
+    """
+
+    name: str
+    shape: Shape
+    storage: Storage
+    config: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
+    stored: Mapping[str, int] | None = None
+
+
+def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject:
+    """Return what a model is.
+
+    Args:
+        model: a config.json as parsed or its path; a directory, with weights or without; a .gguf
+            file; or a name of a model that is on this machine.
+        stores: where models may lie.
+
+    Raises:
+        ValueError: there is no such model, it is damaged, or it has what is not understood.
+    """
+    if isinstance(model, Mapping):
+        return _of_config(model, "the config", "config.json")
+    path = Path(model)
+    if path.suffix == ".json":
+        return _of_json(path)
+    if path.is_dir():
+        if not any(path.glob("*.safetensors")):
+            return _of_json(path / "config.json", name=path.resolve().name)
+        model = str(path)
+    try:
+        found = find_model(str(model), stores, room_bytes=1 << 62)
+    except NotPulledError as error:
+        raise ValueError(
+            f"{model!r} is not on this machine: give the path of its config.json, which is enough "
+            f"for a plan, or run `ridgeline pull {model}` first"
+        ) from error
+    name = Path(model).stem if found.path.is_file() and Path(model).is_file() else str(model)
+    try:
+        return _of_checkpoint(name, load_checkpoint(found.path))
+    except ModelFileError as error:
+        if found.path.is_dir():
+            return _of_directory(found.path, name)
+        return _of_foreign_gguf(found.path, name, error)
+
+
+def _of_directory(path: Path, name: str) -> Subject:
+    """Return a model that the engine does not run, with the sizes of its files' headers."""
+    subject = _of_json(path / "config.json", name=name)
+    sizes = sizes_of_directory(path, len(subject.shape.layers))
+    return replace(subject, stored=sizes or None)
+
+
+def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> Subject:
+    """Return a model of another family; of the engine's own the error is what there is to say."""
+    metadata, tensors = read_gguf_parts(path)
+    family = metadata.get("general.architecture")
+    if family in GGUF_FAMILIES and not metadata.get(f"{family}.expert_count"):
+        raise error
+    shape = shape_of_config(config_of_gguf(metadata, tensors, str(path)), str(path))
+    sizes = ((tensor_name, tensor.nbytes) for tensor_name, tensor in tensors.items())
+    bits = bits_per_weight(tensors.values())
+    return Subject(
+        name=name,
+        shape=shape,
+        storage=Storage(FORMATS["f16"], Format(f"gguf, {bits:.2f} bits a weight", bits)),
+        stored=sizes_by_group(sizes, len(shape.layers)),
+    )
+
+
+def _of_json(path: Path, name: str = "") -> Subject:
+    try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise ValueError(f"{path}: {path.stat().st_size} bytes are no config.json")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: no such file") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: the JSON is not an object")
+    return _of_config(config, name or _stem(path), str(path))
+
+
+def _stem(path: Path) -> str:
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
+    return Subject(
+        name=str(config.get("_name_or_path") or name) if name == "the config" else name,
+        shape=shape_of_config(config, where),
+        storage=storage_of_config(config, where),
+        config=config,
+    )
+
+
+def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
+    formats = summarise(checkpoint).formats
+    main = next(iter(formats))
+    linear = FORMATS.get(main.lower(), FORMATS["f16"])
+    return Subject(
+        name=name,
+        shape=shape_of_arch(checkpoint.arch, summarise(checkpoint).family),
+        storage=Storage(FORMATS["f16"] if linear.bits < 16 else linear, linear),
+        checkpoint=checkpoint,
+        stored=stored_by_group(checkpoint.tensors),
+    )
+
+
+def stored_by_group(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the bytes of canonical tensors as their file stores them, by group."""
+    found: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        part = name.rpartition(".")[2].removesuffix("_bias")
+        found[_GROUPS.get(part, "norms")] += tensor.nbytes
+    return {group: found[group] for group in dict.fromkeys((*_GROUPS.values(), "norms"))
+            if found[group]}  # fmt: skip

@@ -1,0 +1,187 @@
+"""Plans over HTTP: what a model needs in memory, and what fits, from a config or of a served model.
+
+It reads no file that a request names, and computes nothing itself: all that is ``planner``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from ridgeline.engine_setup.locate import stores
+from ridgeline.physics.formats import FORMATS
+from ridgeline.physics.hardware import Device
+from ridgeline.planner import Plan, Wishes
+from ridgeline.planner.catalogue import devices, this_machine
+from ridgeline.planner.documents import as_csv, as_markdown
+from ridgeline.planner.ledger import ENGINES
+from ridgeline.planner.pictures import memory_svg
+from ridgeline.planner.plan import plan_for
+from ridgeline.planner.subject import Subject, subject_of
+from ridgeline.server.bodies import BodyRoute
+from ridgeline.server.errors import ApiError
+from ridgeline.server.schemas import ERRORS
+from ridgeline.server.strict import Strict
+
+_MOST_LAYERS = 512  # a plan over all devices takes a second or two then
+_PLANNER = ThreadPoolExecutor(1, "plans")  # one at a time: answers to requests come first
+_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
+_KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8")
+
+Find = Callable[[str | None], Subject]
+
+
+class PlanRequest(Strict):
+    """The flags of ``ridgeline plan`` as fields; ``model`` is a config, or a served model's name.
+
+    Sizes are bytes, or text such as "4GiB".
+    """
+
+    model: dict[str, Any] | str | None = None
+    context: int | None = None
+    concurrency: int | None = None
+    on: str | None = None
+    tensor_parallel_size: int | str | None = None
+    pipeline_parallel_size: int | str | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    max_num_batched_tokens: int | None = None
+    engine: str | None = None
+    gpu_memory_utilization: float | None = None
+    weights_memory: int | str | None = None
+    activation_memory: int | str | None = None
+    overhead_memory: int | str | None = None
+    kv_cache_memory: int | str | None = None
+    compare_published: bool | None = None
+    format: Literal["json", "csv", "markdown", "svg"] = "json"
+
+    def wishes(self) -> Wishes:
+        """Return what is asked. Raises ValueError, which names the flag, if that is nonsense."""
+        given: dict[str, Any] = {}
+        for name in (field.name for field in fields(Wishes)):
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = str(value) if _is_text(name) else value
+        return Wishes(**given)
+
+
+def _is_text(name: str) -> bool:
+    """Whether the command line takes a flag as text that a request may give as a number."""
+    return name.endswith(("_memory", "_parallel_size"))
+
+
+_STRING = {"schema": {"type": "string"}}
+_FORMS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The plan, in the format that was asked for",
+        "content": {
+            "application/json": {"schema": {"type": "object", "required": ["model", "memory"]}},
+            "text/csv": _STRING,
+            "text/markdown": _STRING,
+            "image/svg+xml": _STRING,
+        },
+    }
+}
+
+
+def add_plans(
+    app: FastAPI, find: Find, names: Callable[[], Sequence[str]], *, has_chat: bool = True
+) -> None:
+    """Add the routes to an application.
+
+    Args:
+        app: the application.
+        find: returns a model that is served, of a name or the only one; raises ApiError. Called in
+            a thread.
+        names: returns the names of all these models.
+        has_chat: whether the application has the page that one can chat on.
+    """
+    app.router.route_class = BodyRoute
+
+    @app.post("/v1/plan", responses=ERRORS | _FORMS)
+    async def plan(body: PlanRequest) -> Response:
+        """Say what a model needs in memory, line by line, and what fits on which device."""
+        return await asyncio.get_running_loop().run_in_executor(_PLANNER, _answer, body, find)
+
+    @app.get("/v1/plan/devices", responses=ERRORS)
+    async def catalogue() -> dict[str, Any]:
+        """List what plans can be asked for: devices with their facts, formats, engines, models."""
+        return {
+            "models": list(names()),
+            "chat": has_chat,
+            "devices": [_shown(device) for device in (this_machine(), *devices().values())],
+            "dtypes": list(FORMATS),
+            "kv_cache_dtypes": list(_KV_DTYPES),
+            "engines": list(ENGINES),
+        }
+
+
+def _answer(body: PlanRequest, find: Find) -> Response:
+    """Return the answer to a request; in a thread, because a plan over all devices takes time."""
+    try:
+        found = plan_for(_subject(body, find), body.wishes(), bool(body.compare_published))
+    except ValueError as error:
+        raise _refusal(str(error)) from error
+    if body.format == "json":
+        return JSONResponse(found.as_dict())
+    text, media = _DRAWN[body.format](found)
+    return Response(text, media_type=media)
+
+
+def _subject(body: PlanRequest, find: Find) -> Subject:
+    if not isinstance(body.model, dict):
+        return find(body.model)
+    try:
+        subject = subject_of(body.model, stores())
+    except ValueError as error:
+        raise ApiError(400, str(error), param="model", code="invalid_value") from error
+    if len(subject.shape.layers) > _MOST_LAYERS:
+        message = f"model has {len(subject.shape.layers)} layers: at most {_MOST_LAYERS} here"
+        raise ApiError(400, message, param="model", code="invalid_value")
+    return subject
+
+
+def _refusal(message: str) -> ApiError:
+    """Return an error whose words name fields where the command line's name flags."""
+    text = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), message)
+    flag = _FLAG.search(message)
+    param = flag[1].replace("-", "_") if flag else None
+    known = param if param in PlanRequest.model_fields else "on" if "device" in message else None
+    return ApiError(400, text, param=known, code="invalid_value")
+
+
+def _svg(found: Plan) -> tuple[str, str]:
+    title = f"Memory of {found.subject.name} on one device"
+    return memory_svg(title, found.placements), "image/svg+xml"
+
+
+_DRAWN: dict[str, Callable[[Plan], tuple[str, str]]] = {
+    "csv": lambda found: (as_csv(found), "text/csv; charset=utf-8"),
+    "markdown": lambda found: ("\n".join(as_markdown(found)), "text/markdown; charset=utf-8"),
+    "svg": _svg,
+}
+
+
+def _shown(device: Device) -> dict[str, Any]:
+    return {
+        "id": device.id,
+        "name": device.name,
+        "kind": device.kind,
+        "usable_bytes": device.usable_bytes,
+        "memory": device.memory,
+        "read_bytes_per_s": device.read_bytes_per_s,
+        "peak_ops_per_s": dict(device.peak_ops_per_s),
+        "max_ranks": device.max_ranks,
+        "parent": device.parent or None,
+        "source": device.source,
+        "confidence": device.confidence,
+    }

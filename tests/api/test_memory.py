@@ -1,0 +1,95 @@
+"""What takes a process's memory, as it says itself: the sum, what grows, what stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.api.memory import ProcessMemory
+from ridgeline.engine_setup.home import default_home
+from ridgeline.machine import memory_of
+from tests.api.test_llm import GREEDY, model
+
+__all__ = ["model"]  # a fixture
+
+
+def lines_of(memory: ProcessMemory) -> dict[str, int]:
+    return {line.name: line.resident_bytes for line in memory.lines}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_lines_sum_to_what_the_process_has(model: Path, backend: str) -> None:
+    with LLM(model, kv_cache_memory="1MiB", threads=1, backend=backend) as llm:
+        memory = llm.memory()
+        assert sum(lines_of(memory).values()) == memory.resident_bytes
+        seen = memory_of(os.getpid()).resident_bytes
+        assert memory.resident_bytes == pytest.approx(seen, rel=0.05)  # other tests' threads run
+        assert memory.resident_bytes - memory.grown_bytes == lines_of(memory)["process.before"]
+        held = {line.name: line.num_bytes for line in memory.lines}
+        assert held["kv_cache"] == pytest.approx(1 << 20, rel=0.05)
+        document = json.loads(json.dumps(memory.as_dict()))
+        assert {one["how"] for one in document["lines"]} <= {"measured", "computed"}
+        assert "at most 1.0 MB" in document["notes"][0]
+
+
+def test_what_grows_with_use_and_stays(model: Path) -> None:
+    with LLM(model, kv_cache_memory="64MiB", threads=1) as llm:
+        before = lines_of(llm.memory())
+        assert before["kv_cache"] == before.get("engine.sequences", 0) == 0
+        stream = llm.stream("Once upon a time", GREEDY)
+        next(stream)
+        during = lines_of(llm.memory())
+        assert during["engine.sequences"] > 0
+        stream.close()
+        llm.generate("Hello " * 20, SamplingParams(temperature=1.0, seed=1, max_tokens=8))
+        after = lines_of(llm.memory())
+        assert "engine.sequences" not in after
+        assert after["kv_cache"] >= during["kv_cache"] > 0
+        assert after["engine.blocks"] > before["engine.blocks"]  # texts that can be found again
+
+
+def test_a_draft_model_has_lines_of_its_own(model: Path) -> None:
+    config = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 2}
+    with LLM(model, speculative_config=config, kv_cache_memory="1MiB", threads=1) as llm:
+        lines = lines_of(llm.memory())
+    own = {name for name in lines if name.startswith("draft_model.")}
+    assert {"draft_model.kv_cache", "draft_model.weights.mlp"} <= own
+    assert lines["draft_model.weights.mlp"] == lines["weights.mlp"]
+
+
+PROGRAM = """
+import json, sys
+import gguf  # which packing loads
+from ridgeline import LLM, SamplingParams
+with LLM(sys.argv[1], kv_cache_memory="1MiB") as tiny:  # libraries are loaded with the first model
+    tiny.generate("hello", SamplingParams(max_tokens=2))
+with LLM("smollm2", kv_cache_memory="256MiB") as llm:
+    llm.tokenizer.prepare()
+    found = [llm.memory().as_dict()]
+    llm.generate(["hello " * 50] * 8, SamplingParams(max_tokens=32))
+    print(json.dumps([*found, llm.memory().as_dict()]))
+"""
+
+
+@pytest.mark.engine
+def test_nearly_all_growth_of_a_real_model_has_a_name(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(default_home() / "models")
+    for is_mapped in (False, True):  # packed at the first start, and read at the second
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(model)], capture_output=True, text=True,
+            env=os.environ | {"RIDGELINE_HOME": str(tmp_path)}, check=True,
+        )  # fmt: skip
+        loaded, used = json.loads(done.stdout)
+        weights = [one for one in used["lines"] if one["name"].startswith("weights.")]
+        assert any(one["mapped"] for one in weights) == is_mapped
+        sizes = {one["name"]: one["resident_bytes"] for one in used["lines"]}
+        assert sum(one["resident_bytes"] for one in weights) > 120e6
+        assert sizes["process.other"] < 0.01 * used["grown_bytes"] + (1 << 20)
+        grown = used["resident_bytes"] - loaded["resident_bytes"]
+        assert grown > (120e6 if is_mapped else 10e6)  # weights are read when they are needed

@@ -1,0 +1,224 @@
+"""Shapes: counted against published models, against the engine's own families, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.physics import costs
+from ridgeline.physics.config_shape import shape_of_arch, shape_of_config
+from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
+from tests.models.tiny import CONFIG, hf
+from tests.tiny import ARCHS
+
+PUBLISHED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "data" / "configs.json").read_text()
+)
+# What families.py accepts: name -> model_type, changes to the tiny config, how weights are made.
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}, {}),
+    "llama with biases": ("LlamaForCausalLM", {"attention_bias": True}, {"biases": "qkvo"}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 8}, {}),
+    "mistral as it was": ("MistralForCausalLM", {}, {}),
+    "phi3": ("Phi3ForCausalLM", {"sliding_window": 9}, {"fused": True}),
+    "qwen2": ("Qwen2ForCausalLM", {}, {"biases": "qkv"}),
+    "qwen2, windowed": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        {"biases": "qkv"},
+    ),
+    "qwen2, window switched off": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": False, "sliding_window": 7, "max_window_layers": 0},
+        {"biases": "qkv"},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}, {"norms": True}),
+    "qwen3 by layer": (
+        "Qwen3ForCausalLM",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        {"norms": True},
+    ),
+}
+
+
+def shape_of(name: str) -> Shape:
+    return shape_of_config(PUBLISHED[name]["config"])
+
+
+def kv_bytes_per_token(shape: Shape) -> int:
+    """Of a token that no window has left behind, at two bytes a value."""
+    return 2 * sum(layer.cache.values_per_token() for layer in shape.layers)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_its_published_parameters(name: str) -> None:
+    entry, shape = PUBLISHED[name], shape_of(name)
+    tolerance = entry.get("tolerance", 1e-6)
+    assert weight_params(shape) == pytest.approx(entry["num_params"], rel=tolerance)
+    active = entry.get("num_active_params", entry["num_params"])
+    if "num_active_params" in entry or "moe" not in shape.kinds:
+        assert active_params(shape) == pytest.approx(active, rel=tolerance)
+    mtp = entry.get("num_mtp_params", 0)
+    assert mtp_params(shape) == pytest.approx(mtp, rel=entry.get("mtp_tolerance", 0))
+    assert kv_bytes_per_token(shape) == entry["kv_bytes_per_token"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_that_the_engine_runs_have_the_same_weights_and_windows(name: str) -> None:
+    architecture, changes, kinds = FAMILIES[name]
+    config = {**CONFIG, "architectures": [architecture], **changes}
+    arch, _ = hf(config, **kinds)
+    model_type = architecture.removesuffix("ForCausalLM").lower()
+    shape = shape_of_config({**config, "model_type": model_type})
+    assert weight_params(shape) == costs.weight_params(arch)
+    assert tuple(layer.cache.window for layer in shape.layers) == arch.windows
+    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(arch, 2)
+    assert (shape.num_heads, shape.num_kv_heads) == (arch.num_heads, arch.num_kv_heads)
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_an_arch_has_the_same_weights_as_a_shape(name: str) -> None:
+    shape = shape_of_arch(ARCHS[name], "tiny")
+    assert weight_params(shape) == costs.weight_params(ARCHS[name])
+    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(ARCHS[name], 2)
+    assert tuple(layer.cache.window for layer in shape.layers) == ARCHS[name].windows
+
+
+def test_kinds_say_what_is_special() -> None:
+    assert shape_of("llama-3.1-8b").kinds == ("gqa",)
+    assert shape_of("gemma-3-1b").kinds == ("mqa", "sliding window")
+    assert shape_of("phi-3-mini-4k").kinds == ("mha", "sliding window")
+    assert shape_of("deepseek-v3").kinds == ("mla", "latent", "moe")
+    assert shape_of("qwen3-next-80b-a3b").kinds == ("linear attention", "gqa", "state", "moe")
+
+
+def test_windows_stand_where_the_family_has_them() -> None:
+    def windows(name: str) -> list[int | None]:
+        return [layer.cache.window for layer in shape_of(name).layers]
+
+    assert windows("gemma-2-9b") == [4096, None] * 21
+    assert windows("gemma-3-1b") == ([512] * 5 + [None]) * 4 + [512] * 2
+    assert windows("gpt-oss-20b") == [128, None] * 12
+    assert windows("qwen3-8b") == [None] * 36
+
+
+def test_llama_4_has_chunks_and_a_shared_expert_of_an_experts_width() -> None:
+    """Scout: 109 B parameters by its card, of them 0.9 B that see; 17 B active."""
+    scout = {
+        "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 48,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 202048,
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": 16,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "use_qk_norm": True,
+        "attention_chunk_size": 8192, "tie_word_embeddings": False, "moe_layers": None,
+    }  # fmt: skip
+    shape = shape_of_config(scout)
+    assert weight_params(shape) == pytest.approx(108.1e9, rel=0.005)
+    assert active_params(shape) == pytest.approx(17e9, rel=0.02)
+    assert [layer.cache.window for layer in shape.layers] == [8192, 8192, 8192, None] * 12
+    assert not any("qk_norm" in matrix.name for _, matrix in shape.matrices())  # without weights
+    every = {**scout, "no_rope_layers": [1, 0] * 24, "interleave_moe_layer_step": 2}
+    half = shape_of_config(every)
+    assert [layer.cache.window for layer in half.layers] == [8192, None] * 24
+    assert [layer.mlp_values for layer in half.layers[:2]] == [3 * 16384, 6 * 8192 + 2 * 5120]
+
+
+def test_every_rank_keeps_all_of_a_latent_cache_and_at_least_one_head() -> None:
+    latent = shape_of("deepseek-v3").layers[0].cache
+    assert latent.values_per_token(1) == latent.values_per_token(8) == 512 + 64
+    heads = shape_of("qwen3-235b-a22b").layers[0].cache  # 4 of 128 channels
+    assert [heads.values_per_token(ranks) for ranks in (1, 2, 4, 8)] == [1024, 512, 256, 256]
+
+
+def test_layers_that_share_a_cache_keep_none_of_their_own() -> None:
+    config = {**CONFIG, "model_type": "gemma3n_text", "num_kv_shared_layers": 1, "head_dim": 8}
+    first, second = shape_of_config(config).layers
+    assert first.cache.values_per_token() == 2 * 2 * 8
+    assert (second.cache.kind, second.cache.values_per_token()) == ("shared", 0)
+
+
+def test_a_state_is_the_same_for_every_length() -> None:
+    cache = shape_of("mamba-2.8b").layers[0].cache
+    assert cache.values_per_token() == 0
+    assert cache.state_values == 5120 * (16 + 3)  # states, and the convolution's last three inputs
+
+
+def test_the_text_of_a_model_with_pictures_says_what_is_not_counted() -> None:
+    text = {**CONFIG, "model_type": "llama"}
+    outer = {"model_type": "llava", "text_config": text, "vision_config": {"hidden_size": 1152}}
+    shape = shape_of_config(outer)
+    assert shape.not_counted == ("vision_config",)
+    assert weight_params(shape) == weight_params(shape_of_config(text))
+
+
+def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:
+    shape = shape_of_config({**CONFIG, "model_type": "brandnew"})
+    assert weight_params(shape) == weight_params(shape_of_config({**CONFIG, "model_type": "llama"}))
+    assert "brandnew" in shape.assumptions[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size or d_model or n_embd is missing"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two', not an integer"),
+        ({"num_hidden_layers": 10**6}, "more than 4096"),
+        ({"vocab_size": -5}, "vocab_size is -5"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"tie_word_embeddings": "yes"}, "not true or false"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 elements"),
+        ({"layer_types": ["full_attention", "magic"]}, "'magic', which is not understood"),
+        ({"ssm_state_size": 128}, "ssm_state_size is 128, which may change the model's size"),
+        ({"index_n_heads": 64}, "index_n_heads is 64, which may change"),
+        ({"num_experts": 4}, "num_experts_per_tok or experts_per_token or moe_topk is missing"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "5 experts for a token"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2"),
+        ({"text_config": ["no"]}, "text_config is not an object"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    config = {k: v for k, v in {**CONFIG, **changes}.items() if v is not None}
+    with pytest.raises(ValueError, match=r"my\.json: ") as caught:
+        shape_of_config({"model_type": "llama", **config}, "my.json")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "switch", "more"),
+    [
+        ("llama", "attention_bias", 2 * (32 + 2 * 16 + 32)),
+        ("llama", "mlp_bias", 2 * (2 * 64 + 32)),
+        ("qwen2", "attention_bias", 0),  # q, k and v have biases anyway, o has none
+        ("cohere", "use_qk_norm", 2 * (4 + 2) * 8),
+        ("glm4_moe", "use_qk_norm", 2 * 2 * 8),
+        ("mistral", "attention_bias", None),
+        ("phi3", "attention_bias", None),
+        ("qwen3", "mlp_bias", None),
+        ("llama", "use_qk_norm", None),
+    ],
+)
+def test_a_switch_counts_where_the_family_has_it_and_is_refused_elsewhere(
+    family: str, switch: str, more: int | None
+) -> None:
+    config = {**CONFIG, "model_type": family, "tie_word_embeddings": False}
+    plain = weight_params(shape_of_config(config))
+    if more is None:
+        with pytest.raises(ValueError, match=f"{switch} is True, which may change"):
+            shape_of_config({**config, switch: True})
+    else:
+        assert weight_params(shape_of_config({**config, switch: True})) == plain + more
+
+
+def test_fields_without_a_size_are_no_reason_to_refuse() -> None:
+    harmless = {"pad_token_id": 3, "attention_dropout": 0.1, "rope_scaling": {"factor": 2.0},
+                "num_beams": 4, "sliding_window": None, "use_cache": True, "hidden_dropout": 0.5,
+                "_name_or_path": "x", "ssm_state_size": 0}  # fmt: skip
+    shape_of_config({**CONFIG, "model_type": "llama", **harmless})

@@ -1,0 +1,148 @@
+"""The catalogue: what is easily taken wrong, one test each; prices with dates, never invented."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from ridgeline.physics.hardware import parse_devices, parse_prices
+from ridgeline.planner.catalogue import devices, find_devices, prices_of
+
+TODAY = date(2026, 11, 24)
+HEADER = "device,provider,region,kind,usd_per_hour,date,source,confidence\n"
+
+
+def test_peaks_are_dense_where_sheets_print_sparse_ones() -> None:
+    assert devices()["l4"].peak_ops_per_s["bf16"] == 121e12  # the headline says 242
+    assert devices()["h100-sxm"].peak_ops_per_s["bf16"] == 989e12  # 1,979
+    assert devices()["rtx5090"].peak_ops_per_s["bf16"] == 209.5e12  # "3,352 AI TOPS"
+
+
+def test_gb_on_labels_are_not_what_programs_have() -> None:
+    assert devices()["a100-80-sxm"].usable_bytes == 81152 << 20  # 79.25 GiB
+    assert devices()["l40s"].usable_bytes == 46068 << 20
+    h200 = devices()["h200-sxm"].usable_bytes
+    assert 140 < h200 / 2**30 < 141
+    assert h200 < 141 << 30  # 141 are decimal
+    unmeasured = devices()["b200-sxm"]
+    assert (unmeasured.usable_bytes, unmeasured.is_measured) == (180_000_000_000, False)
+
+
+def test_there_are_three_h100() -> None:
+    found = [devices()[f"h100-{form}"] for form in ("pcie", "sxm", "nvl")]
+    assert [device.peak_ops_per_s["bf16"] / 1e12 for device in found] == [756.5, 989, 835]
+    assert [device.read_bytes_per_s / 1e12 for device in found] == [2.0, 3.35, 3.9]
+
+
+def test_figures_are_of_one_card_where_sheets_list_pairs_and_superchips() -> None:
+    nvl, gb200 = devices()["h100-nvl"], devices()["gb200"]
+    assert nvl.usable_bytes == 94_000_000_000  # the pair has 188
+    assert nvl.read_bytes_per_s < 4e12
+    assert gb200.peak_ops_per_s["bf16"] == 2500e12  # the superchip has 5,000
+    assert gb200.usable_bytes < 200e9
+
+
+def test_int8_has_almost_no_units_on_b300() -> None:
+    for name in ("b300-sxm", "gb300"):
+        device = devices()[name]
+        assert device.ops_per_s("int8") < device.ops_per_s("bf16") / 10
+
+
+def test_mi300x_is_planned_by_what_was_measured() -> None:
+    device = devices()["mi300x"]
+    assert device.ops_per_s("bf16") / device.peak_ops_per_s["bf16"] == pytest.approx(0.51, abs=0.01)
+    assert devices()["l4"].ops_per_s("bf16") == 121e12  # nobody measured it: the dense peak
+    assert devices()["a100-80-sxm"].ops_per_s("fp8") is None  # no such units
+
+
+def test_an_lpu_has_sram_alone() -> None:
+    device = devices()["groq-lpu-v1"]
+    assert device.is_sram
+    assert device.usable_bytes == 230_000_000
+    assert not devices()["h100-sxm"].is_sram
+    assert device not in find_devices("all")
+
+
+def test_a_slice_has_its_share() -> None:
+    whole, part = devices()["h100-sxm"], devices()["h100-sxm/3g.40gb"]
+    assert part.read_bytes_per_s == whole.read_bytes_per_s / 2  # by memory slices: 4 of 8
+    share = part.peak_ops_per_s["bf16"] / whole.peak_ops_per_s["bf16"]
+    assert share == pytest.approx(3 / 7)  # by compute slices
+    assert part.usable_bytes == 40_000_000_000
+    assert part.max_ranks == 1
+    assert len([d for d in devices().values() if d.parent]) == 58
+
+
+def test_every_fact_has_a_source_a_date_and_a_confidence() -> None:
+    whole = [device for device in devices().values() if not device.parent]
+    assert len(whole) == 36
+    for device in whole:
+        assert device.source, device.id
+        assert device.date, device.id
+        assert device.confidence in ("high", "medium", "low"), device.id
+        assert device.usable_bytes > 0, device.id
+
+
+def test_devices_are_found_by_id_and_a_wrong_id_gets_a_hint() -> None:
+    assert [d.id for d in find_devices("l4, h100-sxm/2g.20gb,l4")] == ["l4", "h100-sxm/2g.20gb"]
+    sizes = [device.usable_bytes for device in find_devices("all")]
+    assert sizes == sorted(sizes)
+    (here,) = find_devices("here")
+    assert (here.id, here.kind) == ("here", "cpu")
+    with pytest.raises(ValueError, match="did you mean h100-sxm"):
+        find_devices("h100-sxn")
+    with pytest.raises(ValueError, match=r"no slice 'h100-sxm/9g.90gb' of h100-sxm: .*/1g.10gb"):
+        find_devices("h100-sxm/9g.90gb")
+    with pytest.raises(ValueError, match="it has no slices"):
+        find_devices("l4/1g.10gb")
+
+
+def test_prices_come_cheapest_first_and_old_ones_warn() -> None:
+    (h100,) = find_devices("h100-sxm")
+    found, warnings = prices_of(h100, "on_demand", TODAY)
+    assert found[0].usd_per_hour == 2.29
+    assert [p.usd_per_hour for p in found] == sorted(p.usd_per_hour for p in found)
+    assert warnings == []
+    (mi300x,) = find_devices("mi300x")
+    _, warnings = prices_of(mi300x, "on_demand", TODAY)
+    assert any("190 days old" in warning for warning in warnings)
+
+
+def test_a_price_without_a_date_is_used_from_the_users_own_file_alone(tmp_path: Path) -> None:
+    (l4,) = find_devices("l4")
+    assert prices_of(l4, "on_demand", TODAY) == ([], [])  # the catalogue's own has no date
+    own = tmp_path / "mine.csv"
+    own.write_text(f"{HEADER}l4,me,,on_demand,0.5,,a quote,high\n")
+    found, _ = prices_of(l4, "on_demand", TODAY, own)
+    assert [price.usd_per_hour for price in found] == [0.5]
+
+
+def test_no_price_is_none_and_never_zero() -> None:
+    (gb200,) = find_devices("gb200")
+    assert prices_of(gb200, "on_demand", TODAY) == ([], [])
+    with pytest.raises(ValueError, match="line 2"):
+        parse_prices(f"{HEADER}l4,me,,on_demand,0,2026-11-01,a quote,high\n")
+
+
+@pytest.mark.parametrize("row", ["l4,me", "l4,me,,monthly,1,2026-01-01,x,high", "l4,,,spot,a,,x,y"])
+def test_a_damaged_file_of_prices_names_its_line(row: str, tmp_path: Path) -> None:
+    own = tmp_path / "mine.csv"
+    own.write_text(HEADER + row + "\n")
+    (l4,) = find_devices("l4")
+    with pytest.raises(ValueError, match=r"mine.csv, line 2: wanted"):
+        prices_of(l4, "spot", TODAY, own)
+
+
+def test_a_damaged_date_is_named(tmp_path: Path) -> None:
+    own = tmp_path / "mine.csv"
+    own.write_text(f"{HEADER}l4,me,,spot,1,last week,x,high\n")
+    (l4,) = find_devices("l4")
+    with pytest.raises(ValueError, match="YYYY-MM-DD"):
+        prices_of(l4, "spot", TODAY, own)
+
+
+def test_an_empty_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"devices\.csv is empty"):
+        parse_devices("", "")

@@ -1,0 +1,183 @@
+"""Plans over HTTP: the command's own document, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ridgeline.planner import Wishes, plan
+from ridgeline.planner.catalogue import devices
+from ridgeline.server.plans import PlanRequest
+from tests.server.serving import Served
+
+CONFIGS = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text())
+
+
+def config(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = CONFIGS[name].get("config", CONFIGS[name])
+    return found
+
+
+def ask(served: Served, **body: Any) -> Any:
+    status, answer, headers = served.call("/v1/plan", body)
+    assert status == 200, answer
+    assert "x-ridgeline-ignored" not in headers
+    return answer
+
+
+def test_fields_are_the_flags_of_the_command() -> None:
+    ours = set(PlanRequest.model_fields) - {"model", "compare_published", "format"}
+    assert ours == {field.name for field in fields(Wishes)}
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "gemma-3-1b", "mamba-2.8b"])
+def test_a_config_gets_the_plan_that_the_command_makes(served: Served, name: str) -> None:
+    wishes = {"on": "l4,h100-sxm", "concurrency": 3, "tensor_parallel_size": "auto"}
+    found = ask(served, model=config(name), compare_published=True, **wishes)
+    assert found == plan(config(name), compare_published=True, **wishes).as_dict()
+    assert found["memory"]["fits"] in (True, False)
+    assert found["answer"].startswith("fits on" if found["memory"]["fits"] else "does not fit on")
+
+
+def test_sizes_and_counts_may_be_numbers_or_text(served: Served) -> None:
+    def asked(**wishes: Any) -> Any:
+        return ask(served, model=config("llama-3.1-8b"), on="a100-80-sxm", **wishes)
+
+    as_text = asked(weights_memory="10GiB", tensor_parallel_size="2", context=8192)
+    assert as_text == asked(weights_memory=10 << 30, tensor_parallel_size=2, context=8192)
+    assert as_text["memory"]["weights_bytes"] == 10 << 30
+    assert as_text["memory"]["num_devices"] == 2
+
+
+def test_the_model_that_is_served_is_known_from_its_file(served: Served) -> None:
+    own = ask(served)
+    named = ask(served, model="tiny", on="l4")
+    assert named["model"] == own["model"]
+    assert named["memory"]["device"] == "l4"
+    assert own["model"]["name"] == "tiny"
+    assert own["memory"]["device"] == "here"
+    arch = served.llm.arch
+    assert own["model"]["num_params"] == sum(
+        size[0] * (size[1] if len(size) > 1 else 1) for size in arch.matrix_shapes().values()
+    )
+
+
+def test_other_forms(served: Served) -> None:
+    body = {"model": config("phi-4"), "on": "l40s,h100-sxm"}
+    document = ask(served, **body)
+    rows = list(csv.DictReader(io.StringIO(ask(served, **body, format="csv").decode())))
+    best = [row for row in rows if row["device"] == document["memory"]["device"]]
+    lines = {row["line"]: int(row["bytes"]) for row in best}
+    assert lines == {line["name"]: line["bytes"] for line in document["memory"]["lines"]}
+    for form, media, begin in (
+        ("csv", "text/csv; charset=utf-8", b"device,"),
+        ("markdown", "text/markdown; charset=utf-8", b"# Memory of "),
+        ("svg", "image/svg+xml", b"<svg "),
+    ):
+        _, text, headers = served.call("/v1/plan", body | {"format": form})
+        assert headers["content-type"] == media
+        assert text.startswith(begin)
+        assert b"h100-sxm" in text
+
+
+def test_the_catalogue(served: Served) -> None:
+    found = served.call("/v1/plan/devices")[1]
+    here, *others = found["devices"]
+    assert here["id"] == "here"
+    assert here["usable_bytes"] > 0
+    assert [one["id"] for one in others] == list(devices())
+    assert found["models"] == ["tiny"]
+    for one in others[:3]:
+        found = ask(served, model=config("gemma-3-1b"), on=one["id"])
+        assert found["memory"]["device"] == one["id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "words"),
+    [
+        ({"model": "/etc/passwd"}, 404, "model", "there is no model '/etc/passwd' here"),
+        ({"model": "smollm2"}, 404, "model", "this server has 'tiny'"),
+        ({"model": {}}, 400, "model", "config.json"),
+        ({"model": {"hidden_size": "x"}}, 400, "model", "hidden_size"),
+        ({"model": config("phi-4") | {"num_hidden_layers": 600}}, 400, "model", "600 layers"),
+        ({"model": config("phi-4") | {"num_hidden_layers": 10**9}}, 400, "model", "4096"),
+        ({"model": config("phi-4"), "on": "h100-smx"}, 400, "on", "did you mean h100-sxm"),
+        ({"context": 0}, 400, "context", "context is 0"),
+        ({"context": "many"}, 400, "context", ""),
+        ({"tensor_parallel_size": "two"}, 400, "tensor_parallel_size", "whole number or auto"),
+        ({"kv_cache_memory": "a lot"}, 400, "kv_cache_memory", "'a lot' is not a size"),
+        ({"gpu_memory_utilization": 1.5}, 400, "gpu_memory_utilization", "at most 1"),
+        ({"engine": "orca"}, 400, "engine", "vllm"),
+        ({"out": "/tmp/x.svg"}, 400, "out", "is not a parameter here"),
+        ({"format": "table"}, 400, "format", "'json', 'csv', 'markdown'"),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_is_refused_and_how(
+    served: Served, body: dict[str, Any], status: int, param: str, words: str
+) -> None:
+    found, error = served.refused("/v1/plan", body)
+    assert (found, error["param"]) == (status, param), error
+    assert words in error["message"]
+    assert "--" not in error["message"], "flags are the command line's"
+
+
+VALUES = st.one_of(
+    st.sampled_from([None, True, "", "x", "full_attention", [], [1], [None], {}, {"a": 1}]),
+    st.sampled_from([0, -1, 1, 3, 0.5, 10**12, 10**30, 1e300, "bfloat16", ["full_attention"] * 3]),
+)
+
+
+@given(st.sampled_from(sorted(CONFIGS)), st.data())
+@settings(
+    max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_a_damaged_config_is_planned_or_refused(
+    served: Served, name: str, data: st.DataObject
+) -> None:
+    damaged = dict(config(name))
+    field = data.draw(st.sampled_from(sorted(damaged)))
+    inner = damaged[field]
+    if isinstance(inner, dict) and inner and data.draw(st.booleans()):
+        damaged[field] = inner | {data.draw(st.sampled_from(sorted(inner))): data.draw(VALUES)}
+    else:
+        damaged[field] = data.draw(VALUES)
+    body = {"model": damaged, "on": "l4", "compare_published": True}
+    status, answer, _ = served.call("/v1/plan", body)
+    assert status in (200, 400), (field, damaged[field], answer)
+    if status == 400:
+        assert answer["error"]["param"] == "model", answer
+
+
+def test_a_long_body_is_refused(served: Served) -> None:
+    status, error = served.refused("/v1/plan", {"model": {"x": "y" * (9 << 20)}})
+    assert (status, error["code"]) == (413, "request_too_large")
+    status, error = served.refused("/v1/plan", {"model": {"layer_types": ["full"] * 70_000}})
+    assert (status, "too much in it" in error["message"]) == (400, True)
+
+
+def test_plans_do_not_hold_up_answers(served: Served) -> None:
+    """A plan over all devices is made in a thread: the loop, and with it all streams, go on."""
+    done = threading.Event()
+
+    def plan_all() -> None:
+        ask(served, model=config("deepseek-v3"), on="all")
+        done.set()
+
+    thread = threading.Thread(target=plan_all)
+    thread.start()
+    num_answers = 0
+    while not done.is_set():
+        assert served.call("/health")[0] == 200
+        num_answers += 1
+    thread.join()
+    assert num_answers > 3
