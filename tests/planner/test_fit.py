@@ -72,12 +72,11 @@ def test_sums_agree_though_noise_is_skewed() -> None:
 
 
 def test_the_error_that_is_promised_is_the_error_on_fresh_steps() -> None:
-    promised, ratios = cross_validated(noisy(600, 5, 0.1), KNOTS)
+    promised = cross_validated(noisy(600, 5, 0.1), KNOTS)
     model = fit(noisy(600, 5, 0.1), (), KNOTS)
     fresh = noisy(600, 6, 0.1)
     found = np.mean([abs(model.seconds(s.features) / s.seconds - 1) for s in fresh])
     assert promised == pytest.approx(found, rel=0.2)
-    assert len(ratios) == 600
 
 
 def test_where_nothing_was_seen_it_goes_on_as_assumed() -> None:

@@ -66,6 +66,9 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
     assert sum(step[1] for step in steps) == prompt_len
     assert sum(step[2] for step in steps) == 48
     assert all(step[0] > 25 for step in steps)
+    assert all(step[3] > 0 for step in steps), "nothing was foreseen"
+    assert 0 < seen[-1]["speed"] < 0.5, "steps of 30 ms are slower than those of such a model"
+    assert seen[-1]["is_calibrated"] is False
     busy = [view for view in seen if view["num_running"] == 2]
     grown = [view["sequences"][0]["generated_tokens"] for view in busy]
     assert grown == sorted(set(grown))
@@ -84,11 +87,11 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
     bridge, live = served.running.bridge, served.running.service.live
-    eventually(lambda: len(bridge.listeners) == 2)  # the bridge and the metrics
+    eventually(lambda: len(bridge.listeners) == 3)  # the bridge, the score and the metrics
     with watching(served) as one, watching(served) as other:
         assert next(one)["num_running"] == next(other)["num_running"] == 0
-        assert len(bridge.listeners) == 3
-    eventually(lambda: len(bridge.listeners) == 2)
+        assert len(bridge.listeners) == 4
+    eventually(lambda: len(bridge.listeners) == 3)
     time.sleep(0.3)
     assert live._num_watchers == 0
     before = live._view

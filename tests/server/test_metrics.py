@@ -162,3 +162,22 @@ def test_the_dashboard_asks_for_metrics_that_exist(served: Served) -> None:
     there = {name.partition("{")[0] for name in served.metrics()}
     assert len(asked) > 10
     assert asked <= there
+
+
+def test_what_was_foreseen_is_beside_what_happened(model: Path) -> None:
+    with serving(model) as served:
+        body = {"prompt": "what will be", "max_tokens": 30, "ignore_eos": True}
+        assert served.call("/v1/completions", body)[0] == 200
+        served.assert_idle()
+        found = served.metrics()
+        steps = found['ridgeline:step_prediction_error_ratio_bucket{le="+Inf"}']
+        assert steps == served.running.score.num_steps == served.valve.num_steps
+        assert found["ridgeline:predicted_step_seconds_total"] > 0
+        took_s = found["ridgeline:compared_step_seconds_total"]
+        assert 0 < took_s <= found["ridgeline:step_duration_seconds_sum"]
+        assert found["ridgeline:time_model_calibrated"] == 0
+        assert found["ridgeline:speed_ratio"] > 0
+        names = {
+            f'ridgeline:prediction_mean_abs_error_ratio{{of="{of}"}}' for of in ("step", "tpot")
+        }
+        assert names <= found.keys()

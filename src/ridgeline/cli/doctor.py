@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.machine import available_bytes, cpu_fact, processor_name, usable_cpus
+from ridgeline.planner.calibration import Calibration, all_of
 
+_MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
     "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
     "asimd", "asimddp", "i8mm", "bf16", "sve",
@@ -68,6 +71,25 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
     yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"
+    known = [foreseen(calibration) for calibration in all_of(home)]
+    for line in known or ["nothing measured yet: ridgeline calibrate MODEL"]:
+        yield "foresight", line
+
+
+def foreseen(calibration: Calibration) -> str:
+    """Say how well the times of a model's steps are known, and its speed of late."""
+    days = (time.time() - calibration.measured_at) / 86400
+    when = "today" if days < 1 else f"{days:,.0f} days ago"
+    how = "calibrated" if calibration.source == "measured" else "learnt by a server"
+    texts = [f"{calibration.model} ({calibration.backend}, {calibration.threads} threads): {how}"]
+    texts[0] += f" {when}"
+    if calibration.factors:
+        texts.append(f"speed last {1 / calibration.factors[-1]:.2f} of then")
+    if calibration.step_error is not None:
+        texts.append(f"a step off by {calibration.step_error:.0%}")
+    if calibration.total_error is not None:
+        texts.append(f"a thousand by {abs(calibration.total_error):.1%}")
+    return ", ".join(texts)
 
 
 def _report_memory(console: Console, model: str) -> None:
@@ -128,6 +150,12 @@ def problems(home: Path) -> Iterator[str]:
         yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
     if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
         yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
+    for calibration in all_of(home):
+        if abs(calibration.total_error or 0.0) > _MOST_OFF:
+            yield (
+                f"{calibration.model}: steps take {abs(calibration.total_error or 0.0):.0%} other "
+                "than foreseen, and not by speed alone: ridgeline calibrate, when nothing else runs"
+            )
     if problem := why_unwritable(home):
         yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
 

@@ -24,8 +24,14 @@ class UsageError(Exception):
     """Flags that contradict each other or the model; ends with status 2."""
 
 
-def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields."""
+def flags(
+    parameter: str, kind: type[Any], *, unless: str | None = None, without: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
+
+    If the flag ``unless`` is given, it is None, and none of its own flags may be. Fields in
+    ``without`` get no flag.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         kinds = get_type_hints(kind) | _AS_TYPED
@@ -37,12 +43,21 @@ def flags(parameter: str, kind: type[Any]) -> Callable[[Callable[..., None]], Ca
                 annotation=Annotated[kinds[field.name], _flag(field)],
             )
             for field in fields(kind)
+            if field.name not in without
         ]
 
         @wraps(command)
         def wrapper(**arguments: Any) -> None:
+            given = {flag.name: arguments.pop(flag.name) for flag in added}
+            if unless is not None and arguments[unless] is not None:
+                for flag in added:
+                    if given[flag.name] != flag.default:
+                        name = flag.name.replace("_", "-")
+                        raise UsageError(f"--{name} is said by the result that the load is like")
+                command(**arguments, **{parameter: None})
+                return
             try:
-                value = kind(**{flag.name: arguments.pop(flag.name) for flag in added})
+                value = kind(**given)
             except ValueError as error:
                 raise UsageError(error) from error
             command(**arguments, **{parameter: value})

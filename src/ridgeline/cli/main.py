@@ -22,6 +22,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
+from ridgeline.bench.foresight import foresight
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
@@ -36,6 +37,7 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
+from ridgeline.cli.simulate import simulate_command
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
@@ -73,6 +75,7 @@ app.command("config")(settings.config)
 app.command("ps")(ps)
 app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
+app.command("simulate")(simulate_command)
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
@@ -262,6 +265,27 @@ def bench_offline(
             print_profile(llm, picture=profile_out, **shape)
         else:
             bench(llm, **shape)
+
+
+@bench_app.command("foresight")
+@engine_options
+def bench_foresight(
+    model: Model,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long to calibrate.")] = 60.0,
+    load_seconds: Annotated[
+        float, typer.Option(min=0.1, help="About how long each run is.")
+    ] = 50.0,
+    *,
+    options: Options,
+) -> None:
+    """How far predictions are off: calibrate, then predict and run seven other loads, twice.
+
+    About 15 minutes, on a machine that does nothing else; --seconds 15 --load-seconds 8 takes
+    three. The errors of the same run once more are beside those of the predictions. The last line
+    is one JSON document.
+    """
+    with _load(model, replace(options, speculative_config="off"), {}) as (llm, _):
+        foresight(llm, seconds, load_seconds, lambda found: found.save(default_home()))
 
 
 @bench_app.command("speculation")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 from ridgeline import __version__
@@ -23,10 +24,10 @@ from ridgeline.physics import costs
 from ridgeline.planner.calibration import Calibration, assume, bytes_of
 from ridgeline.planner.fit import cross_validated, fit
 from ridgeline.planner.samples import Measured, Samples, Watcher
+from ridgeline.planner.score import Factors
 from ridgeline.simulator.steptime import Features, windows_of
 
-_WINDOW_S = 2.0  # of busy time, for which a factor is kept
-_MOST_FACTORS = 60
+_MOST_PER_BIN = 1024  # steps to fit to; fewer are kept
 _SHARE = 0.25  # of the time that is left, which one shape may take
 
 
@@ -51,7 +52,7 @@ def calibrate(
     Raises ValueError if nothing could be measured in the time.
     """
     arch, engine = llm.arch, llm.engine
-    samples, order = Samples(), list[Measured]()
+    samples, order = Samples(per_bin=_MOST_PER_BIN), list[Measured]()
     watcher = Watcher(samples, windows_of(arch))
 
     def take(record: Record) -> None:
@@ -77,7 +78,8 @@ def calibrate(
     finally:
         engine.scheduler.speculation = speculation
         engine.listeners.remove(take)
-    return fitted(guess, samples, order, "measured")
+    found = fitted(guess, samples, order, "measured")
+    return replace(found, samples=tuple(samples.thinned()))
 
 
 def fitted(
@@ -86,16 +88,19 @@ def fitted(
     """Fit anew: return a calibration of the same model.
 
     Args:
-        before: stands in, if it was assumed, where there are no samples.
+        before: stands in where a server has no samples.
         samples: what to fit to.
         order: steps as they came, for the factors of the seconds between.
         source: what it will be called.
     """
     knots = BACKENDS[before.backend].step_knots()
     steps, after = tuple(samples.steps()), tuple(samples.after())
-    prior = before.times if source == "served" and before.source == "assumed" else None
+    prior = before.times if source == "served" else None  # a server may never see some shapes
     times = fit(steps, after, knots, windows=before.times.windows, prior=prior)
-    error, _ = cross_validated(steps, knots)
+    error = cross_validated(steps, knots)
+    factors = Factors()
+    for sample in order:
+        factors.add(sample.seconds, times.seconds(sample.features))
     return replace(
         before,
         source=source,
@@ -103,23 +108,10 @@ def fitted(
         version=__version__,
         times=times,
         step_error=round(error, 4),
-        factors=tuple(factors_of(order, lambda features: times.seconds(features))),
+        factors=tuple(factors.kept),
         samples=steps,
         after=after,
     )
-
-
-def factors_of(order: Sequence[Measured], predict: Callable[[Features], float]) -> Iterator[float]:
-    """Yield actual over predicted seconds, of two busy seconds each; the last sixty."""
-    found: list[float] = []
-    actual_s = predicted_s = 0.0
-    for sample in order:
-        actual_s += sample.seconds
-        predicted_s += predict(sample.features)
-        if actual_s >= _WINDOW_S:
-            found.append(actual_s / predicted_s)
-            actual_s = predicted_s = 0.0
-    yield from (round(factor, 4) for factor in found[-_MOST_FACTORS:])
 
 
 def rates(calibration: Calibration, llm: LLM) -> Iterator[tuple[str, str]]:
@@ -151,19 +143,15 @@ def _ms(seconds: float) -> str:
 
 
 def _shapes(max_model_len: int) -> Iterator[_Shape]:
-    """Yield shapes that fit, without end: the coarse ones first, then again with other lengths."""
-    turn = 0
-    while True:
-        dice = random.Random(turn)
-        for shape in _turn(dice):
-            longest = max(map(sum, zip(shape.prompts, shape.num_new, strict=True)))
-            if longest <= max_model_len:
-                yield shape
-        turn += 1
+    """Yield shapes, without end: the coarse ones first, then again with other lengths."""
+    for turn in count():
+        for shape in _turn(random.Random(turn)):
+            most = [max(1, max_model_len - num_new) for num_new in shape.num_new]
+            yield shape._replace(prompts=tuple(map(min, shape.prompts, most)))
 
 
 def _turn(dice: random.Random) -> Iterator[_Shape]:
-    """Yield a turn of shapes. Small ones fit every model, so a turn is never empty."""
+    """Yield a turn of shapes."""
     yield _Shape((8,), (8,))
     for num in (1, 4, 16, 64):
         yield _Shape(tuple(dice.randint(16, 256) for _ in range(num)), (16,) * num)
@@ -206,7 +194,8 @@ def _expected_s(shape: _Shape, guess: Calibration) -> float:
     """Return roughly how long a shape takes by a model of time."""
     seconds = guess.times.seconds
     num = len(shape.prompts)
-    prompts_s = sum(seconds(Features(n, 1, 1, n, n * n / 2)) for n in shape.prompts)
+    pairs = sum(n * n / 2 for n in shape.prompts)
+    prompts_s = seconds(Features(sum(shape.prompts), num, num, sum(shape.prompts), pairs))
     together = 1 if shape.gap else num
     answers_s = max(shape.num_new) * seconds(Features(together, together, together, 0, 0))
     return prompts_s + answers_s * (num if shape.gap else 1)

@@ -57,6 +57,8 @@ class Calibration:
         version: of Ridgeline.
         times: the model.
         step_error: mean relative error of single steps, cross-validated; None if not known.
+        total_error: predicted over actual seconds of the last thousand steps of a server, less 1,
+            each predicted with the speed just before it; None if not known.
         factors: actual over predicted seconds, of two seconds each, the newest last.
         samples: steps that it was fitted to, and ``after`` what followed steps.
     """
@@ -73,6 +75,7 @@ class Calibration:
     version: str
     times: StepTime
     step_error: float | None
+    total_error: float | None
     factors: tuple[float, ...]
     samples: tuple[Measured, ...]
     after: tuple[After, ...]
@@ -148,9 +151,11 @@ def all_of(home: Path) -> Iterator[Calibration]:
             continue
 
 
-def find(home: Path, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
-    """Return the calibration of what will run, or an assumed one."""
+def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
+    """Return the calibration of what will run, if ``home`` has it; else an assumed one."""
     wanted = assume(model, arch, config)
+    if home is None:
+        return wanted
     try:
         found = read(wanted.path(home))
     except (ValueError, OSError):
@@ -173,6 +178,7 @@ def assume(model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
         version=__version__,
         times=_roofline(arch, config),
         step_error=None,
+        total_error=None,
         factors=(),
         samples=(),
         after=(),

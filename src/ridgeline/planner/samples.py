@@ -38,9 +38,15 @@ class After(NamedTuple):
 class Samples:
     """A reservoir of steps, and of what followed them."""
 
-    def __init__(self, steps: Iterable[Measured] = (), after: Iterable[After] = ()) -> None:
+    def __init__(
+        self,
+        steps: Iterable[Measured] = (),
+        after: Iterable[After] = (),
+        *,
+        per_bin: int = _PER_BIN,
+    ) -> None:
         """Begin with samples of before."""
-        self._bins: list[deque[Measured]] = [deque(maxlen=_PER_BIN) for _ in range(2 * _NUM_SIZES)]
+        self._bins: list[deque[Measured]] = [deque(maxlen=per_bin) for _ in range(2 * _NUM_SIZES)]
         self._after: tuple[deque[After], deque[After]] = (
             deque(maxlen=_NUM_AFTER),  # nobody ended
             deque(maxlen=_NUM_AFTER),
@@ -63,6 +69,15 @@ class Samples:
     def steps(self) -> list[Measured]:
         """Return all steps that are kept."""
         return [sample for kept in self._bins for sample in kept]
+
+    def thinned(self) -> list[Measured]:
+        """Return at most 64 steps of each bin, evenly over all that it keeps."""
+        return [
+            kept[i * len(kept) // num]
+            for kept in self._bins
+            for num in (min(len(kept), _PER_BIN),)
+            for i in range(num)
+        ]
 
     def after(self) -> list[After]:
         """Return what followed steps."""

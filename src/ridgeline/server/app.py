@@ -26,7 +26,6 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.engine_setup.locate import stores
 from ridgeline.machine import memory_of
 from ridgeline.models.summary import Summary
-from ridgeline.planner.learned import Learned
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.server.anthropic import request as anthropic
 from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequest
@@ -42,8 +41,8 @@ from ridgeline.server.live import Live
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.ollama.routes import add_ollama
 from ridgeline.server.options import ServeOptions
-from ridgeline.server.promises import Promises
 from ridgeline.server.plans import add_plans
+from ridgeline.server.promises import Promises
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (
     AnyTokenizeRequest,
@@ -59,16 +58,15 @@ from ridgeline.server.responses_protocol import ResponsesRequest
 from ridgeline.server.schemas import (
     ERRORS,
     INFILL_CHUNKS,
+    MESSAGE_ERRORS,
     MESSAGE_EVENTS,
     RESPONSE_EVENTS,
-    TEXT,
     ChatCompletion,
     Completion,
     Infilled,
     MessageObject,
     ResponseObject,
     documented,
-    errors_of,
 )
 from ridgeline.server.static import FILES
 from ridgeline.server.stream import Stream
@@ -86,7 +84,6 @@ class Service:
         bridge: Bridge,
         metrics: Metrics,
         options: ServeOptions,
-        learned: Learned,
         *,
         name: str,
         summary: Summary,
@@ -105,8 +102,8 @@ class Service:
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
-        self.live = Live(bridge)
-        self.promises = Promises(bridge, learned, text, metrics.count_promise)
+        self.live = Live(bridge, metrics.score)
+        self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -320,7 +317,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise renamed(error) from None
 
-    @app.post("/v1/messages", responses=_MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
+    @app.post("/v1/messages", responses=MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, as Anthropic does."""
         service.check_open(body.model)
@@ -331,7 +328,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise anthropic.renamed(error) from None
 
-    @app.post("/v1/messages/count_tokens", responses=_MESSAGE_ERRORS)
+    @app.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation, without an answer."""
         service.check_open(body.model)
@@ -484,19 +481,3 @@ def add_errors(app: FastAPI) -> None:
     app.exception_handler(Exception)(bug)  # the gate logs it
     app.exception_handler(ApiError)(api)
     app.exception_handler(HTTPException)(http)
-
-
-_MESSAGE_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": TEXT, "message": TEXT},
-        },
-        "request_id": TEXT,
-    },
-}
-_MESSAGE_ERRORS = errors_of(_MESSAGE_ERROR_SCHEMA)

@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator
 
 from ridgeline.core.records import Record, StepRecord
+from ridgeline.planner.score import Score
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.views import view
 
@@ -20,13 +21,14 @@ _PERIOD_S = 0.25  # from a change to the next view
 class Live:
     """Views of one engine as server-sent events."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
+    def __init__(self, bridge: Bridge, score: Score) -> None:
+        self._bridge, self._score = bridge, score
         self._num_watchers = 0
         self._view, self._news = b"", asyncio.Event()
         self._is_closed = self._is_due = False
-        # Since the last view: milliseconds, prompt tokens computed, tokens generated.
-        self._steps: list[tuple[float, int, int]] = []
+        # Since the last view: milliseconds, prompt tokens computed, tokens generated, milliseconds
+        # that were foreseen; None if the step says nothing of time.
+        self._steps: list[tuple[float, int, int, float | None]] = []
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield a view now, and the latest whenever there is a new one."""
@@ -68,7 +70,9 @@ class Live:
             # A prompt's last token, if it comes alone, looks like one of an answer.
             prompt = record.num_prompt_tokens
             num_sampled = sum(map(len, record.sampled)) + len(record.ranked)
-            self._steps.append((round(1e3 * record.duration_s, 2), prompt, num_sampled))
+            foreseen_s = self._score.foreseen(record.number)
+            foreseen = None if foreseen_s is None else round(1e3 * foreseen_s, 2)
+            self._steps.append((round(1e3 * record.duration_s, 2), prompt, num_sampled, foreseen))
         if not self._is_due:
             self._is_due = True
             self._bridge.call(self._take_view_soon)
@@ -77,5 +81,7 @@ class Live:
         snapshot = view(self._bridge.engine)
         snapshot["num_waiting"] += self._bridge.num_queued
         snapshot["steps"], self._steps = self._steps, []
+        snapshot["speed"] = round(self._score.speed, 3)
+        snapshot["is_calibrated"] = self._score.is_calibrated
         self._is_due = False
         self._bridge.call(self._publish, json.dumps(snapshot, separators=(",", ":")).encode())

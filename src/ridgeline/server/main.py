@@ -16,8 +16,10 @@ from pathlib import Path
 
 from ridgeline import __version__
 from ridgeline.api.llm import LLM
+from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
-from ridgeline.planner.learned import Learned
+from ridgeline.planner.calibration import known
+from ridgeline.planner.score import Score
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.keys import Keys
@@ -27,7 +29,6 @@ from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
 from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
-from ridgeline.simulator.steptime import windows_of
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 _STEP_S = 10.0  # for the step under way at the end
@@ -37,17 +38,27 @@ class Running:
     """A running server: its parts, and how it ends."""
 
     def __init__(
-        self, llm: LLM, name: str, options: ServeOptions, keys: Keys, write: Callable[[str], object]
+        self,
+        llm: LLM,
+        name: str,
+        options: ServeOptions,
+        keys: Keys,
+        write: Callable[[str], object],
+        home: Path | None = None,
     ) -> None:
-        """Put a server together; ``write`` takes the lines of the log."""
+        """Put a server together; ``write`` takes the lines of the log.
+
+        What is known of the time of steps is read from ``home`` and kept there, if it is given.
+        """
         self.options, self.keys, self._write = options, keys, write
         self.bridge = Bridge(llm.engine)
         trace = llm.trace
-        self.metrics = Metrics(name, self._gauges, lambda: trace.num_lost if trace else 0)
+        self.score = Score(known(home, llm.path, llm.arch, llm.config), home)
+        self.bridge.listeners.append(self.score.on_record)
+        self.metrics = Metrics(
+            name, self._gauges, lambda: trace.num_lost if trace else 0, self.score
+        )
         self.bridge.listeners.append(self.metrics.on_record)
-        max_num_tokens = llm.engine.scheduler.max_num_batched_tokens
-        learned = Learned(windows_of(llm.arch), max_num_tokens)
-        self.bridge.listeners.append(learned.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
@@ -57,7 +68,6 @@ class Running:
             self.bridge,
             self.metrics,
             options,
-            learned,
             name=name,
             summary=llm.summary,
             max_model_len=llm.config.max_model_len,
@@ -91,6 +101,7 @@ class Running:
         self.service.promises.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
+        self.score.close()
 
     def stop(self) -> None:
         """Take no more requests, and end when the running ones have; called again, end at once."""
@@ -152,7 +163,7 @@ async def _main(
     llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
 ) -> None:
     loop = asyncio.get_running_loop()
-    running = Running(llm, name, options, keys, log.line)
+    running = Running(llm, name, options, keys, log.line, default_home())
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, running.stop)
     loop.add_signal_handler(signal.SIGHUP, running.reload_keys)

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 
 from ridgeline import __version__
 from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
+from ridgeline.planner.score import ERROR_BOUNDS, Score
 
 
 def _bounds(text: str) -> tuple[float, ...]:
@@ -85,13 +86,14 @@ class Metrics:
         model_name: str,
         gauges: Callable[[], Mapping[str, float]],
         num_lost: Callable[[], int],
+        score: Score,
     ) -> None:
         """Label everything with ``model_name``; ``gauges`` says how things stand now.
 
-        ``num_lost`` says how many records the trace has lost.
+        ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted.
         """
         self._model = model_name
-        self._gauges, self._num_lost = gauges, num_lost
+        self._gauges, self._num_lost, self.score = gauges, num_lost, score
         self._lock = threading.Lock()
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
@@ -256,3 +258,38 @@ class Metrics:
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http
+        yield from self._foreseen()
+
+    def _foreseen(self) -> Iterator[Metric]:
+        """Yield what was predicted of steps and requests, and how well."""
+        score, labels, values = self.score, ["model_name"], [self._model]
+        for name, value, text in (
+            ("predicted_step_seconds", score.predicted_s, "Predicted for steps, one by one."),
+            ("compared_step_seconds", score.actual_s, "What these steps took, without commit."),
+            ("num_time_model_fits", score.num_fits, "Times that the model of time was fitted."),
+        ):
+            counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
+            counter.add_metric(values, value)
+            yield counter
+        for name, value, text in (
+            ("speed_ratio", score.speed, "Speed now, over that of the model of time."),
+            ("time_model_calibrated", float(score.is_calibrated), "1 if it was measured."),
+        ):
+            gauge = GaugeMetricFamily(f"ridgeline:{name}", text, labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge
+        errors = GaugeMetricFamily(
+            "ridgeline:prediction_mean_abs_error_ratio",
+            "Mean relative error of late, of steps and of requests' times.",
+            labels=[*labels, "of"],
+        )
+        for name, value in sorted(score.errors.items()):
+            errors.add_metric([*values, name], value)
+        yield errors
+        histogram = HistogramMetricFamily(
+            "ridgeline:step_prediction_error_ratio", "Relative error of a step.", labels=labels
+        )
+        found = _Histogram(ERROR_BOUNDS)
+        found.counts = list(score.error_counts)
+        histogram.add_metric(values, found.buckets(), score.error_sum)
+        yield histogram

@@ -22,7 +22,6 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
-from ridgeline.planner.learned import NUM_NEEDED, Learned
 from ridgeline.planner.promise import (
     Asked,
     Book,
@@ -32,7 +31,7 @@ from ridgeline.planner.promise import (
     Verdict,
     latest_start_s,
 )
-from ridgeline.planner.samples import After, Measured
+from ridgeline.planner.score import FIRST_STEPS, Score
 from ridgeline.server.deadlines import Deadline
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
@@ -43,6 +42,7 @@ from ridgeline.simulator.steptime import StepTime
 _PERIOD_S = 0.1  # from one round to the next
 _PROMPTS = (5, 130, 20, 300, 60, 600, 10, 200)  # tokens, of requests that only measure
 _WORDS = "How long does a step take, and how much longer if there is more in it?"
+_MOST_WAVES = 100
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
 
 
@@ -94,20 +94,19 @@ class _Seen(NamedTuple):
     asked: list[tuple[Standing, ...]]
     promised: list[tuple[Promise, tuple[Standing, ...]]]
     queued: list[Standing]
-    news: tuple[Sequence[Measured], Sequence[After]] | None  # for a fit
 
 
 class Promises:
     """Who was promised what, and whether it was kept."""
 
     def __init__(
-        self, bridge: Bridge, learned: Learned, text: TextSide, count: Callable[[str], None]
+        self, bridge: Bridge, score: Score, text: TextSide, count: Callable[[str], None]
     ) -> None:
-        """Promise what ``bridge`` will do, as ``learned`` foresees; ``count`` takes outcomes.
+        """Promise what ``bridge`` will do, by what ``score`` knows; ``count`` takes outcomes.
 
         ``text`` is asked for what own requests need, those that only measure.
         """
-        self._bridge, self._learned, self._text, self._count = bridge, learned, text, count
+        self._bridge, self._score, self._text, self._count = bridge, score, text, count
         self._safety, self._lengths = Safety(), Lengths()
         self._asking: list[tuple[Promise, asyncio.Future[Verdict]]] = []
         self._open: list[Promise] = []
@@ -219,7 +218,7 @@ class Promises:
         """
         num_wave, longest = 0, self._bridge.engine.max_model_len // 2
         words = self._text.tokenizer.encode(_WORDS)
-        while self._learned.num_seen < NUM_NEEDED and num_wave < NUM_NEEDED:
+        while not self._score.is_calibrated and num_wave < _MOST_WAVES:
             sizes = _PROMPTS[num_wave % len(_PROMPTS) :][: 1 << num_wave % 4]
             prompts = [  # with nothing in common, or the cache would spare the work
                 tuple(words[i * stride % len(words)] for i in range(1, 1 + min(size, longest)))
@@ -265,12 +264,10 @@ class Promises:
         loop = asyncio.get_running_loop()
         try:
             seen = await looked
-            if seen.news:
-                await loop.run_in_executor(self._thread, self._learned.fit, *seen.news)
-            times = self._learned.times()
-            if times is None:
+            if not self._score.is_calibrated:
                 self._measuring = self._measuring or asyncio.create_task(self._measure())
-                raise _too_early(self._learned.num_seen)
+                raise _too_early(self._score.num_steps)
+            times = self._score.calibration.times.scaled(self._score.factor)
             verdicts, num_may_enter = await loop.run_in_executor(
                 self._thread, self._decide, seen, promises[0], times
             )
@@ -350,7 +347,7 @@ class Promises:
             _standing(engine.max_model_len, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(waiting[:most])
         ]
-        seen = _Seen(time.monotonic(), state, new, known, queued, self._learned.news())
+        seen = _Seen(time.monotonic(), state, new, known, queued)
         bridge.call(_settle, looked, seen)
 
     def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
@@ -431,7 +428,8 @@ def _too_early(num_seen: int) -> ApiError:
     return ApiError(
         503,
         f"this server does not know yet how fast it is: it has seen {num_seen} steps of the "
-        f"{NUM_NEEDED} that a promise needs, and measures itself now; try again soon",
+        f"{FIRST_STEPS} that a promise needs, and measures itself now; try again soon, or run "
+        f"ridgeline calibrate before it starts",
         param="deadline",
         code="deadline_not_foreseeable",
         headers={"retry-after": "2"},

@@ -137,11 +137,11 @@ def serve_again(records: Sequence[Json]) -> Again:
             break
         if are_promised:
             for request_id in step["arrived"]:
-                replica.push(asked[request_id])
+                replica.enter(asked[request_id])
         else:
             while len(waiting) > num_to_come:
                 replica.push(waiting.pop(0))
-        replica.admit()
+            replica.admit()
         for name in ("aborted", "paused", "resumed"):
             act = {"aborted": "abort", "paused": "pause", "resumed": "resume"}[name]
             for request_id in step[name]:

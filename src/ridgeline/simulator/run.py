@@ -100,6 +100,10 @@ class Clock:
         """Return the time."""
         return self.now_s
 
+    def wait_until(self, at_s: float) -> None:
+        """Let time pass until then, if it is not over."""
+        self.now_s = max(self.now_s, at_s)
+
 
 class VirtualRunner:
     """A runner that computes nothing: time passes, and answers have the lengths that are known.
@@ -172,6 +176,10 @@ class Replica:
         """Prompts that wait before the engine."""
         return len(self._queue)
 
+    def leave(self) -> None:
+        """Give the engine back, which has no requests now."""
+        self.engine.listeners.remove(self._note_end)
+
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self._queue or self._promised) or self.engine.has_work()
@@ -189,11 +197,11 @@ class Replica:
         if self._promised:
             promised, self._promised = self._promised, []
             for asked in promised:
-                self._add(asked)
+                self.enter(asked)
             return
         # A request of one prompt has no sequence in the engine before it enters.
         for asked in self._queue.take(self.engine.scheduler.room(), held=lambda asked: 0):
-            self._add(asked)
+            self.enter(asked)
 
     def step(self, is_read: bool | None = None, num_outside: int | None = None) -> list[Event]:
         """Run a step behind ``admit``, if there is work for one; return its events.
@@ -214,7 +222,8 @@ class Replica:
         self._closed.clear()
         return events
 
-    def _add(self, asked: Asked) -> None:
+    def enter(self, asked: Asked) -> None:
+        """Let a request into the engine. Raises ValueError if it can never run."""
         request_id = self.engine.add(
             asked.prompt,
             asked.sampling(),
@@ -287,37 +296,65 @@ def simulate(
     clock, records = Clock(), list[Record]()
     replica, runner = new_replica(settings, clock, times, records.append)
 
-    def serve(due: list[_Due], waiting: deque[_Due]) -> None:
-        heapify(due)
-        under_way: dict[int, tuple[_Due, Asked]] = {}
-        while due or replica.has_work():
-            if not replica.has_work():
-                clock.now_s = max(clock.now_s, due[0].at_s)
-            while due and due[0].at_s <= clock.now_s:
-                turn = heappop(due)
-                asked = turn.asked()
-                under_way[id(asked)] = turn, asked
-                replica.push(asked)
-            replica.admit()
-            replica.step()
-            clock.now_s += times.after(runner.num_rows, len(replica.ended))
-            for asked in replica.ended:
-                turn, _ = under_way.pop(id(asked))
-                then = turn.then(asked, clock.now_s)
-                if then is None and waiting:
-                    then = waiting.popleft()._replace(at_s=clock.now_s + turnaround_s)
-                if then is not None:
-                    heappush(due, then)
+    def pass_after_step() -> None:
+        clock.now_s += times.after(runner.num_rows, len(replica.ended))
 
-    serve([_Due(0.0, i, (asked,), 0, ()) for i, asked in enumerate(warmups)], deque())
-    begin_s = clock.now_s
+    course = Course(clock, clock.wait_until, pass_after_step)
+    serve(replica, [replace(asked, arrival_s=0.0) for asked in warmups], course)
+    serve(replica, load, course, concurrency=concurrency, turnaround_s=turnaround_s)
+    return records
+
+
+class Course(NamedTuple):
+    """How time goes on, virtual or real.
+
+    Attributes:
+        now_s: returns the time.
+        wait_until: waits until then, when nothing is to do.
+        after_step: is called behind each step, for the time until the next.
+    """
+
+    now_s: Callable[[], float]
+    wait_until: Callable[[float], None]
+    after_step: Callable[[], None] = lambda: None
+
+
+def serve(
+    replica: Replica,
+    load: Sequence[Asked],
+    course: Course,
+    *,
+    concurrency: int | None = None,
+    turnaround_s: float = 0.0,
+) -> None:
+    """Serve a load to its end, with arrival times that count from now; see ``simulate``."""
+    begin_s = course.now_s()
     sessions = [
         _Due(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
-        for i, session in enumerate(_sessions(load), len(warmups))
+        for i, session in enumerate(_sessions(load))
     ]
     at_first = len(sessions) if concurrency is None else concurrency
-    serve(sessions[:at_first], deque(sessions[at_first:]))
-    return records
+    due, waiting = sessions[:at_first], deque(sessions[at_first:])
+    heapify(due)
+    under_way: dict[int, tuple[_Due, Asked]] = {}
+    while due or replica.has_work():
+        if not replica.has_work():
+            course.wait_until(due[0].at_s)
+        while due and due[0].at_s <= course.now_s():
+            turn = heappop(due)
+            asked = turn.asked()
+            under_way[id(asked)] = turn, asked
+            replica.push(asked)
+        replica.admit()
+        replica.step()
+        course.after_step()
+        for asked in replica.ended:
+            turn, _ = under_way.pop(id(asked))
+            then = turn.then(asked, course.now_s())
+            if then is None and waiting:
+                then = waiting.popleft()._replace(at_s=course.now_s() + turnaround_s)
+            if then is not None:
+                heappush(due, then)
 
 
 def _sessions(load: Sequence[Asked]) -> Iterator[tuple[Asked, ...]]:

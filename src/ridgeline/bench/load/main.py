@@ -61,24 +61,35 @@ def serve(asking: Asking, load: Workload, goodput: Sequence[str]) -> bool:
             drive(asking.target(), warmups, measured, load.max_concurrency, report)
         )
     found = summarise(outcomes, limits_ms)
-    asked = {
+    asked = asked_of(load, planned, num_left_out)
+    said = warnings(found, client, asked)
+    print_result(found, said)
+    flags = flags_of(asking, load, goodput)
+    notes = {"client": client, "warnings": said, "definitions": DEFINITIONS}
+    print(json.dumps({"flags": flags, "asked": asked} | found | notes, allow_nan=False))
+    return bool(found["num_successful"])
+
+
+def asked_of(load: Workload, planned: Sequence[Planned], num_left_out: int) -> dict[str, Any]:
+    """Return what was asked for, for the document."""
+    return {
         "num_warmups": load.num_warmups,
         "num_repeated_prompts": len(planned) - len({request.prompt for request in planned}),
         "num_left_out_of_trace": num_left_out,
         "prompt_length_unit": "lines of the file" if load.prompts else "words",
         "prefix_share": _prefix_share(load),
-        "total_max_tokens": sum(request.max_tokens for request in measured),
+        "total_max_tokens": sum(request.max_tokens for request in planned[load.num_warmups :]),
     }
-    said = warnings(found, client, asked)
-    _print(found, said)
-    flags = {
+
+
+def flags_of(asking: Asking | None, load: Workload, goodput: Sequence[str]) -> dict[str, Any]:
+    """Return the flags that repeat a run, for the document; without the key."""
+    asked = asdict(asking) if asking else {}
+    return {
         name: str(v) if isinstance(v, Path) or v == math.inf else v
-        for name, v in (asdict(asking) | asdict(load) | {"goodput": list(goodput)}).items()
+        for name, v in (asked | asdict(load) | {"goodput": list(goodput)}).items()
         if name != "api_key"
     }
-    notes = {"client": client, "warnings": said, "definitions": DEFINITIONS}
-    print(json.dumps({"flags": flags, "asked": asked} | found | notes, allow_nan=False))
-    return bool(found["num_successful"])
 
 
 def read_plan(load: Workload) -> tuple[list[Planned], int]:
@@ -106,9 +117,15 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path}: not UTF-8 text") from error
 
 
-def _print(found: Mapping[str, Any], said: Sequence[str]) -> None:
+def print_result(
+    found: Mapping[str, Any],
+    said: Sequence[str],
+    title: str = "Serving Benchmark Result",
+    more: Mapping[str, str | float | None] | None = None,
+) -> None:
+    """Print vLLM's block, with ``more`` lines at its end, and then what went wrong."""
     out, err = (Console(stderr=b, highlight=False, soft_wrap=True) for b in (False, True))
-    out.print(f"{' Serving Benchmark Result ':=^50}", style="bold")
+    out.print(f"{f' {title} ':=^50}", style="bold")
     for label, key in _COUNTS.items():
         _print_row(out, label, found[key])
     if found["goodput"]:
@@ -118,6 +135,10 @@ def _print(found: Mapping[str, Any], said: Sequence[str]) -> None:
             out.print(f"{title:-^50}", style="bold")
             for label, column in {"Mean": "mean", "Median": "p50", "P99": "p99"}.items():
                 _print_row(out, f"{label} {short} (ms)", found[key][f"{column}_ms"])
+    if more:
+        out.print(f"{'Prediction':-^50}", style="bold")
+        for label, value in more.items():
+            _print_row(out, label, value)
     out.print("=" * 50, style="bold")
     for failure in found["failures"]:
         err.print(f"failed: {failure['num']} x {failure['error']}", style="red", markup=False)
@@ -125,6 +146,6 @@ def _print(found: Mapping[str, Any], said: Sequence[str]) -> None:
         err.print(f"warning: {line}", style="yellow", markup=False)
 
 
-def _print_row(out: Console, label: str, value: float | None) -> None:
+def _print_row(out: Console, label: str, value: str | float | None) -> None:
     text = "unknown" if value is None else f"{value:.2f}" if isinstance(value, float) else value
     out.print(f"{label + ':':<40} {text:<10}")

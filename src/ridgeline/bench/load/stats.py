@@ -30,8 +30,8 @@ DEFINITIONS = LATENCIES | {
     "goodput": "successful requests within every limit; the share is of all requests, failed ones "
     "too; an answer of one token has no tpot and is within its limit",
 }
-_LIMITS = {"ttft": "ttft_from_send", "tpot": "tpot_excl_first", "e2el": "e2e"}  # as in vLLM
-_LIMITS |= {name: name for name in LATENCIES if name != "itl_chunk_pooled"}
+LIMIT_NAMES = {"ttft": "ttft_from_send", "tpot": "tpot_excl_first", "e2el": "e2e"}  # as in vLLM
+LIMIT_NAMES |= {name: name for name in LATENCIES if name != "itl_chunk_pooled"}
 _MAX_LATE_MS = 20  # 99th percentile of the client's delays: more would show in the latencies
 _MAX_CPU_SHARE = 0.8  # of one core, which is all that an event loop has
 
@@ -144,10 +144,11 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 def parse_limits(texts: Sequence[str]) -> dict[str, float]:
     """Read limits like ``ttft:500``, in milliseconds; ValueError says what there is."""
     try:
-        return {_LIMITS[text.split(":")[0]]: float(text.split(":")[1]) for text in texts}
+        return {LIMIT_NAMES[text.split(":")[0]]: float(text.split(":")[1]) for text in texts}
     except (LookupError, ValueError) as error:
         raise ValueError(
-            f"--goodput {' '.join(texts)} is not NAME:MILLISECONDS with one of {', '.join(_LIMITS)}"
+            f"--goodput {' '.join(texts)} is not NAME:MILLISECONDS with one of "
+            f"{', '.join(LIMIT_NAMES)}"
         ) from error
 
 

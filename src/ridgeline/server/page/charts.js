@@ -55,6 +55,26 @@ export function drawSteps(canvas, steps, note) {
   note.textContent = `up to ${most[0].toLocaleString('en')} of prompts, ${most[1].toLocaleString('en')} of answers`;
 }
 
+const MOST = 3; // times as long, at the upper edge; a third at the lower
+
+/** Draw steps as dots: on the line what took as long as foreseen, above it what took longer. */
+export function drawForeseen(canvas, steps) {
+  const { pen, width, height, colour } = prepare(canvas);
+  const middle = Math.round(height / 2);
+  pen.fillStyle = colour('line');
+  pen.fillRect(0, middle, width, 1);
+  const shown = steps.slice(-Math.floor(width / 4));
+  const left = width - shown.length * 4;
+  pen.fillStyle = colour('accent');
+  shown.forEach(([took, , , foreseen], i) => {
+    if (!foreseen) return;
+    const off = Math.max(-1, Math.min(1, Math.log(took / foreseen) / Math.log(MOST)));
+    pen.beginPath();
+    pen.arc(left + i * 4 + 1.5, middle - off * (middle - 2), 1.5, 0, 2 * Math.PI);
+    pen.fill();
+  });
+}
+
 const MAX_CELLS = 1600;
 const NAMES = { f: 'free', c: 'cached', u: 'used', s: 'shared' };
 

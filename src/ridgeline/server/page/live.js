@@ -1,7 +1,7 @@
 // The engine as it runs: reads the server's views while the panel can be seen, and shows them.
 
 import { call, events } from './api.js';
-import { drawBlocks, drawLine, drawSteps, readBlocks } from './charts.js';
+import { drawBlocks, drawForeseen, drawLine, drawSteps, readBlocks } from './charts.js';
 import { element } from './dom.js';
 import * as memory from './memory.js';
 import { settings } from './store.js';
@@ -128,6 +128,7 @@ function show() {
   if (!view || !canBeSeen()) return;
   showRates();
   drawSteps(at('steps'), steps, at('steps-note'));
+  showForeseen();
   const { counts, shown, total } = drawBlocks(at('blocks'), readBlocks(view.blocks));
   const held = counts.used + counts.shared;
   at('blocks-note').textContent = `${number(held)} of ${number(total)} blocks of ${view.block_size} tokens held`;
@@ -136,6 +137,14 @@ function show() {
   if (shown < total) at('blocks-legend').append(element('em', {}, `first ${number(shown)} shown, the rest is free`));
   at('sequences-note').textContent = `${number(view.num_running)} running, ${number(view.num_waiting)} waiting`;
   showSequences();
+}
+
+function showForeseen() {
+  drawForeseen(at('foreseen'), steps);
+  const known = steps.filter((step) => step[3]);
+  const sum = (index) => known.reduce((total, step) => total + step[index], 0);
+  const off = known.length ? `off by ${(100 * Math.abs(sum(3) / sum(0) - 1)).toFixed(0)} %, ` : '';
+  at('foreseen-note').textContent = off + (view.is_calibrated ? `speed ${view.speed.toFixed(2)}` : 'uncalibrated');
 }
 
 function showRates() {

@@ -1,0 +1,80 @@
+"""Cost of being watched: what it takes to foresee each step, with no model behind it.
+
+    python -m peers.score_cost
+
+A server predicts every step and compares (``planner.score``). Printed are the median and the best
+microseconds a step for steps of answers alone, and their share of such a step as it was calibrated
+here. The goal is at most 0.5 % of a step of one stream.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+
+from ridgeline.core.records import EngineRecord, StepRecord
+from ridgeline.engine_setup.home import default_home
+from ridgeline.planner.calibration import Calibration, all_of
+from ridgeline.planner.score import Score
+from ridgeline.simulator.run import Asked, simulate
+from ridgeline.simulator.steptime import Features, StepTime
+
+_UNKNOWN = StepTime((1, 64), (3e-3, 20e-3), 3e-4, 0.0, 0.0, 0.0, 0.0)
+
+
+def calibration_here() -> Calibration:
+    """Return the newest calibration of this machine, or one of a step of three milliseconds."""
+    found = sorted(all_of(default_home()), key=lambda one: one.measured_at)
+    return found[-1] if found else Calibration(
+        model="none", arch="", dtype="", kv_cache_dtype="", backend="cpu", threads=1,
+        processor="", source="measured", measured_at=0.0, version="", times=_UNKNOWN,
+        step_error=None, total_error=None, factors=(), samples=(), after=(),
+    )  # fmt: skip
+
+
+def measure(calibration: Calibration, num_seqs: int, num_steps: int = 2000) -> dict[str, float]:
+    """Return microseconds for each step of ``num_seqs`` answers, and the share of the step."""
+    settings = EngineRecord(
+        policy="splitfuse", block_size=16, num_blocks=1 << 16, max_num_batched_tokens=8192,
+        max_num_seqs=num_seqs, max_model_len=4096, enable_prefix_caching=True, seed=0, eos_ids=(),
+    )  # fmt: skip
+    load = [
+        Asked(prompt=(i, *range(1, 128)), num_new=(num_steps,), arrival_s=0.0)
+        for i in range(num_seqs)
+    ]
+    records = simulate(load, settings, calibration.times)
+    score = Score(calibration, start=lambda work: None)
+    costs_us = []
+    for record in records:
+        start_s = time.perf_counter()
+        score.on_record(record)
+        took_s = time.perf_counter() - start_s
+        if isinstance(record, StepRecord) and not record.num_prompt_tokens:
+            costs_us.append(1e6 * took_s)
+    features = Features(num_seqs, num_seqs, num_seqs, 256 * num_seqs, 256 * num_seqs)
+    step_us = 1e6 * calibration.times.seconds(features)
+    median_us = statistics.median(costs_us)
+    return {
+        "median_us": round(median_us, 2),
+        "best_us": round(min(costs_us), 2),
+        "step_us": round(step_us),
+        "share_of_step": round(median_us / step_us, 5),
+    }
+
+
+def main() -> None:
+    """Print a line per number of answers, then one JSON document."""
+    calibration = calibration_here()
+    results = {}
+    for num_seqs in (1, 16, 64):
+        results[f"decode_{num_seqs}"] = cost = measure(calibration, num_seqs)
+        print(
+            f"{num_seqs:3d} answers: {cost['median_us']:6.1f} us (median), {cost['best_us']:6.1f} "
+            f"us (best), {cost['share_of_step']:.2%} of a step of {cost['step_us'] / 1e3:.1f} ms"
+        )
+    print(json.dumps({"model": calibration.model} | results))
+
+
+if __name__ == "__main__":
+    main()
