@@ -2,11 +2,12 @@
 
     python -m peers.promises [--model smollm2] [--seconds 90] [--load 1.5]
 
-First it is measured how many requests a second saturate the server. Then as many times that arrive,
-at random, each with one of two deadlines: a tight one, and one of thrice the time. The server that
-is told nothing serves as always, and clients hang up when their time is over. The other one is
-asked for promises. Refused in vain is what would have been kept if it alone had not been refused:
-the trace of what was accepted is simulated again with it, by a model of time fitted to that trace.
+First it is measured how long requests take alone, and how many a second saturate the server. Then
+more arrive than that, at random, each with one of two deadlines: 5 or 15 times what it would take
+alone in the median. The server that is told nothing serves as always, and clients hang up when
+their time is over. The other one is asked for promises. Refused in vain is what would have been
+kept if it alone had not been refused: the trace of what was accepted is simulated again with it, by
+a model of time fitted to that trace.
 It takes about five minutes, with progress on standard error. The table is markdown; the last line
 on standard output is the result as JSON.
 """
@@ -40,8 +41,9 @@ from ridgeline.simulator.run import Asked, simulate
 from ridgeline.simulator.steptime import StepTime
 
 _PROMPTS, _ANSWERS = (20, 60, 150, 400), (16, 32, 64)
+_NUM_ALONE = 12
 _STREAMS, _SATURATING_S = 32, 30.0
-_LOOSE = 3.0  # the second deadline, in times of the first
+_TIGHT, _LOOSE = 5.0, 15.0  # deadlines, in times of what requests take alone
 _MOST_REPLAYED = 100
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -101,8 +103,19 @@ def client(port: int) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=None)
 
 
-async def saturate(port: int, dice: random.Random) -> tuple[float, float]:
-    """Return how many requests a second a full server answers, and the median of their times."""
+async def alone(port: int, dice: random.Random) -> float:
+    """Return how many seconds a request takes if there is no other, in the median."""
+    done = [new_request(dice) for _ in range(_NUM_ALONE)]
+    async with client(port) as http:
+        for one in done:
+            await ask(http, one, is_told=False)
+    if any(one.outcome != "ok" for one in done):
+        raise SystemExit(f"the server does not answer: {done[0].outcome}")
+    return statistics.median(one.end_s - one.sent_s for one in done)
+
+
+async def saturate(port: int, dice: random.Random) -> float:
+    """Return how many requests a second a full server answers."""
     done: list[Sent] = []
     end_s = time.monotonic() + _SATURATING_S
 
@@ -118,8 +131,7 @@ async def saturate(port: int, dice: random.Random) -> tuple[float, float]:
     in_time = [one for one in done if one.end_s <= end_s and one.outcome == "ok"]
     if not in_time:
         raise SystemExit("the server answered nothing: is the model there?")
-    took_s = [one.end_s - one.sent_s for one in in_time]
-    return len(in_time) / _SATURATING_S, statistics.median(took_s)
+    return len(in_time) / _SATURATING_S
 
 
 async def learn(port: int, dice: random.Random) -> None:
@@ -241,27 +253,29 @@ def main() -> None:
         trace = Path(name) / "trace.jsonl"
         plain = ("--speculative-config", "off")  # a model of time has no drafts in it
         with server(flags.model, *plain) as port:
-            say(f"saturating the server for {_SATURATING_S:.0f} s")
-            rate_per_s, median_s = asyncio.run(saturate(port, dice))
-            say(f"{rate_per_s:.2f} requests/s; half of them take less than {median_s:.2f} s")
+            alone_s = asyncio.run(alone(port, dice))
+            say(f"alone a request takes {alone_s:.2f} s; saturating for {_SATURATING_S:.0f} s")
+            rate_per_s = asyncio.run(saturate(port, dice))
+            say(f"{rate_per_s:.2f} requests/s saturate it")
             plan, after_s = [], 0.0
             while (after_s := after_s + dice.expovariate(flags.load * rate_per_s)) < flags.seconds:
-                tight_s = dice.choice((1.0, _LOOSE)) * median_s
-                plan.append(replace(new_request(dice, after_s), total_s=tight_s))
+                total_s = dice.choice((_TIGHT, _LOOSE)) * alone_s
+                plan.append(replace(new_request(dice, after_s), total_s=total_s))
             untold = [replace(one) for one in plan]
             asyncio.run(load(port, untold, is_told=False, name="without deadlines"))
         with server(flags.model, *plain, "--trace", str(trace)) as port:
             asyncio.run(learn(port, dice))
             asyncio.run(load(port, plan, is_told=True, name="with deadlines"))
         num_vain, num_replayed = in_vain(trace, plan, dice)
+    tight_s, loose_s = _TIGHT * alone_s, _LOOSE * alone_s
     print(f"{flags.load:g} times what saturates the server ({rate_per_s:.2f} requests/s), ", end="")
-    print(f"for {flags.seconds:g} s; deadlines {median_s:.2f} and {_LOOSE * median_s:.2f} s\n")
+    print(f"for {flags.seconds:g} s; deadlines of {tight_s:.2f} and {loose_s:.2f} s\n")
     print("| | deadlines not told | deadlines told |\n|---|---|---|")
     print("\n".join(table(plan, untold, flags.seconds)))
     print(f"| refused in vain, of those simulated again | - | {num_vain} of {num_replayed} |\n")
     counts = {
         "rate_per_s": rate_per_s,
-        "deadline_s": median_s,
+        "alone_s": alone_s,
         "in_time": {
             "untold": sum(o.is_in_time for o in untold),
             "told": sum(o.is_in_time for o in plan),
