@@ -78,6 +78,15 @@ def test_a_full_engine_makes_a_seat_for_who_is_due() -> None:
     assert run_step(scheduler).preempted == ()
 
 
+def test_the_tokens_of_who_gives_way_are_for_who_comes() -> None:
+    scheduler = make_scheduler(budget=10, seats=2, policy=Orca())
+    for request_id in range(2):
+        scheduler.add(make_request(request_id, [request_id] * 3, max_tokens=7))
+    run_step(scheduler)
+    scheduler.add(make_request(2, range(9), due_s=1.0, max_tokens=1))
+    assert sizes_of(run_step(scheduler)) == {(0, 0): 1, (2, 0): 9}
+
+
 def test_blocks_are_taken_from_who_is_not_due() -> None:
     scheduler = make_scheduler(num_blocks=4, block_size=4, budget=16)
     add(scheduler, 0, 7)
