@@ -33,6 +33,7 @@ setup: .venv/ready
 .venv/ready: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@$(STEP) "Creating .venv with $$($(PYTHON) --version)" $(PYTHON) -m venv .venv
+	@$(BIN)/python $(PIP) --quiet uninstall --yes setuptools  # Python 3.11 puts it there; nothing needs it
 	@$(STEP) "Installing locked dependencies" $(BIN)/python $(PIP) install --require-hashes --no-deps -r requirements.lock
 	@$(STEP) "Installing Ridgeline" $(BIN)/python $(PIP) install --no-deps -e .
 	@touch $@

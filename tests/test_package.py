@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -36,3 +37,18 @@ def test_there_are_links_to_all_that_a_user_looks_for(project: dict[str, Any]) -
     for name in ("Documentation", "Changelog"):
         path = urls[name].removeprefix(urls["Source"]).split("/main/")[1]
         assert Path(__file__).parents[1].joinpath(path).exists()
+
+
+def test_the_readme_has_no_link_that_a_package_page_cannot_follow(project: dict[str, Any]) -> None:
+    root = Path(__file__).parents[1]
+    text = root.joinpath("README.md").read_text()
+    targets = re.findall(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    links = [inline or defined for inline, defined in targets]
+    assert len(links) > 5
+    owner = project["urls"]["Source"].removeprefix("https://github.com/")
+    for link in links:
+        assert link.startswith("https://"), link
+        if owner in link:
+            assert root.joinpath(link.split("/main/")[1]).exists(), link
+    for name in re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE):
+        assert text.count(f"[{name}]") > 1, f"nothing links to {name}"

@@ -1,6 +1,7 @@
-"""What this machine gives to this process: memory and processors, also inside a container.
+"""What this machine gives to this process: memory, processors and files, also inside a container.
 
-Reads the kernel's own files and this process's limits, and gives back memory that was freed.
+Reads the kernel's own files and this process's limits, and gives back memory that was freed. What a
+system other than Linux lacks of these is missing here alone.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ import contextlib
 import ctypes
 import os
 import platform
-import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+try:
+    import resource
+except ImportError:  # Windows sets no limits
+    resource = None  # type: ignore[assignment]
+
 _KIB = 1024
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096  # Windows: no sysconf
 _ENTRY_BYTES = 8  # of a page in the kernel's page map; its highest bit says that it is in memory
 _PAGES_AT_ONCE = 1 << 15  # so that looking takes no memory to speak of
 _IS_PRESENT = bytes(byte >> 7 for byte in range(256))
@@ -32,17 +38,26 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
     """Return the memory that this process can still have, in bytes; at least 0.
 
     This is the least of what the machine has, what each control group around the process (a
-    container, a service) has left, and what the limit on its address space leaves.
+    container, a service) has left, and what the limit on its address space leaves. Raises OSError
+    if the system does not say.
 
     Args:
         proc: where the kernel's process files are; they may be missing (macOS).
         cgroup: where control groups are mounted, version 1 or 2; may be missing too.
     """
     room = [_machine_bytes(proc), *_group_bytes(proc, cgroup)]
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        room.append(limit - _address_space_bytes(proc))
+    if resource:
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            room.append(limit - _address_space_bytes(proc))
     return max(0, min(room))
+
+
+def total_bytes() -> int:
+    """Return the memory that the machine has, in bytes. Raises OSError if it does not say."""
+    if not hasattr(os, "sysconf"):
+        raise OSError("this system does not say how much memory it has: models run on Linux only")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def usable_cpus(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -55,7 +70,23 @@ def usable_cpus(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
         proc: where the kernel's process files are.
         cgroup: where control groups are mounted, version 1 or 2; may be missing.
     """
-    return max(1, min([len(os.sched_getaffinity(0)), *_group_cpus(proc, cgroup)]))
+    has_affinity = hasattr(os, "sched_getaffinity")
+    allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, min([allowed, *_group_cpus(proc, cgroup)]))
+
+
+def max_open_files() -> int | None:
+    """Return how many files this process may have open; None if there is no such limit."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else None
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system does; the default of 1,024 is soon reached."""
+    if resource:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def cpu_fact(*names: str, proc: Path = Path("/proc")) -> str:
@@ -113,7 +144,7 @@ def _machine_bytes(proc: Path) -> int:
     if available is not None:
         return available * _KIB
     # A system that does not say what is free: count on half of what it has.
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return total_bytes() // 2
 
 
 def _group_bytes(proc: Path, cgroup: Path) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,15 +30,31 @@ class Server:
         self.arrived_s: list[float] = []
         self.connections: set[Any] = set()
         self.running = self.peak = 0
+        self.files = {"/v1/models": b'{"data": [{"id": "scripted"}]}'}  # by GET
+
+
+class _Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that go away, which is what a search lets some of its own do."""
+
+    daemon_threads = True
+    request_queue_size = 512
+
+    def handle_error(self, *arguments: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(*arguments)
 
 
 @contextmanager
-def serving(script: Script) -> Iterator[Server]:
+def serving(script: Script, port: int = 0) -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *arguments: Any) -> None:
             pass
+
+        def do_GET(self) -> None:
+            found = seen.files.get(self.path)
+            self.whole(200 if found else 404, found or b"")
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -61,11 +78,7 @@ def serving(script: Script) -> Iterator[Server]:
         def answer(self, parts: Iterator[Any]) -> None:
             first = next(parts)
             if isinstance(first, tuple):
-                self.send_response(first[0])
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(first[1])))
-                self.end_headers()
-                self.wfile.write(first[1].encode())
+                self.whole(first[0], first[1].encode())
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -75,6 +88,13 @@ def serving(script: Script) -> Iterator[Server]:
                 self.put(part)
             self.wfile.write(b"0\r\n\r\n")
 
+        def whole(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
         def put(self, part: Any) -> None:
             if isinstance(part, float):
                 time.sleep(part)
@@ -83,8 +103,7 @@ def serving(script: Script) -> Iterator[Server]:
             data = text.encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
+    httpd = _Quiet(("127.0.0.1", port), Handler)
     seen = Server(f"http://127.0.0.1:{httpd.server_port}")
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -346,6 +346,43 @@ def test_nothing_served_is_status_1_and_still_a_document(tmp_path: Path) -> None
     assert server.bodies[0]["messages"][0]["content"] == "only [one] prompt"
 
 
+def test_several_clients_send_one_plan_and_their_results_are_one(tmp_path: Path) -> None:
+    table, picture = tmp_path / "run.csv", tmp_path / "run.svg"
+    common = ("--model", "m", "--num-prompts", "13", "--turns", "2", "--clients", "3")
+    with serving(scripted(0.05, 0.0, 2)) as server:
+        common += ("--base-url", server.url)
+        done = bench_serve(
+            *common, "--max-concurrency", "4", "--num-warmups", "3", "--out", str(table)
+        )
+        assert server.peak <= 4
+        assert len(server.bodies) == 16
+        rated = bench_serve(*common, "--request-rate", "40", "--out", str(picture))
+        few = bench_serve(*common, "--max-concurrency", "2")
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["num_requests"], found["num_successful"]) == (13, 13)
+    assert found["client"]["num_clients"] == found["flags"]["clients"] == 3
+    last = [len(body["messages"]) for body in server.bodies[3:16]]
+    assert sorted(last) == [1] * 7 + [3] * 6  # each turn came behind its answer
+    assert "num_requests,num_successful" in table.read_text()
+    assert "ttft_from_send_p99_ms" in table.read_text()
+    found = json.loads(rated.stdout.splitlines()[-1])
+    assert found["num_successful"] == 13
+    assert found["client"]["send_lateness"]["num"] <= 7  # of the client that was latest
+    assert picture.read_text().count("<polyline") == 3
+    assert "m: 13 requests" in picture.read_text()
+    assert few.returncode == 1
+    assert "--clients is 3, but --max-concurrency 2" in few.stderr
+
+
+def test_nobody_there_is_one_line_from_several_clients_too() -> None:
+    done = bench_serve(
+        *("--base-url", "http://127.0.0.1:9", "--model", "m", "--request-rate", "5"),
+        *("--clients", "2"),
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "does not serve the first requests" in done.stderr
+
+
 def test_a_trace_of_our_own_sends_its_token_ids_and_chat_cannot(tmp_path: Path) -> None:
     path, failed = tmp_path / "own.jsonl", {"request_id": 1, "error": "broken"}
     request = {"type": "request", "request_id": 0, "arrival_s": 3.0, "error": None}

@@ -157,6 +157,8 @@ def test_the_text_is_prometheus_and_nothing_of_clients_becomes_a_label(served: S
 
 def test_the_dashboard_asks_for_metrics_that_exist(served: Served) -> None:
     dashboard = Path(__file__).parents[2] / "contrib" / "grafana" / "ridgeline.json"
+    panels = json.loads(dashboard.read_text())["panels"]
+    assert all(panel["description"] for panel in panels)
     asked = set(re.findall(r"(?:ridgeline:|http_)\w+", dashboard.read_text()))
     served.call("/health")
     there = {name.partition("{")[0] for name in served.metrics()}
@@ -181,3 +183,55 @@ def test_what_was_foreseen_is_beside_what_happened(model: Path) -> None:
             f'ridgeline:prediction_mean_abs_error_ratio{{of="{of}"}}' for of in ("step", "tpot")
         }
         assert names <= found.keys()
+
+
+def test_what_each_key_used_is_counted_under_its_label(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice sesame-one\nbob sesame-two\n")
+    with serving(model, api_key_file=file, api_key=["sesame-three"]) as served:
+        used: dict[str, Counter[str]] = {"alice": Counter(), "bob": Counter(), "key1": Counter()}
+        for i, label in enumerate(["alice", "bob", "alice", "alice"]):
+            key = {"alice": "sesame-one", "bob": "sesame-two"}[label]
+            body = {"prompt": [40] * (20 + i), "max_tokens": 3 + i, "n": 2, "ignore_eos": True}
+            _, answer, _ = served.call(COMPLETE, body, authorization=f"Bearer {key}")
+            usage = answer["usage"]
+            used[label].update(
+                key_requests=1,
+                key_prompt_tokens=usage["prompt_tokens"],
+                key_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+                key_generation_tokens=usage["completion_tokens"],
+            )
+        served.call(COMPLETE, {"prompt": "x"}, authorization="Bearer wrong")
+        _, text, _ = served.call("/metrics", authorization="Bearer sesame-one")
+        assert b"sesame" not in text
+        now = {
+            (sample.name, sample.labels.get("key")): sample.value
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+        }
+        names = ("requests", "prompt_tokens", "cached_tokens", "generation_tokens")
+        for label, expected in used.items():
+            for name in names:
+                value = now[f"ridgeline:key_{name}_total", label]
+                assert value == expected[f"key_{name}"], (label, name)
+        assert {label for _, label in now} == {None, *used}
+        assert now["ridgeline:key_cached_tokens_total", "alice"] > 0
+        for total in ("prompt_tokens", "generation_tokens"):
+            of_keys = sum(now[f"ridgeline:key_{total}_total", label] for label in used)
+            assert of_keys == now[f"ridgeline:{total}_total", None]
+
+
+def test_a_key_pays_for_what_nobody_read(served: Served) -> None:
+    before = served.metrics()['ridgeline:key_generation_tokens_total{key="-"}']
+    body = {"prompt": [40] * 9, "max_tokens": 100, "ignore_eos": True, "stream": True}
+    connection = post(served.port, body)
+    connection.recv(1000)
+    connection.close()
+    served.assert_idle()
+
+    def is_counted() -> bool:
+        now = served.metrics()
+        of_key = now['ridgeline:key_generation_tokens_total{key="-"}']
+        return before < of_key == now["ridgeline:generation_tokens_total"]
+
+    eventually(is_counted)

@@ -180,7 +180,7 @@ def simulate_load(question: Question, options: Options, trace: Path | None) -> b
     prediction = predict(made, found)
     if trace is not None:
         write_trace(trace, records, prediction | {"seed": question.load.seed})
-    said = warnings(made, prediction)
+    said = warnings(question.model, made, prediction)
     print_result(found, said, "Predicted Serving Result", lines(made, prediction))
     asked = asked_of(question.load, made.planned, made.num_left_out)
     if question.prompt_tokens is not None:
@@ -223,12 +223,12 @@ def lines(made: Prepared, prediction: Mapping[str, Any]) -> dict[str, str | floa
     }
 
 
-def warnings(made: Prepared, prediction: Mapping[str, Any]) -> list[str]:
+def warnings(model: str, made: Prepared, prediction: Mapping[str, Any]) -> list[str]:
     """Return what makes a prediction mean less than it seems to."""
     utilisation = prediction["utilisation"] or 0.0
     texts = {
         "uncalibrated: these numbers are assumed of a processor that nobody measured, and may be "
-        f"off by a factor of two: ridgeline calibrate {made.calibration.model}": (
+        f"off by a factor of two and more: ridgeline calibrate {model}": (
             prediction["source"] == "assumed"
         ),
         f"the load is {utilisation:.0%} of what can be served: latencies there depend on the "

@@ -20,7 +20,13 @@ from ridgeline.backends.cpu import measure_roof
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
-from ridgeline.machine import available_bytes, cpu_fact, processor_name, usable_cpus
+from ridgeline.machine import (
+    available_bytes,
+    cpu_fact,
+    processor_name,
+    total_bytes,
+    usable_cpus,
+)
 from ridgeline.planner.calibration import Calibration, all_of
 
 _MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
@@ -60,8 +66,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     cores = usable_cpus()
     yield "processor", f"{processor_name()}, {cores} of {os.cpu_count()} cores usable"
     yield "instruction sets", " ".join(sets) or "unknown"
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield "memory", f"{_gib(available_bytes())} usable of {_gib(total)}"
+    yield "memory", f"{_gib(available_bytes())} usable of {_gib(total_bytes())}"
     yield "python", f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
@@ -145,8 +150,8 @@ def problems(home: Path) -> Iterator[str]:
         yield f"only {_gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
     if cores < (os.cpu_count() or 1):
         yield f"{cores} of {os.cpu_count()} cores may be used: see taskset or the container's limit"
-    if os.getloadavg()[0] > 0.5 * cores:
-        load = os.getloadavg()[0]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > 0.5 * cores:
         yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
     if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
         yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
@@ -16,6 +16,7 @@ _AS_TYPED = {
     "speculative_config": str | None,
     "trace": Path | None,
     "trace_file": Path | None,
+    "lengths_from": Path | None,
     "prompts": Path | None,
 }
 
@@ -25,13 +26,18 @@ class UsageError(Exception):
 
 
 def flags(
-    parameter: str, kind: type[Any], *, unless: str | None = None, without: tuple[str, ...] = ()
+    parameter: str,
+    kind: type[Any],
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    unless: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
 
-    If the flag ``unless`` is given, it is None, and none of its own flags may be. Fields in
-    ``without`` get no flag.
+    Fields in ``fixed`` have that value, and no flag. If the flag ``unless`` is given, the parameter
+    is None, and none of its own flags may be given.
     """
+    set_before = fixed or {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         kinds = get_type_hints(kind) | _AS_TYPED
@@ -43,7 +49,7 @@ def flags(
                 annotation=Annotated[kinds[field.name], _flag(field)],
             )
             for field in fields(kind)
-            if field.name not in without
+            if field.name not in set_before
         ]
 
         @wraps(command)
@@ -57,7 +63,7 @@ def flags(
                 command(**arguments, **{parameter: None})
                 return
             try:
-                value = kind(**given)
+                value = kind(**set_before, **given)
             except ValueError as error:
                 raise UsageError(error) from error
             command(**arguments, **{parameter: value})

@@ -30,6 +30,8 @@ from ridgeline.bench.offline import bench
 from ridgeline.bench.profile import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
+from ridgeline.bench.tables import check_out
+from ridgeline.cli import bench as bench_commands
 from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import report
@@ -341,11 +343,17 @@ def bench_quality(
 
 
 @bench_app.command("serve")
-@flags("asking", Asking)
 @flags("load", Workload)
+@flags("asking", Asking)
 def bench_serve(
     goodput: Annotated[
         list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS; repeat.")
+    ] = None,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Processes that send, where one cannot keep up.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="The latencies as a picture, .svg; a table, .csv or .md.")
     ] = None,
     *,
     asking: Asking,
@@ -358,10 +366,14 @@ def bench_serve(
     """
     try:
         parse_limits(goodput or ())
+        check_out(out)
     except ValueError as error:
         raise UsageError(error) from error
-    if not serve(asking, load, goodput or ()):
+    if not serve(asking, load, goodput or (), clients, out):
         raise typer.Exit(1)
+
+
+bench_commands.add_to(bench_app)
 
 
 @contextmanager

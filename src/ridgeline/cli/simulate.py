@@ -17,7 +17,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.simulator.workload import Workload, parse_length
 
 
-@flags("options", Options, without=("seed",))  # that of the load decides all
+@flags("options", Options, fixed={"seed": None})  # that of the load decides all
 @flags("load", Workload, unless="like_result")
 def simulate_command(
     model: Model,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,22 +21,25 @@ def only_one(target: Path) -> Iterator[None]:
 
     Raises OSError, which names the way out, if the directory cannot be written.
     """
+    from filelock import FileLock  # here: what only looks for models does not need it
+
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = hidden(target, "lock").open("w")  # never removed: that would be a race
+        lock = FileLock(hidden(target, "lock")).acquire()
     except OSError as error:
         raise OSError(
             f"models cannot be kept in {target.parent} ({error.strerror}): set RIDGELINE_HOME to a "
             f"directory that can be written"
         ) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def rename(partial: Path, target: Path) -> None:
     """Rename at once and for good, even if the power fails after it."""
     partial.replace(target)
+    if sys.platform == "win32":  # no directory can be opened there
+        return
     directory = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
+from ridgeline.machine import raise_file_limit
 from ridgeline.router.app import Router, new_app
 from ridgeline.router.catalogue import Catalogue
 from ridgeline.router.pool import Pool, as_variables
@@ -19,7 +19,7 @@ from ridgeline.server.keys import Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter
 from ridgeline.server.options import ServeOptions
-from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
+from ridgeline.server.web_server import LOOPBACK, WebServer, address, obey_signals
 
 
 class Running:
@@ -103,11 +103,8 @@ async def _main(
     listener: socket.socket,
     log: LogWriter,
 ) -> None:
-    loop = asyncio.get_running_loop()
     running = Running(catalogue, engine, options, keys, log)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, running.stop)
-    loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
+    obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     url, names = address(listener, options), list(catalogue.models())

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
+from opentelemetry.context import Context
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from ridgeline import __version__
 from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import RequestRecord
 from ridgeline.engine_setup.locate import stores
 from ridgeline.machine import memory_of
 from ridgeline.models.summary import Summary
@@ -68,6 +70,7 @@ from ridgeline.server.schemas import (
     ResponseObject,
     documented,
 )
+from ridgeline.server.spans import emit, parent_of
 from ridgeline.server.static import FILES
 from ridgeline.server.stream import Stream
 from ridgeline.server.strict import contradiction
@@ -193,6 +196,7 @@ class Service:
             form = self.text.message_form(prompts[0], body.use, continues=continues)
         params, new_constraint, form = await self.prompts.of_form(params, body.form_fields, form)
         tenant = request.state.tenant
+        operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         stream = Stream(
             prompts,
             params,
@@ -204,6 +208,7 @@ class Service:
             prediction=prediction,
             new_constraint=new_constraint,
             token_rules=await self.prompts.token_rules(params),
+            on_record=partial(self._note_end, tenant, parent_of(request.headers), operation),
         )
         stream.arrived_s = request.state.arrived_s
         answers = Answers(self.text, body, stream, form)
@@ -220,6 +225,12 @@ class Service:
             promising,
             self.promises.note_lengths,
         )
+
+    def _note_end(
+        self, tenant: str, parent: Context, operation: str, record: RequestRecord
+    ) -> None:
+        self.metrics.count_usage(tenant, record)
+        emit(record, parent, operation, self.name)
 
     def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
         """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""

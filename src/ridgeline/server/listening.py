@@ -41,6 +41,8 @@ def bind_unix(path: Path) -> socket.socket:
 
     Raises OSError that says what to do.
     """
+    if not hasattr(socket, "AF_UNIX"):
+        raise OSError(f"cannot listen on {path}: Python has no Unix sockets here; use --port")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise OSError(

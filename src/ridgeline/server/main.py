@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -18,17 +17,18 @@ from ridgeline import __version__
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
+from ridgeline.machine import raise_file_limit
 from ridgeline.planner.calibration import known
 from ridgeline.planner.score import Score
 from ridgeline.server.app import Service, new_app
 from ridgeline.server.engine_thread import Bridge
-from ridgeline.server.keys import Keys
+from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
-from ridgeline.server.web_server import LOOPBACK, WebServer, address, raise_file_limit
+from ridgeline.server.web_server import LOOPBACK, WebServer, address, obey_signals
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 _STEP_S = 10.0  # for the step under way at the end
@@ -56,7 +56,11 @@ class Running:
         self.score = Score(known(home, llm.path, llm.arch, llm.config), home)
         self.bridge.listeners.append(self.score.on_record)
         self.metrics = Metrics(
-            name, self._gauges, lambda: trace.num_lost if trace else 0, self.score
+            name,
+            self._gauges,
+            lambda: trace.num_lost if trace else 0,
+            self.score,
+            keys.labels or (ANYONE,),
         )
         self.bridge.listeners.append(self.metrics.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
@@ -162,11 +166,8 @@ def serve(
 async def _main(
     llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
 ) -> None:
-    loop = asyncio.get_running_loop()
     running = Running(llm, name, options, keys, log.line, default_home())
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, running.stop)
-    loop.add_signal_handler(signal.SIGHUP, running.reload_keys)
+    obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     await running.run(listener, lambda: _announce(name, listener, options))

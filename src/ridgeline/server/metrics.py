@@ -1,7 +1,8 @@
 """Records of what happened, added up for Prometheus; names and buckets are vLLM's where it has one.
 
 Counters and histograms come from records alone, so they agree with ``--trace``. Gauges are read
-when metrics are scraped. Any thread may call; nothing that a client sends becomes a label.
+when metrics are scraped. Any thread may call; nothing that a client sends becomes a label, and of a
+key only the label that its owner gave it is shown.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -56,6 +57,12 @@ _COUNTERS = {
     "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
     "trace_records_lost": "Records that --trace could not write.",
 }
+_OF_KEY = {  # these add up to what is counted of all requests
+    "key_requests": "Prompts that ended, by key.",
+    "key_prompt_tokens": "Prompt tokens of requests that got an answer, by key.",
+    "key_cached_tokens": "Prompt tokens found in the prefix cache, by key.",
+    "key_generation_tokens": "Tokens generated, by key.",
+}
 
 
 class _Histogram:
@@ -87,10 +94,12 @@ class Metrics:
         gauges: Callable[[], Mapping[str, float]],
         num_lost: Callable[[], int],
         score: Score,
+        keys: Iterable[str],
     ) -> None:
         """Label everything with ``model_name``; ``gauges`` says how things stand now.
 
-        ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted.
+        ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted;
+        ``keys`` are the labels of keys that are known from the start.
         """
         self._model = model_name
         self._gauges, self._num_lost, self.score = gauges, num_lost, score
@@ -101,6 +110,7 @@ class Metrics:
         self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
         self._promises: Counter[str] = Counter(kept=0, broken=0, refused=0)
         self._refused: Counter[str] = Counter(invalid=0, too_long=0, too_slow=0)  # grammars
+        self._usage = {key: Counter[str]() for key in keys}
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
         self._registry = CollectorRegistry(auto_describe=False)
@@ -120,6 +130,15 @@ class Metrics:
         """Add an HTTP request; the caller ensures that there are few handlers and methods."""
         with self._lock:
             self._http[handler, method, str(status)] += 1
+
+    def count_usage(self, key: str, request: RequestRecord) -> None:
+        """Add what a request of the key with this label used."""
+        found = Counter(key_requests=1, key_cached_tokens=request.num_cached_tokens)
+        found["key_generation_tokens"] = sum(request.num_generated)
+        if request.first_token_s is not None:
+            found["key_prompt_tokens"] = len(request.prompt_token_ids)
+        with self._lock:
+            self._usage.setdefault(key, Counter()).update(found)
 
     def note_grammar(self, seconds: float) -> None:
         """Add the time that a grammar took until it could be used."""
@@ -247,6 +266,11 @@ class Metrics:
         for reason, count in self._finished.items():
             ends.add_metric([*values, reason], count)
         yield ends
+        for name, text in _OF_KEY.items():
+            of_key = CounterMetricFamily(f"ridgeline:{name}", text, labels=[*labels, "key"])
+            for label, used in self._usage.items():
+                of_key.add_metric([*values, label], used[name])
+            yield of_key
         for name, (_, text) in _HISTOGRAMS.items():
             found = self._histograms[name]
             family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=labels)

@@ -53,6 +53,7 @@ class Stream:
         prediction: tuple[int, ...] = (),
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -64,6 +65,7 @@ class Stream:
         self.prediction = prediction
         self.new_constraint = new_constraint
         self.token_rules = token_rules
+        self.on_record = on_record  # told of each prompt's end, also when nobody reads any more
         self.arrival_s = time.monotonic()
         self.arrived_s = self.arrival_s  # at the gate, if it came through one
         self.due_s = inf  # when it is to run at the latest, if that was promised
@@ -98,11 +100,14 @@ class Stream:
 
     def deliver(self, events: list[StreamEvent]) -> bool:
         """Take the events of a step; return False if the reader is too far behind."""
+        records = [what for _, what in events if isinstance(what, RequestRecord)]
+        for record in records:
+            self.on_record(record)
         if self.is_over:
             return True
         self.on_events(events)
         self._events += events
-        self.num_open -= sum(isinstance(what, RequestRecord) for _, what in events)
+        self.num_open -= len(records)
         self.is_over = not self.num_open
         self._wake.set()
         return len(self._events) <= self._max_behind

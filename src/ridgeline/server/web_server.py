@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import math
-import resource
+import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +15,7 @@ import uvicorn
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from ridgeline.machine import max_open_files
 from ridgeline.server.gate import Gate
 from ridgeline.server.http_limits import BoundedProtocol
 from ridgeline.server.keys import Keys
@@ -118,8 +119,7 @@ class WebServer(uvicorn.Server):
             loop.default_exception_handler(context)
         elif loop.time() > self._warned_s + _QUIET_S:
             self._warned_s = loop.time()
-            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            reason = f"all {most} files that may be open are"
+            reason = f"all {max_open_files()} files that may be open are"
             self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
 
 
@@ -147,9 +147,14 @@ def address(listener: socket.socket, options: ServeOptions) -> str:
     return f"{scheme}://{host}:{port}{options.root_path}"
 
 
-def raise_file_limit() -> None:
-    """Allow as many connections as the system does; the default of 1,024 is soon reached."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def obey_signals(stop: Callable[[], None], reload_keys: Callable[[], None]) -> None:
+    """From now on SIGTERM and Ctrl-C call ``stop`` on the running loop, SIGHUP ``reload_keys``."""
+    loop = asyncio.get_running_loop()
+    for name, what in (("SIGTERM", stop), ("SIGINT", stop), ("SIGHUP", reload_keys)):
+        signum = getattr(signal, name, None)
+        if signum is None:  # Windows has no SIGHUP
+            continue
+        try:
+            loop.add_signal_handler(signum, what)
+        except NotImplementedError:  # Windows: the interpreter calls, and the loop is woken
+            signal.signal(signum, lambda *_, what=what: loop.call_soon_threadsafe(what))

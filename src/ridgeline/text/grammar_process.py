@@ -9,7 +9,6 @@ nothing of Ridgeline.
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import sys
 import threading
@@ -20,6 +19,11 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
+
+try:
+    import resource
+except ImportError:  # Windows: the parent's limit on time is all there is
+    resource = None  # type: ignore[assignment]
 
 _MAX_PROCESS_BYTES = 3 << 29  # the library, the vocabulary, and 1 GiB
 _STACK_BYTES = 2 << 20  # less than a thread of the parent has
@@ -60,9 +64,7 @@ class Vocabulary:
 def main() -> None:
     """Take the vocabulary, say that all is ready, and compile once for each further line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got it too and decides
-    with suppress(ValueError, OSError):  # not every system has it
-        resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _bound_memory()
     threading.stack_size(_STACK_BYTES)
     told = json.loads(sys.stdin.buffer.readline())
     tokens = [b64decode(token) for token in told["tokens"]]
@@ -85,7 +87,16 @@ def _answer(answer: dict[str, str]) -> None:
     sys.stdout.buffer.flush()
 
 
+def _bound_memory() -> None:
+    if resource:
+        with suppress(ValueError, OSError):  # not every system has it
+            resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def _bound_cpu() -> None:
+    if resource is None:
+        return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used_s = int(usage.ru_utime + usage.ru_stime)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

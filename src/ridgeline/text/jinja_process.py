@@ -8,7 +8,6 @@ lines of JSON, writes one for each. It imports nothing of Ridgeline.
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import sys
 from contextlib import suppress
@@ -21,6 +20,11 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+try:
+    import resource
+except ImportError:  # Windows: the parent's limit on time is all there is
+    resource = None  # type: ignore[assignment]
+
 _MAX_PROCESS_BYTES = 1 << 30
 _MAX_RENDERED_CHARS = 1 << 24
 _MAX_CPU_S = 5  # in case the parent was killed and cannot stop us; its own limit is shorter
@@ -29,9 +33,7 @@ _MAX_CPU_S = 5  # in case the parent was killed and cannot stop us; its own limi
 def main() -> None:
     """Take the template's source, say that all is ready, and render once for each further line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got it too and decides
-    with suppress(ValueError, OSError):  # not every system has it
-        resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _bound_memory()
     source = json.loads(sys.stdin.buffer.readline())
     compiled: jinja2.Template | None = None
     _answer({})
@@ -51,7 +53,16 @@ def _answer(answer: dict[str, str]) -> None:
     sys.stdout.buffer.flush()
 
 
+def _bound_memory() -> None:
+    if resource:
+        with suppress(ValueError, OSError):  # not every system has it
+            resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def _bound_cpu() -> None:
+    if resource is None:
+        return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used_s = int(usage.ru_utime + usage.ru_stime)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -6,10 +6,53 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.simulator.workload import Planned
+
+
+class Failed(Exception):
+    """The server says that a request failed, or its answer is not one."""
+
+
+class Endpoint(Protocol):
+    """What the client must know of whom it asks."""
+
+    @property
+    def url(self) -> str:
+        """Address of the endpoint itself."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of every request."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time of a request, in seconds."""
+
+    def body(self, planned: Planned, said: Sequence[tuple[str, str]] = ()) -> bytes:
+        """Return the JSON of a request behind what was said before."""
+
+
+def headers_of(api_key: str | None) -> dict[str, str]:
+    """Return the headers of a request."""
+    plain = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    return plain | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+
+def check_base_url(base_url: str) -> None:
+    """Raise ValueError unless an address has a scheme and a host."""
+    if not re.match("https?://[^/]", base_url):
+        raise ValueError(f"--base-url {base_url} is not like http://127.0.0.1:8000")
+
+
+def read_extra_body(text: str) -> dict[str, Any]:
+    """Return the fields that --extra-body adds; ValueError if it is not a JSON object."""
+    try:
+        return dict(json.loads(text).items())
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"--extra-body {text} is not a JSON object") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +103,12 @@ class Asking:
 
     def __post_init__(self) -> None:
         """Raise ValueError for flags that are wrong with any server."""
-        if not re.match("https?://[^/]", self.base_url):
-            raise ValueError(f"--base-url {self.base_url} is not like http://127.0.0.1:8000")
+        check_base_url(self.base_url)
         if not self.timeout_s > 0:
             raise ValueError(f"--timeout-s is {self.timeout_s}; it must be above 0")
         if not self.temperature >= 0:
             raise ValueError(f"--temperature is {self.temperature}; at least 0, please")
-        try:
-            json.loads(self.extra_body).items()
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"--extra-body {self.extra_body} is not a JSON object") from error
+        read_extra_body(self.extra_body)
 
     def check(self, planned: Planned) -> None:
         """Raise ValueError if the endpoint cannot take such a prompt."""
@@ -89,11 +128,10 @@ class Asking:
             url=self.base_url.rstrip("/").removesuffix("/v1")
             + ("/v1/chat/completions" if is_chat else "/v1/completions"),
             is_chat=is_chat,
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"}
-            | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}),
+            headers=headers_of(self.api_key),
             fields={"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
             | sampling
             | {"ignore_eos": self.ignore_eos or None}
-            | json.loads(self.extra_body),
+            | read_extra_body(self.extra_body),
             timeout_s=self.timeout_s,
         )

@@ -10,34 +10,42 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import httpx2
 
-from ridgeline.bench.load.asking import Target
+from ridgeline.bench.load.asking import Endpoint, Failed
 from ridgeline.bench.load.stats import Outcome, summary_ms
 from ridgeline.engine_setup.progress import Report
 from ridgeline.simulator.workload import Planned
 
 Session = list[Planned]
+# Told which requests have ended, which are under way, and the seconds since the start.
+IsEnough = Callable[[Sequence[Outcome], Sequence[Outcome], float], bool]
+# Reads an answer with status 200 into its outcome; the last is the start of the run.
+Reader = Callable[[httpx2.AsyncClient, httpx2.Response, Outcome, float], Awaitable[None]]
 
 _LAG_PERIOD_S = 0.01
+_ENOUGH_PERIOD_S = 0.1
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "text")
 
 
-class _Failed(Exception):
-    """The server says that a request failed, or its answer is not one."""
-
-
 async def drive(
-    target: Target,
+    target: Endpoint,
     warmups: Sequence[Planned],
     plan: Sequence[Planned],
     num_workers: int | None,
     report: Report,
+    is_enough: IsEnough | None = None,
+    read: Reader | None = None,
+    ready: Callable[[], None] | None = None,
 ) -> tuple[list[Outcome], dict[str, Any]]:
     """Send the warm-up at once, then the plan: as it is due, or in turn on ``num_workers``.
+
+    Once ``is_enough`` says so, the rest is not sent, and what is under way is broken off. ``read``
+    reads an answer with status 200; by default one that is streamed. ``ready`` is called after the
+    warm-up, and returns when the run is to start.
 
     Returns the outcomes in the order of the plan, and how well the client kept up. Raises
     ValueError if no warm-up request succeeds.
@@ -48,30 +56,45 @@ async def drive(
         max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0
     )
     async with httpx2.AsyncClient(limits=limits, timeout=None) as http:
-        warm = await asyncio.gather(*(_ask(http, target, p, time.perf_counter()) for p in warmups))
+        run = _Run(http, target, read or read_stream, time.perf_counter())
+        warm = await asyncio.gather(*(run.ask(planned, ()) for planned in warmups))
         if warm and all(outcome.error for outcome in warm):
             raise ValueError(f"{target.url} does not serve the first requests: {warm[0].error}")
         outcomes: list[Outcome] = []
+        if ready:
+            ready()
         lag_s: list[float] = []
         watch = asyncio.create_task(_watch(lag_s))
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        run.start_s = start_s
 
         async def work(own: Iterable[Session]) -> None:
             for session in own:
                 said: list[tuple[str, str]] = []
                 for planned in session:
                     await asyncio.sleep(planned.think_s)
-                    outcomes.append(await _turn(http, target, planned, start_s, said))
+                    outcomes.append(await run.turn(planned, said))
                     report(len(outcomes), len(plan))
 
-        async with asyncio.TaskGroup() as tasks:
-            shared = iter(sessions(plan))
-            for _ in range(num_workers or 0):
-                tasks.create_task(work(shared))
-            for session in shared if num_workers is None else ():
-                due_s = (session[0].arrival_s or 0.0) + start_s
-                await asyncio.sleep(due_s - time.perf_counter())
-                tasks.create_task(work([session]))
+        async def send() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                shared = iter(sessions(plan))
+                for _ in range(num_workers or 0):
+                    tasks.create_task(work(shared))
+                for session in shared if num_workers is None else ():
+                    due_s = (session[0].arrival_s or 0.0) + start_s
+                    await asyncio.sleep(due_s - time.perf_counter())
+                    tasks.create_task(work([session]))
+
+        sending = asyncio.create_task(send())
+        while is_enough and not sending.done():
+            await asyncio.wait([sending], timeout=_ENOUGH_PERIOD_S)
+            now_s = time.perf_counter() - start_s
+            if is_enough(outcomes, list(run.under_way.values()), now_s):
+                sending.cancel()
+        await asyncio.wait([sending])  # which, unlike the task itself, Ctrl-C interrupts
+        if not sending.cancelled():
+            sending.result()
         watch.cancel()
     span_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     late_s = [o.sent_s - o.arrival_s for o in outcomes if o.arrival_s is not None]
@@ -98,52 +121,56 @@ def sessions(plan: Sequence[Planned]) -> list[Session]:
     return found
 
 
-async def _turn(
-    http: httpx2.AsyncClient,
-    target: Target,
-    planned: Planned,
-    start_s: float,
-    said: list[tuple[str, str]],
-) -> Outcome:
-    """Ask behind what was said, and add to it; without an answer to ask behind it fails."""
-    if planned.turn > len(said):
-        now_s = time.perf_counter() - start_s
-        return Outcome(planned.index, None, now_s, now_s, error="the turn before it failed")
-    outcome = await _ask(http, target, planned, start_s, said)
-    if outcome.error is None:
-        said.append((str(planned.prompt), outcome.text))
-    return outcome
+class _Run:
+    """Requests on their way to one server, and their answers."""
+
+    def __init__(
+        self, http: httpx2.AsyncClient, target: Endpoint, read: Reader, start_s: float
+    ) -> None:
+        self._http, self._target, self._read = http, target, read
+        self.start_s = start_s
+        self.under_way: dict[int, Outcome] = {}
+
+    async def turn(self, planned: Planned, said: list[tuple[str, str]]) -> Outcome:
+        """Ask behind what was said, and add to it; without an answer to ask behind it fails."""
+        if planned.turn > len(said):
+            now_s = time.perf_counter() - self.start_s
+            return Outcome(planned.index, None, now_s, now_s, error="the turn before it failed")
+        outcome = await self.ask(planned, said)
+        if outcome.error is None:
+            said.append((str(planned.prompt), outcome.text))
+        return outcome
+
+    async def ask(self, planned: Planned, said: Sequence[tuple[str, str]]) -> Outcome:
+        """Send one request and read its answer; any failure becomes the outcome's error."""
+        target, body = self._target, self._target.body(planned, said)
+        sent_s = time.perf_counter() - self.start_s
+        outcome = self.under_way[planned.index] = Outcome(
+            planned.index, planned.arrival_s, sent_s, sent_s
+        )
+        request = self._http.stream("POST", target.url, content=body, headers=target.headers)
+        try:
+            async with asyncio.timeout(target.timeout_s), request as response:
+                if response.status_code != 200:
+                    text = (await response.aread()).decode(errors="replace")
+                    raise Failed(f"HTTP {response.status_code}: {_message(text)}")
+                await self._read(self._http, response, outcome, self.start_s)
+        except TimeoutError:
+            outcome.error = f"no complete answer after {target.timeout_s:g} s"
+        except Failed as error:
+            outcome.error = str(error)
+        except Exception as error:  # one strange answer must not end the run of all others
+            outcome.error = f"{type(error).__name__}: {_one_line(str(error))}"
+        if outcome.error is not None:
+            outcome.end_s = time.perf_counter() - self.start_s
+        del self.under_way[planned.index]
+        return outcome
 
 
-async def _ask(
-    http: httpx2.AsyncClient,
-    target: Target,
-    planned: Planned,
-    start_s: float,
-    said: Sequence[tuple[str, str]] = (),
-) -> Outcome:
-    """Send one request and read its answer; any failure becomes the outcome's error."""
-    body, sent_s = target.body(planned, said), time.perf_counter() - start_s
-    outcome = Outcome(planned.index, planned.arrival_s, sent_s, sent_s)
-    request = http.stream("POST", target.url, content=body, headers=target.headers)
-    try:
-        async with asyncio.timeout(target.timeout_s), request as response:
-            await _read(response, outcome, start_s)
-    except TimeoutError:
-        outcome.error = f"no complete answer after {target.timeout_s:g} s"
-    except _Failed as error:
-        outcome.error = str(error)
-    except Exception as error:  # one strange answer must not end the run of all others
-        outcome.error = f"{type(error).__name__}: {_one_line(str(error))}"
-    if outcome.error is not None:
-        outcome.end_s = time.perf_counter() - start_s
-    return outcome
-
-
-async def _read(response: httpx2.Response, outcome: Outcome, start_s: float) -> None:
-    if response.status_code != 200:
-        text = (await response.aread()).decode(errors="replace")
-        raise _Failed(f"HTTP {response.status_code}: {_message(text)}")
+async def read_stream(
+    http: httpx2.AsyncClient, response: httpx2.Response, outcome: Outcome, start_s: float
+) -> None:
+    """Read a streamed answer; raises Failed if it ends too early or brings an error."""
     is_complete = False
     async for event in httpx2.EventSource(response):
         if event.data == "[DONE]":
@@ -151,14 +178,14 @@ async def _read(response: httpx2.Response, outcome: Outcome, start_s: float) -> 
         elif event.data:
             is_complete |= _take(event.data, outcome, time.perf_counter() - start_s)
     if not is_complete:
-        raise _Failed("the stream ended without a finish_reason and without [DONE]")
+        raise Failed("the stream ended without a finish_reason and without [DONE]")
 
 
 def _take(data: str, outcome: Outcome, now_s: float) -> bool:
     """Note what an event brings; True if it ends the answer."""
     event = json.loads(data)
     if event.get("error"):
-        raise _Failed(f"error in the stream: {_message(data)}")
+        raise Failed(f"error in the stream: {_message(data)}")
     if usage := event.get("usage"):
         outcome.prompt_tokens = int(usage["prompt_tokens"])
         outcome.usage_tokens = int(usage["completion_tokens"])
@@ -172,7 +199,7 @@ def _take(data: str, outcome: Outcome, now_s: float) -> bool:
             outcome.text += delta.get("content") or delta.get("text") or ""
         reason = choice.get("finish_reason")
         if reason in ("error", "abort"):
-            raise _Failed(f"finish_reason {reason}")
+            raise Failed(f"finish_reason {reason}")
         is_last |= bool(reason)
     return is_last
 

@@ -6,7 +6,6 @@ document last; warnings and failures also to standard error.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import secrets
@@ -18,8 +17,10 @@ from typing import Any
 from rich.console import Console
 
 from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.picture import latencies_svg
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise, warnings
-from ridgeline.engine_setup.progress import count_bar
+from ridgeline.bench.tables import flat, write_out
+from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.simulator.traces import parse_trace
 from ridgeline.simulator.workload import Planned, Workload, make_plan, parse_prompts
 
@@ -43,28 +44,37 @@ _SECTIONS = {
 }
 
 
-def serve(asking: Asking, load: Workload, goodput: Sequence[str]) -> bool:
+def serve(
+    asking: Asking,
+    load: Workload,
+    goodput: Sequence[str],
+    num_clients: int = 1,
+    out: Path | None = None,
+) -> bool:
     """Measure; print the result block and the JSON document. False if no request succeeded.
 
-    Raises ValueError if a limit of ``goodput`` or a file is not what it should be, or no warm-up
-    request succeeds.
+    ``out`` gets a picture or a table, by its ending. Raises ValueError if a limit of ``goodput`` or
+    a file is not what it should be, or no warm-up request succeeds.
     """
     # Not imported above: it takes 80 ms, which no other command should pay.
-    from ridgeline.bench.load.client import drive
+    from ridgeline.bench.load.clients import drive_many
 
     load = replace(load, seed=secrets.randbits(32) if load.seed is None else load.seed)
     limits_ms, (planned, num_left_out) = parse_limits(goodput), read_plan(load)
     asking.check(planned[0])
     warmups, measured = planned[: load.num_warmups], planned[load.num_warmups :]
     with count_bar("Asking", note="requests") as report:
-        outcomes, client = asyncio.run(
-            drive(asking.target(), warmups, measured, load.max_concurrency, report)
+        outcomes, client = drive_many(
+            asking.target(), warmups, measured, load.max_concurrency, num_clients, report
         )
     found = summarise(outcomes, limits_ms)
     asked = asked_of(load, planned, num_left_out)
     said = warnings(found, client, asked)
     print_result(found, said)
-    flags = flags_of(asking, load, goodput)
+    if out:
+        write_out(out, [flat(found)], latencies_svg(outcomes, asking.model))
+        say(f"written: {out}")
+    flags = flags_of(asking, load, goodput, clients=num_clients)
     notes = {"client": client, "warnings": said, "definitions": DEFINITIONS}
     print(json.dumps({"flags": flags, "asked": asked} | found | notes, allow_nan=False))
     return bool(found["num_successful"])
@@ -82,12 +92,15 @@ def asked_of(load: Workload, planned: Sequence[Planned], num_left_out: int) -> d
     }
 
 
-def flags_of(asking: Asking | None, load: Workload, goodput: Sequence[str]) -> dict[str, Any]:
+def flags_of(
+    asking: Asking | None, load: Workload, goodput: Sequence[str], **more: object
+) -> dict[str, Any]:
     """Return the flags that repeat a run, for the document; without the key."""
     asked = asdict(asking) if asking else {}
+    given = {"goodput": list(goodput)} | more
     return {
         name: str(v) if isinstance(v, Path) or v == math.inf else v
-        for name, v in (asked | asdict(load) | {"goodput": list(goodput)}).items()
+        for name, v in (asked | asdict(load) | given).items()
         if name != "api_key"
     }
 

@@ -91,10 +91,6 @@ def summarise(outcomes: Sequence[Outcome], limits_ms: Mapping[str, float]) -> di
     """Return counts, throughput, latencies and goodput, as plain values for JSON."""
     duration_s = max(outcome.end_s for outcome in outcomes)
     good = [outcome for outcome in outcomes if outcome.error is None]
-    failures: defaultdict[str, list[int]] = defaultdict(list)
-    for outcome in outcomes:
-        if outcome.error is not None:
-            failures[outcome.error].append(outcome.index)
     rows = [outcome.latencies_s() for outcome in good]
     pools = {name: [row[name] for row in rows if name in row] for name in LATENCIES}
     pools["itl_chunk_pooled"] = [gap for o in good for gap in np.diff(o.chunk_s).tolist()]
@@ -118,10 +114,7 @@ def summarise(outcomes: Sequence[Outcome], limits_ms: Mapping[str, float]) -> di
         "num_requests": len(outcomes),
         "num_successful": len(good),
         "num_failed": len(outcomes) - len(good),
-        "failures": [
-            {"error": error, "num": len(which), "request_indices": which}
-            for error, which in sorted(failures.items(), key=lambda item: -len(item[1]))
-        ],
+        "failures": failures(outcomes),
         "duration_s": round(duration_s, 3),
         "total_input_tokens": num_input,
         "total_cached_input_tokens": _sum(outcome.cached_tokens for outcome in good),
@@ -134,6 +127,18 @@ def summarise(outcomes: Sequence[Outcome], limits_ms: Mapping[str, float]) -> di
         **{name: summary_ms(pool) for name, pool in pools.items()},
         "goodput": goodput if limits_ms else None,
     }
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return each error with the requests that had it, the most frequent first."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            found[outcome.error].append(outcome.index)
+    return [
+        {"error": error, "num": len(which), "request_indices": which}
+        for error, which in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -152,6 +157,20 @@ def parse_limits(texts: Sequence[str]) -> dict[str, float]:
         ) from error
 
 
+def client_warnings(client: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the client could not keep up; ``client`` has its own delays."""
+    cpu_share = client["cpu_share_of_one_core"]
+    delays = (client["event_loop_lag"], client["send_lateness"])
+    lag_ms, late_ms = (delay["p99_ms"] if delay else 0.0 for delay in delays)
+    if cpu_share <= _MAX_CPU_SHARE and max(lag_ms, late_ms) <= _MAX_LATE_MS:
+        return []
+    return [
+        f"the client was saturated ({cpu_share:.0%} of a core; p99 of event loop lag {lag_ms:.0f} "
+        f"ms, of send lateness {late_ms:.0f} ms), which is in the latencies: ask for less, or run "
+        "it elsewhere"
+    ]
+
+
 def warnings(
     found: Mapping[str, Any], client: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> list[str]:
@@ -162,17 +181,11 @@ def warnings(
     num, num_good = found["num_requests"], found["num_successful"]
     num_input, num_cached = found["total_input_tokens"], found["total_cached_input_tokens"] or 0
     num_output, num_chunks = found["total_output_tokens"], found["total_output_chunks"]
-    known_share, cpu_share = asked["prefix_share"], client["cpu_share_of_one_core"]
-    share = 1.0 if known_share is None else known_share
+    share = 1.0 if asked["prefix_share"] is None else asked["prefix_share"]
     num_left_out = asked.get("num_left_out_of_trace", 0)
-    delays = (client["event_loop_lag"], client["send_lateness"])
-    lag_ms, late_ms = (delay["p99_ms"] if delay else 0.0 for delay in delays)
     texts = {
         f"{num - num_good} of {num} requests failed; the latencies are those of the others, which "
         "flatters the server": num_good < num,
-        f"the client was saturated ({cpu_share:.0%} of a core; p99 of event loop lag {lag_ms:.0f} "
-        f"ms, of send lateness {late_ms:.0f} ms), which is in the latencies: ask for less, or run "
-        "it elsewhere": cpu_share > _MAX_CPU_SHARE or max(lag_ms, late_ms) > _MAX_LATE_MS,
         f"{asked['num_repeated_prompts']} prompts came before: a prefix cache makes them cheap": (
             asked["num_repeated_prompts"]
         ),
@@ -191,4 +204,4 @@ def warnings(
         ),
         f"the p99 of {num_good} requests is little but their maximum": num_good < 100,
     }
-    return [text for text, applies in texts.items() if applies]
+    return client_warnings(client) + [text for text, applies in texts.items() if applies]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,10 @@ def aligned(shape: int | tuple[int, ...], dtype: type[_T]) -> NDArray[_T]:
     """Return zeros that begin at a multiple of 64 bytes, or of a huge page if there are many."""
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     boundary = _HUGE_PAGE if num_bytes >= _HUGE_PAGE else 64
-    area = mmap.mmap(-1, num_bytes + boundary, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "win32":
+        area = mmap.mmap(-1, num_bytes + boundary)
+    else:
+        area = mmap.mmap(-1, num_bytes + boundary, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if boundary == _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # an operating system without them
             area.madvise(mmap.MADV_HUGEPAGE)

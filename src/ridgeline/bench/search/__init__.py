@@ -1,0 +1,1 @@
+"""The highest load that meets service levels: ``ridgeline bench search``."""

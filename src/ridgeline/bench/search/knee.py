@@ -1,0 +1,182 @@
+"""Which load to try next, to find the highest that holds. Pure.
+
+It grows the load until a trial fails, then narrows the interval between the highest load that held
+and the lowest that failed to 5 %, and tries both ends again. Trials at one load count as one. It
+knows nothing of servers and of what a load is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.bench.search.slo import Tally
+
+WIDTH = 1.05  # of the interval that answers: its upper end by its lower one
+_STEP = 1.045  # from one end of the interval: a little less, so that it ends the search there
+_LEAST = 1e-3  # tightness: what is less is as good as nothing
+_NUM_GUESSES = 3  # narrowing by interpolation; what is left is halved, which cannot be misled
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one trial says.
+
+    Attributes:
+        load: requests per second, or requests at a time.
+        tallies: of each service level.
+        is_overloaded: whether the queue grew without end.
+        tightness: the worst of measured percentile / limit; 1 is just met.
+        completed_per_s: requests that ended per second.
+    """
+
+    load: float
+    tallies: tuple[Tally, ...]
+    is_overloaded: bool
+    tightness: float
+    completed_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """All trials at one load."""
+
+    load: float
+    num_trials: int
+    holds: bool
+    tightness: float
+    is_overloaded: bool
+    completed_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The highest load that held, and the lowest that failed; None where there is none."""
+
+    low: Point | None
+    high: Point | None
+
+
+def points(trials: Sequence[Trial]) -> list[Point]:
+    """Return what the trials say of each load, in order of load."""
+    found = []
+    for load in sorted({trial.load for trial in trials}):
+        same = [trial for trial in trials if trial.load == load]
+        columns = zip(*(trial.tallies for trial in same), strict=True)
+        pooled = [
+            Tally(column[0].slo, sum(t.num_met for t in column), sum(t.num for t in column))
+            for column in columns
+        ]
+        # One overload of two may be chance; the pooled requests decide.
+        is_overloaded = sum(trial.is_overloaded for trial in same) * 2 > len(same)
+        found.append(
+            Point(
+                load,
+                len(same),
+                all(one.holds for one in pooled) and not is_overloaded,
+                sum(trial.tightness for trial in same) / len(same),
+                is_overloaded,
+                sum(trial.completed_per_s for trial in same) / len(same),
+            )
+        )
+    return found
+
+
+def interval(trials: Sequence[Trial]) -> Interval:
+    """Return between which loads the answer lies. What held above one that failed was luck."""
+    found = points(trials)
+    high = next((point for point in found if not point.holds), None)
+    below = [point for point in found if high is None or point.load < high.load]
+    return Interval(below[-1] if below else None, high)
+
+
+class Search:
+    """The next load to try, given those that were.
+
+    Args:
+        start: the first load.
+        least: the smallest load that makes sense; if it fails, none holds.
+        is_whole: loads are whole numbers: requests at a time. Else requests per second.
+    """
+
+    def __init__(self, start: float, least: float, *, is_whole: bool) -> None:
+        self.trials: list[Trial] = []
+        self._start, self._least, self._is_whole = start, least, is_whole
+        self._num_guesses = 0
+
+    def next_load(self) -> float | None:
+        """Return the load of the next trial, or None: the answer is ``interval(trials)``."""
+        found = interval(self.trials)
+        low, high = found.low, found.high
+        if not self.trials:
+            return self._start
+        if high is None:
+            return self._higher()
+        if low is None:
+            return self._lower(high)
+        if self._is_closed(low.load, high.load):
+            return next((end.load for end in (low, high) if end.num_trials < 2), None)
+        return self._between(low, high)
+
+    def _higher(self) -> float:
+        """Return twice to eight times the load, as far as the last two see the limit."""
+        *others, last = points(self.trials)
+        load = last.load * (4 if last.tightness < 0.5 else 2)
+        if others:
+            guess = self._guess(others[-1], last)
+            # Behind the last load, or there is none: then it is far.
+            load = guess * _STEP if guess > last.load else last.load * 8
+        load = min(max(load, last.load * 2), last.load * 8)
+        return float(round(load)) if self._is_whole else load
+
+    def _guess(self, low: Point, high: Point) -> float:
+        return (_concurrency_at_limit if self._is_whole else _rate_at_limit)(low, high)
+
+    def _lower(self, high: Point) -> float | None:
+        if high.load > self._least:
+            load = max(self._least, high.load / 4)
+            return float(round(load)) if self._is_whole else load
+        return high.load if high.num_trials < 2 else None
+
+    def _is_closed(self, low: float, high: float) -> bool:
+        return high <= WIDTH * low or (self._is_whole and high - low <= 1)
+
+    def _between(self, low: Point, high: Point) -> float:
+        """Return a load between two, close to where interpolation sees the limit."""
+        load = math.sqrt(low.load * high.load)
+        self._num_guesses += 1
+        if self._num_guesses <= _NUM_GUESSES and high.load > _STEP**2 * low.load:
+            load = min(max(self._guess(low, high), low.load * _STEP), high.load / _STEP)
+        if self._is_whole:
+            load = float(min(max(round(load), low.load + 1), high.load - 1))
+        return load
+
+
+def _rate_at_limit(low: Point, high: Point) -> float:
+    """Return the rate at which the latency is its limit, seen from two rates.
+
+    Near saturation the reciprocal of a latency falls as a straight line to 0 at the highest rate
+    that the server can take, as in an M/M/1 queue. An overloaded trial says what that rate is; its
+    latencies say only how long it ran.
+    """
+    x, y = high.load, 1 / max(high.tightness, _LEAST)
+    if high.is_overloaded or math.isinf(high.tightness):
+        x, y = min(x, max(high.completed_per_s, low.load * _STEP)), 0.0
+    return _crossing((low.load, 1 / max(low.tightness, _LEAST)), (x, y))
+
+
+def _concurrency_at_limit(low: Point, high: Point) -> float:
+    """Return the number of requests at a time at which the latency is its limit, seen from two.
+
+    The latency is a straight line: once the server is busy, so many requests share what it does.
+    """
+    if math.isinf(high.tightness):
+        return math.sqrt(low.load * high.load)
+    return _crossing((low.load, low.tightness), (high.load, high.tightness))
+
+
+def _crossing(first: tuple[float, float], second: tuple[float, float]) -> float:
+    """Return where the line through two points is 1; the middle if it is level."""
+    (x1, y1), (x2, y2) = first, second
+    return (x1 + x2) / 2 if y1 == y2 else x1 + (1 - y1) * (x2 - x1) / (y2 - y1)

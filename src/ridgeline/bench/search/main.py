@@ -1,0 +1,237 @@
+"""``ridgeline bench search``: the highest load at which a server meets service levels.
+
+It knows a server only by its URL, or by the command that starts it. The trials are a table that
+grows line by line, the answer is a sentence, and the last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from ridgeline.bench.load.asking import Asking, check_base_url
+from ridgeline.bench.load.main import read_plan
+from ridgeline.bench.load.stats import DEFINITIONS, client_warnings
+from ridgeline.bench.search.knee import Interval, Search, interval
+from ridgeline.bench.search.picture import curve_svg
+from ridgeline.bench.search.served import first_model, served
+from ridgeline.bench.search.slo import parse_slo
+from ridgeline.bench.search.trial import Setting, run_trial
+from ridgeline.bench.tables import check_out, write_out
+from ridgeline.engine_setup.options import flag_field
+from ridgeline.engine_setup.progress import say
+from ridgeline.simulator.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What to search for; each field is a flag of the command line."""
+
+    slo: list[str] | None = flag_field(
+        None, "METRIC:PERCENTILE:MS, such as ttft:p95:500; ttft, tpot or e2el; repeatable."
+    )
+    over: Literal["rate", "concurrency"] = flag_field(
+        "rate", "What grows: requests per second, or requests at a time."
+    )
+    base_url: str | None = flag_field(None, "Like http://127.0.0.1:8000, with or without /v1.")
+    serve: str | None = flag_field(
+        None, "In place of --base-url: a command that starts the server, with {port} in it."
+    )
+    serve_timeout_s: float = flag_field(600.0, "Longest time until that server is ready.")
+    model: str | None = flag_field(None, "The model's name. Default: the first that is listed.")
+    num_prompts: int = flag_field(200, "Most requests that a trial counts.")
+    start: float | None = flag_field(None, "First load. Default: by how long an answer takes.")
+    max_trials: int = flag_field(16, "Most trials; usually 8 are enough.")
+    out: Path | None = flag_field(None, "Goodput by load, as .svg, .csv or .md.")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for wishes that contradict each other or make no sense."""
+        if not self.slo:
+            raise ValueError("say what should hold: --slo ttft:p95:500, for example")
+        for text in self.slo:
+            parse_slo(text)
+        if (self.base_url is None) == (self.serve is None):
+            raise ValueError("say whom to ask: --base-url URL, or --serve 'COMMAND {port}'")
+        check_base_url(self.base_url or "http://127.0.0.1")
+        for name, least in (("num_prompts", 20), ("max_trials", 1), ("serve_timeout_s", 0)):
+            if getattr(self, name) < least:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} is {getattr(self, name)}; at least {least}, please")
+        if self.start is not None and not self.start > 0:
+            raise ValueError(f"--start is {self.start}; it must be above 0")
+        check_out(self.out)
+
+
+def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
+    """Search, and print the trials, the answer and the JSON document. False if no load holds.
+
+    Raises ValueError if the server cannot be started or does not serve, or a file is not what it
+    should be, and OSError if it cannot be reached.
+    """
+    where = (
+        served(wish.serve, asking.api_key, wish.serve_timeout_s)
+        if wish.serve
+        else nullcontext(wish.base_url)
+    )
+    seed = secrets.randbits(32) if workload.seed is None else workload.seed
+    with where as base_url:
+        model = wish.model or first_model(str(base_url), asking.api_key)
+        asking = replace(asking, base_url=str(base_url), model=model)
+        setting = Setting(
+            asking=asking,
+            workload=replace(workload, seed=seed),
+            slos=[parse_slo(text) for text in wish.slo or ()],
+            is_open=wish.over == "rate",
+            num_measured=wish.num_prompts,
+            answer_s=0.0,
+        )
+        setting.answer_s = _first_answers_s(setting)
+        found, records = _trials(wish, setting)
+    answer = _answer(setting, found, records)
+    Console(highlight=False, soft_wrap=True).print(f"\n{answer['text']}", markup=False)
+    if wish.out:
+        picture = curve_svg(answer, records, setting.is_open, [str(s) for s in setting.slos])
+        write_out(wish.out, [_row(i, r) for i, r in enumerate(records, 1)], picture)
+        say(f"written: {wish.out}")
+    flags = asdict(asking) | asdict(setting.workload) | asdict(wish) | {"model": model}
+    del flags["api_key"], flags["request_rate"], flags["max_concurrency"]
+    flags = {name: str(v) if isinstance(v, Path) else v for name, v in flags.items()}
+    document = {"flags": flags, "answer": answer, "trials": records, "definitions": DEFINITIONS}
+    print(json.dumps(document, allow_nan=False))
+    return bool(answer["low"])
+
+
+def _first_answers_s(setting: Setting) -> float:
+    """Ask a few at a time, and return how long an answer takes; ValueError if there is none."""
+    from ridgeline.bench.load.client import drive
+
+    num = max(setting.workload.num_warmups, 1)
+    workload = replace(
+        setting.workload, request_rate=None, max_concurrency=num, num_prompts=num, num_warmups=num,
+        trace_file=None, lengths_from=setting.workload.trace_file or setting.workload.lengths_from,
+    )  # fmt: skip
+    planned, _ = read_plan(workload)
+    setting.asking.check(planned[0])
+    outcomes, _ = asyncio.run(
+        drive(setting.asking.target(), planned[:num], planned[num:], num, lambda done, total: None)
+    )
+    good = [outcome.end_s - outcome.sent_s for outcome in outcomes if outcome.error is None]
+    if not good:
+        raise ValueError(f"the server failed the first requests: {outcomes[0].error}")
+    return sum(good) / len(good)
+
+
+def _trials(wish: Wish, setting: Setting) -> tuple[Interval, list[dict[str, Any]]]:
+    """Run trials until the answer is there, and print a line for each."""
+    num_at_first = max(setting.workload.num_warmups, 1)
+    start, least = num_at_first / setting.answer_s, 0.25 / setting.answer_s
+    if not setting.is_open:
+        start, least = float(num_at_first), 1.0
+    start = (wish.start if setting.is_open else round(wish.start)) if wish.start else start
+    steps = Search(start, min(start, least), is_whole=not setting.is_open)
+    out = Console(highlight=False, soft_wrap=True)
+    labels = [slo.label for slo in setting.slos]
+    unit = "requests/s" if setting.is_open else "at a time"
+    heads = ("trial", unit, *(f"{label}, ms" for label in labels), "goodput/s", "")
+    widths = [5, 10, *(max(len(head), 9) for head in heads[2:-1])]
+    out.print(_line(heads, widths), style="bold")
+    records: list[dict[str, Any]] = []
+    while len(records) < wish.max_trials and (load := steps.next_load()) is not None:
+        trial, record = run_trial(setting, load, len(records) + 1)
+        record["verdict"] = _verdict(record)
+        steps.trials.append(trial)
+        records.append(record)
+        values = [_shown_ms(one) for one in record["slos"]]
+        shown = f"{load:.4g}" if setting.is_open else f"{load:.0f}"
+        goodput = f"{record['goodput_per_s']:.3g}"
+        cells = (str(len(records)), shown, *values, goodput, record["verdict"])
+        out.print(_line(cells, widths), markup=False)
+    return interval(steps.trials), records
+
+
+def _shown_ms(of_slo: dict[str, Any]) -> str:
+    """Return a percentile; where too many requests failed or were broken off, that it is late."""
+    value_ms = of_slo["value_ms"]
+    return "late" if value_ms is None else f"{value_ms:.1f}"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    aligned = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False)]
+    return "  ".join([*aligned, cells[-1]]).rstrip()
+
+
+def _verdict(record: dict[str, Any]) -> str:
+    """Return in a few words whether a trial held, and if not, why."""
+    num_failed = record["measured"]["num_failed"] if record["measured"] else 0
+    failed = f", {num_failed} failed" if num_failed else ""
+    if record["is_overloaded"]:
+        return "the queue grew" + failed
+    missed = [one for one in record["slos"] if not one["holds"]]
+    if not missed:
+        return "held"
+    return (
+        "; ".join(f"{one['num_met']} of {one['num']} met {one['slo']}" for one in missed) + failed
+    )
+
+
+def _answer(setting: Setting, found: Interval, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the interval, whether it is confirmed, and the sentence that says so."""
+    low, high = found.low, found.high
+    slos = " and ".join(str(slo) for slo in setting.slos)
+    is_confirmed = all(end is not None and end.num_trials > 1 for end in (low, high))
+    nearest: list[str] = []
+    if low is None:
+        assert high is not None  # there is a trial, and it failed
+        worst = [
+            max(one["value_ms"] or math.inf for one in same)
+            for same in zip(*(r["slos"] for r in records if r["load"] == high.load), strict=True)
+        ]
+        if math.inf not in worst:
+            pairs = zip(setting.slos, worst, strict=True)
+            nearest = [str(replace(s, limit_ms=max(s.limit_ms, math.ceil(ms)))) for s, ms in pairs]
+        text = f"{slos} cannot be met: not even at {setting.describe(high.load)}."
+        text += (
+            f" The nearest that can: {' '.join(f'--slo {one}' for one in nearest)}"
+            if nearest
+            else f" Too many requests fail there: {records[-1]['verdict']}"
+        )
+    elif high is None:
+        text = f"{slos} held in every trial, up to {setting.describe(low.load)}: allow --max-trials"
+    else:
+        sure = "each tried twice" if is_confirmed else "not confirmed: allow more --max-trials"
+        text = (
+            f"{slos} holds up to {setting.describe(low.load)}, and fails at "
+            f"{setting.describe(high.load)} ({sure})."
+        )
+    if any(client_warnings(record["client"]) for record in records):
+        text += " The client itself was late in some trials: run it elsewhere to be sure."
+    return {
+        "over": "rate" if setting.is_open else "concurrency",
+        "low": low and low.load,
+        "high": high and high.load,
+        "is_confirmed": is_confirmed,
+        "nearest": nearest,
+        "text": text,
+    }
+
+
+def _row(number: int, record: dict[str, Any]) -> dict[str, Any]:
+    values = {one["slo"]: one["value_ms"] for one in record["slos"]}
+    return {
+        "trial": number,
+        "load": record["load"],
+        "requests": record["measured"]["num_requests"] if record["measured"] else 0,
+        "requests_per_s": record["completed_per_s"],
+        "goodput_per_s": record["goodput_per_s"],
+        **{f"{slo} (ms)": value for slo, value in values.items()},
+        "verdict": record["verdict"],
+    }

@@ -1,0 +1,160 @@
+"""Service levels, and whether a trial meets them. Pure.
+
+``ttft:p95:500`` means that 95 % of requests have their first token within 500 ms; a failed request
+does not. So each request meets it or not, and how often it is met is a binomial number: a trial is
+over as soon as that number is certain enough.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.bench.load.stats import LIMIT_NAMES, Outcome
+
+ERROR = 0.005  # chance that a trial which ends early says what a long one would not
+_MIN_REQUESTS = 20  # fewer say nothing, however clear they are: the server may only be warming up
+_METRICS = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """``percent`` of requests have a latency ``metric`` of at most ``limit_ms``."""
+
+    metric: str
+    percent: float
+    limit_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}:p{self.percent:g}:{self.limit_ms:g}"
+
+    @property
+    def label(self) -> str:
+        """What a column of its values is called."""
+        return f"{self.metric} p{self.percent:g}"
+
+    def value_s(self, outcome: Outcome) -> float:
+        """Return the latency of an ended request: infinite if it failed, 0 without a tpot."""
+        if outcome.error is not None:
+            return math.inf
+        name = LIMIT_NAMES[self.metric]
+        return outcome.latencies_s().get(name, 0.0 if self.metric == "tpot" else math.inf)
+
+    def is_met(self, outcome: Outcome) -> bool:
+        """Return whether an ended request is within the limit."""
+        return 1e3 * self.value_s(outcome) <= self.limit_ms
+
+    def is_met_so_far(self, outcome: Outcome, now_s: float) -> bool | None:
+        """Return whether a request under way meets it; None if that is open."""
+        if self.metric == "ttft" and outcome.chunk_s:
+            return 1e3 * (outcome.chunk_s[0] - outcome.sent_s) <= self.limit_ms
+        is_late = self.metric != "tpot" and 1e3 * (now_s - outcome.sent_s) > self.limit_ms
+        return False if is_late else None
+
+
+def parse_slo(text: str) -> Slo:
+    """Read ``METRIC:PERCENTILE:MS``, such as ``ttft:p95:500``.
+
+    Raises ValueError that says what there is.
+    """
+    match = re.fullmatch(r"(\w+):p?(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)", text.strip())
+    if match and match[1] in _METRICS and 0 < float(match[2]) < 100 and float(match[3]) > 0:
+        return Slo(match[1], float(match[2]), float(match[3]))
+    raise ValueError(
+        f"--slo {text} is not METRIC:PERCENTILE:MS, such as ttft:p95:500; METRIC is one of "
+        f"{', '.join(_METRICS)}, the percentile between 0 and 100"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many of the requests met a service level."""
+
+    slo: Slo
+    num_met: int
+    num: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the share that was seen is enough."""
+        return self.num > 0 and 100 * self.num_met >= self.slo.percent * self.num
+
+    @property
+    def certain(self) -> bool | None:
+        """Whether more requests would be enough too; None if that is open."""
+        if self.num < _MIN_REQUESTS:
+            return None
+        share = self.slo.percent / 100
+        if at_least(self.num_met, self.num, share) < ERROR:
+            return True
+        if at_least(self.num - self.num_met, self.num, 1 - share) < ERROR:
+            return False
+        return None
+
+
+def at_least(k: int, n: int, p: float) -> float:
+    """Return the probability of ``k`` or more successes in ``n``, each of probability ``p``."""
+    if k <= 0:
+        return 1.0
+    logs = (math.log(p), math.log1p(-p))
+    return min(
+        1.0,
+        sum(
+            math.exp(
+                math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
+                + i * logs[0] + (n - i) * logs[1]
+            )
+            for i in range(k, n + 1)
+        ),
+    )  # fmt: skip
+
+
+def tally(
+    slos: Sequence[Slo], ended: Sequence[Outcome], under_way: Sequence[Outcome], now_s: float
+) -> list[Tally]:
+    """Count the measured requests that met each service level, from the first to the last known.
+
+    It stops before the first request whose fate is open: those behind it that have ended are the
+    quick ones, and would flatter the server.
+    """
+    found = []
+    for slo in slos:
+        fates = {o.index: slo.is_met_so_far(o, now_s) for o in under_way}
+        fates |= {o.index: slo.is_met(o) for o in ended}
+        known = [fates[index] for index in sorted(fates) if index >= 0]
+        if None in known:
+            known = known[: known.index(None)]
+        found.append(Tally(slo, sum(bool(fate) for fate in known), len(known)))
+    return found
+
+
+def verdict(tallies: Sequence[Tally]) -> bool | None:
+    """Return what is certain: False if one service level is missed, True if all are met."""
+    sure = [one.certain for one in tallies]
+    if False in sure:
+        return False
+    return None if None in sure else True
+
+
+def queue_grows(
+    sent_s: Sequence[float], ended_s: Sequence[float], start_s: float, now_s: float
+) -> bool:
+    """Return whether requests come faster than they are answered, beyond chance.
+
+    The time is cut into three windows: the number under way must grow from each to the next, and
+    from the first to the last by more than three deviations of a random walk. A server that cannot
+    keep up fails, however generous its limits: they only hide it for a while.
+
+    Args:
+        sent_s: when each request was sent, those of the warm-up too.
+        ended_s: when those that have ended did.
+        start_s: when the windows begin: at the end of the warm-up.
+        now_s: the time.
+    """
+    cuts_s = [start_s + (now_s - start_s) * i / 3 for i in range(1, 4)]
+    under_way = [sum(s <= t for s in sent_s) - sum(e <= t for e in ended_s) for t in cuts_s]
+    num_since = sum(s > cuts_s[0] for s in sent_s)
+    grows = num_since >= _MIN_REQUESTS and under_way[0] < under_way[1] < under_way[2]
+    return grows and under_way[2] - under_way[0] > 3 * math.sqrt(num_since)

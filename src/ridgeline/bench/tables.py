@@ -1,0 +1,63 @@
+"""Results as CSV and markdown, and files of them by their ending. Rows are plain mappings."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def check_out(path: Path | None, endings: Sequence[str] = (".svg", ".csv", ".md")) -> None:
+    """Raise ValueError if a file to write has an ending that says nothing."""
+    if path is not None and path.suffix not in endings:
+        raise ValueError(f"--out {path}: its ending says what to write: {', '.join(endings)}")
+
+
+def write_out(path: Path, rows: Rows, picture: str) -> None:
+    """Write rows, or the picture, as the file's ending says; OSError if that cannot be."""
+    texts = {".csv": as_csv, ".md": as_markdown}
+    text = texts[path.suffix](rows) if path.suffix in texts else picture
+    path.write_text(text, encoding="utf-8")
+
+
+def flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result as one row: what is nested gets the name of its place; lists are left out."""
+    row: dict[str, Any] = {}
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            row |= {f"{name}_{inner}": one for inner, one in flat(value).items()}
+        elif not isinstance(value, list):
+            row[name] = value
+    return row
+
+
+def as_csv(rows: Rows) -> str:
+    """Return rows with a line of names above; what a row lacks is left empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _names(rows), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_markdown(rows: Rows) -> str:
+    """Return rows as a table of GitHub's markdown, numbers to the right."""
+    names = _names(rows)
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    is_number = [all(not isinstance(row.get(name), str) for row in rows) for name in names]
+    rule = ["---:" if number else "---" for number in is_number]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (names, rule, *cells))
+
+
+def _names(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")

@@ -1,0 +1,117 @@
+"""``ridgeline bench search`` against real HTTP servers whose highest load is known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.scripted import serving
+from tests.bench.seats import seats
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--prompt-words", "4", "--max-tokens", "2", "--seed", "3")
+
+
+def bench_search(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "ridgeline"), "bench", "search", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+
+
+def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_highest_rate_of_a_server_whose_capacity_is_known(tmp_path: Path) -> None:
+    """It takes 40 requests a second; at that, or soon below, they wait for longer than 250 ms."""
+    curve = tmp_path / "curve.svg"
+    with serving(seats(4, 0.1)) as server:
+        done = bench_search(
+            *("--base-url", server.url, "--slo", "ttft:p90:300", "--slo", "e2el:p90:400"),
+            *("--num-prompts", "120", "--out", str(curve), *SHORT),
+        )
+    assert done.returncode == 0, done.stderr
+    found = document(done)
+    answer, trials = found["answer"], found["trials"]
+    assert 20 < answer["low"] < answer["high"] < 80  # wide: the machine may be busy
+    assert answer["high"] <= 1.05 * answer["low"] or not answer["is_confirmed"]
+    assert found["flags"]["model"] == "scripted"
+    assert {trial["verdict"] == "held" for trial in trials} == {True, False}
+    assert trials[0]["slos"][0]["num"] > 0
+    assert len({trial["seed"] for trial in trials}) == len(trials)  # no cache has seen its prompts
+    assert "holds up to" in done.stdout
+    assert curve.read_text().startswith("<svg")
+    assert "Goodput within ttft:p90:300 and e2el:p90:400" in curve.read_text()
+
+
+def test_it_starts_the_server_and_ends_it(tmp_path: Path) -> None:
+    """Of n requests at a time on three seats, each taken for 0.1 s, one takes n / 30 s."""
+    table = tmp_path / "trials.csv"
+    done = bench_search(
+        *("--serve", f"{sys.executable} -m tests.bench.seats {{port}} 3 0.1"),
+        *("--slo", "e2el:p90:250", "--over", "concurrency", "--num-prompts", "40"),
+        *("--num-warmups", "2", "--out", str(table), *SHORT),
+    )
+    assert done.returncode == 0, done.stderr
+    answer = document(done)["answer"]
+    assert 3 <= answer["low"] <= 8  # 6 at a time need 200 ms, 9 need 300
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(document(done)["trials"])
+    assert rows[0].keys() >= {"trial", "load", "goodput_per_s", "e2el:p90:250 (ms)", "verdict"}
+    assert all(float(row["load"]).is_integer() for row in rows)
+    processes = subprocess.run(["ps", "axo", "args"], capture_output=True, text=True, check=True)
+    assert "tests.bench.seats" not in processes.stdout
+
+
+def test_what_cannot_be_met_says_what_can() -> None:
+    with serving(seats(2, 0.06)) as server:
+        done = bench_search(
+            *("--base-url", server.url, "--slo", "ttft:p90:10", "--over", "concurrency"),
+            *("--num-prompts", "25", *SHORT),
+        )
+    assert done.returncode == 1
+    answer = document(done)["answer"]
+    assert (answer["low"], answer["high"]) == (None, 1)
+    metric, percentile, limit_ms = answer["nearest"][0].split(":")
+    assert (metric, percentile) == ("ttft", "p90")
+    assert 30 <= float(limit_ms) < 400
+    assert f"cannot be met: not even at 1 at a time. The nearest that can: --slo {metric}" in (
+        done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--base-url", "http://127.0.0.1:9"], 2, "say what should hold"),
+        (["--slo", "ttft:p95:9"], 2, "say whom to ask"),
+        (["--slo", "ttft:p95:9", "--base-url", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
+        (["--slo", "ttft:p95:9", "--serve", "false"], 1, "has no {port}"),
+        (
+            ["--slo", "ttft:p95:9", "--serve", "sh -c 'echo no memory; exit 3; {port}'"],
+            1,
+            "ended with status 3; it last said: no memory",
+        ),
+        (["--slo", "ttft:p95:9", "--serve", "no-such-command {port}"], 1, "no-such-command"),
+        (
+            ["--slo", "ttft:p95:9", "--serve", "sleep 60 {port}", "--serve-timeout-s", "0.5"],
+            1,
+            "is not ready after 0.5 s",
+        ),
+    ],
+)
+def test_errors_are_short(arguments: list[str], status: int, words: str) -> None:
+    done = bench_search(*arguments)
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout

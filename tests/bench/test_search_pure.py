@@ -1,0 +1,260 @@
+"""The search's decisions: which load comes next, and when a trial's verdict is certain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.bench.load.stats import Outcome
+from ridgeline.bench.search.knee import WIDTH, Search, Trial, interval, points
+from ridgeline.bench.search.main import Wish
+from ridgeline.bench.search.slo import (
+    Slo,
+    Tally,
+    at_least,
+    parse_slo,
+    queue_grows,
+    tally,
+    verdict,
+)
+from ridgeline.bench.search.trial import percentile_ms
+
+TTFT = Slo("ttft", 95, 100)
+Oracle = Callable[[float], Trial]
+
+
+def trial(load: float, tightness: float, capacity: float = math.inf) -> Trial:
+    num_met = 200 if tightness <= 1 else 100
+    done = min(load, capacity)
+    return Trial(load, (Tally(TTFT, num_met, 200),), load >= capacity, tightness, done)
+
+
+def queue(base: float, capacity: float) -> tuple[Oracle, float]:
+    """An M/M/1 queue: latency ``base`` of its limit without load. Returns it and its knee."""
+
+    def oracle(load: float) -> Trial:
+        is_full = load >= capacity
+        return trial(load, math.inf if is_full else base / (1 - load / capacity), capacity)
+
+    return oracle, capacity * (1 - base)
+
+
+def step(knee: float) -> tuple[Oracle, float]:
+    """A server that says nothing of how close it is."""
+    return lambda load: trial(load, 0.3 if load <= knee else 3.0), knee
+
+
+def line(alone: float, knee: float) -> tuple[Oracle, float]:
+    """A closed loop: latency grows as a straight line, ``alone`` of its limit at nothing."""
+    return lambda load: trial(load, alone + (1 - alone) / knee * load), knee
+
+
+def searched(oracle: Oracle, start: float, least: float, *, is_whole: bool = False) -> list[Trial]:
+    search = Search(start, least, is_whole=is_whole)
+    while (load := search.next_load()) is not None:
+        search.trials.append(oracle(load))
+        assert len(search.trials) <= 20
+    return search.trials
+
+
+@given(st.floats(0.03, 0.9), st.floats(1, 16))
+def test_the_knee_of_a_queue_is_found_within_five_per_cent_in_eight_trials(
+    base: float, capacity: float
+) -> None:
+    oracle, knee = queue(base, capacity)
+    trials = searched(oracle, 1.0, 0.02)
+    found = interval(trials)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low.load <= knee * (1 + 1e-9)
+    assert knee <= found.high.load * (1 + 1e-9)
+    assert found.high.load <= WIDTH * found.low.load
+    assert min(found.low.num_trials, found.high.num_trials) == 2  # both ends were tried again
+    assert len(trials) <= 8
+
+
+@given(st.floats(0.02, 0.6), st.floats(4, 100))
+def test_the_most_requests_at_a_time_are_found_in_nine_trials(alone: float, knee: float) -> None:
+    oracle, _ = line(alone, knee)
+    trials = searched(oracle, 4.0, 1.0, is_whole=True)
+    found = interval(trials)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low.load <= knee < found.high.load
+    assert found.high.load <= max(WIDTH * found.low.load, found.low.load + 1)
+    assert all(one.load.is_integer() for one in trials)
+    assert len(trials) <= 9
+
+
+@given(st.floats(0.02, 400))
+def test_a_knee_that_nothing_announces_is_found_too(knee: float) -> None:
+    oracle, _ = step(knee)
+    trials = searched(oracle, 1.0, 0.01)
+    found = interval(trials)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low.load <= knee < found.high.load <= WIDTH * found.low.load
+    assert len(trials) <= 16
+
+
+@given(st.floats(0.01, 0.9), st.floats(2, 30), st.integers(0, 10**6))
+def test_noise_ends_in_an_interval_whose_ends_are_what_their_trials_say(
+    base: float, capacity: float, seed: int
+) -> None:
+    rng, (oracle, _) = Random(seed), queue(base, capacity)
+
+    def noisy(load: float) -> Trial:
+        sure = oracle(load)
+        share = 1 - 0.05 * min(sure.tightness, 9) * rng.uniform(0.7, 1.4)
+        num_met = sum(rng.random() < share for _ in range(200))
+        return Trial(load, (Tally(TTFT, num_met, 200),), False, sure.tightness, load)
+
+    search = Search(1.0, 0.01, is_whole=False)
+    while len(search.trials) < 25 and (load := search.next_load()) is not None:
+        assert load >= 0.01
+        search.trials.append(noisy(load))
+    found = interval(search.trials)
+    held = {point.load: point.holds for point in points(search.trials)}
+    if found.low:
+        assert held[found.low.load]
+    if found.high:
+        assert not held[found.high.load]
+        assert all(holds for load, holds in held.items() if load < found.high.load)
+
+
+def test_a_second_trial_that_disagrees_opens_the_search_again() -> None:
+    search = Search(1.0, 0.1, is_whole=False)
+    for load, tightness in ((1.0, 0.8), (1.04, 1.2), (1.0, 1.3)):
+        search.trials.append(trial(load, tightness))
+    assert interval(search.trials).low is None  # 300 of 400 are too few
+    assert search.next_load() == pytest.approx(0.25)
+
+
+def test_what_cannot_be_met_is_tried_twice_at_the_least_load() -> None:
+    trials = searched(lambda load: trial(load, 4.0), 1.0, 0.2)
+    assert [one.load for one in trials] == [1.0, 0.25, 0.2, 0.2]
+    assert interval(trials).low is None
+
+
+# --- service levels ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["ttft", "ttft:p95", "ttft:95:", "itl:p95:5", "ttft:p0:5", "ttft:p100:5", "ttft:p95:0"]
+)
+def test_a_service_level_that_is_none_says_what_one_is(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--slo {text} is not METRIC:PERCENTILE:MS"):
+        parse_slo(text)
+
+
+def test_a_service_level_is_read_and_written_the_same() -> None:
+    assert parse_slo("e2el:99.9:1500") == Slo("e2el", 99.9, 1500)
+    assert str(parse_slo("ttft:95:500")) == "ttft:p95:500"
+
+
+@given(st.integers(1, 300), st.data(), st.floats(0.05, 0.99))
+def test_the_tail_of_a_binomial_is_the_sum_of_its_terms(
+    n: int, data: st.DataObject, p: float
+) -> None:
+    k = data.draw(st.integers(0, n))
+    exact = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+    assert at_least(k, n, p) == pytest.approx(exact, rel=1e-6, abs=1e-12)
+
+
+def test_certainty_comes_with_numbers() -> None:
+    assert Tally(TTFT, 19, 19).certain is None  # too few, however good
+    assert Tally(TTFT, 60, 60).certain is None  # 0.95 ** 60 is 0.05
+    assert Tally(TTFT, 110, 110).certain is True
+    assert Tally(TTFT, 12, 20).certain is False
+    assert Tally(TTFT, 190, 200).certain is None
+    sure, open_, missed = Tally(TTFT, 110, 110), Tally(TTFT, 60, 60), Tally(TTFT, 12, 20)
+    assert verdict([sure, sure]) is True
+    assert verdict([sure, open_]) is None
+    assert verdict([open_, missed]) is False
+
+
+@pytest.mark.parametrize("share", [0.90, 0.97])
+def test_an_early_verdict_is_seldom_wrong(share: float) -> None:
+    """Each of 200 requests meets it with a probability that is not 0.95; looked at after each."""
+    rng, num_wrong = Random(5), 0
+    for _ in range(120):
+        num_met = 0
+        for n in range(1, 201):
+            num_met += rng.random() < share
+            if (certain := Tally(TTFT, num_met, n).certain) is not None:
+                num_wrong += certain != (share > 0.95)
+                break
+    assert num_wrong <= 6
+
+
+def ended(index: int, ttft_s: float, error: str | None = None) -> Outcome:
+    return Outcome(index, 0.0, 1.0, 3.0, [1.0 + ttft_s], usage_tokens=5, error=error)
+
+
+def test_requests_count_up_to_the_first_whose_fate_is_open() -> None:
+    done = [ended(0, 0.05), ended(1, 0.2), ended(3, 0.05), ended(4, 0.05, "broken"), ended(-1, 9)]
+    open_ = Outcome(2, 0.0, 1.0, 1.0)
+    assert tally([TTFT], done, [open_], 1.05) == [Tally(TTFT, 1, 2)]
+    assert tally([TTFT], done, [open_], 1.2) == [Tally(TTFT, 2, 5)]  # now it is late
+    begun = Outcome(2, 0.0, 1.0, 1.0, [1.05])
+    assert tally([TTFT], done, [begun], 1.2) == [Tally(TTFT, 3, 5)]
+    assert tally([Slo("tpot", 95, 100)], done, [begun], 99.0)[0].num == 2  # open until its end
+
+
+def test_percentiles_agree_with_shares() -> None:
+    """Of 20 requests 19 may be late for p5, and one for p95."""
+    outcomes = [ended(i, 0.01 * (i + 1)) for i in range(20)]
+    assert percentile_ms(TTFT, outcomes, 0) == pytest.approx(190)
+    assert percentile_ms(Slo("ttft", 50, 1), outcomes, 0) == pytest.approx(100)
+    assert percentile_ms(TTFT, [*outcomes[:18], ended(18, 0.0, "x")], 1) == math.inf
+    assert percentile_ms(TTFT, [], 0) == math.inf
+    one_token = Outcome(0, 0.0, 1.0, 3.0, [2.0], usage_tokens=1)
+    assert Slo("tpot", 95, 100).is_met(one_token)
+
+
+@given(st.integers(0, 10**6))
+def test_a_queue_that_only_fluctuates_does_not_grow(seed: int) -> None:
+    rng, sent_s, now_s = Random(seed), list[float](), 0.0
+    for _ in range(220):
+        now_s += rng.expovariate(10.0)
+        sent_s.append(now_s)
+    ends_s = [s + rng.uniform(0.5, 1.5) for s in sent_s]
+    assert not queue_grows(sent_s, [e for e in ends_s if e <= now_s], sent_s[20], now_s)
+
+
+def test_a_server_that_cannot_keep_up_is_seen() -> None:
+    sent_s = [0.1 * i for i in range(100)]
+    ends_s = [1 + 0.2 * i for i in range(100)]  # half as fast
+    now_s = sent_s[-1]
+    assert queue_grows(sent_s, [e for e in ends_s if e <= now_s], 1.0, now_s)
+    ends_s = [1 + s for s in sent_s]
+    assert not queue_grows(sent_s, [e for e in ends_s if e <= now_s], 1.0, now_s)
+
+
+# --- flags ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"slo": None}, "say what should hold"),
+        ({"slo": ["ttft:95"]}, "--slo ttft:95 is not"),
+        ({"base_url": None}, "say whom to ask"),
+        ({"serve": "x {port}"}, "say whom to ask"),
+        ({"num_prompts": 5}, "--num-prompts is 5"),
+        ({"start": 0.0}, "--start is 0.0"),
+        ({"out": "curve.pdf"}, "--out curve.pdf.*.svg"),
+    ],
+)
+def test_wishes_that_make_no_sense(flags: dict[str, object], words: str) -> None:
+    given = {"slo": ["ttft:p95:100"], "base_url": "http://127.0.0.1:1"} | flags
+    if isinstance(given.get("out"), str):
+        given["out"] = Path(str(given["out"]))
+    with pytest.raises(ValueError, match=words):
+        Wish(**given)  # type: ignore[arg-type]
