@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,37 @@ def test_best_effort_gives_way_and_says_the_same(knowing: Served) -> None:
     assert all(status == 200 for status, _, _ in found)
     assert all(answer["choices"] == alone for _, answer, _ in found)
     assert outcomes(knowing) == before | {"kept": before["kept"] + 1}
+
+
+def test_others_enter_as_they_are_permitted_and_when_nobody_runs(knowing: Served) -> None:
+    bridge, queues = knowing.running.bridge, knowing.llm.engine.scheduler.queues
+    found: list[int] = []
+
+    def ask(num_new: int) -> threading.Thread:
+        body = ASK | {"max_tokens": num_new}
+        thread = threading.Thread(
+            target=lambda: found.append(knowing.call("/v1/completions", body)[0])
+        )
+        thread.start()
+        return thread
+
+    for is_let_in in (True, False):
+        threads = [ask(60)]
+        eventually(lambda: queues.running)
+        bridge.permit(1)
+        threads.append(ask(100))
+        eventually(lambda: len(queues.running) == 2)
+        threads.append(ask(2))
+        eventually(lambda: bridge.num_queued == 1)
+        time.sleep(0.05)
+        assert bridge.num_queued == 1, "more entered than were permitted"
+        if is_let_in:
+            bridge.permit(inf)
+            eventually(lambda: bridge.num_queued == 0)
+        for thread in threads:
+            thread.join()
+    bridge.permit(inf)
+    assert found == [200] * 6
 
 
 def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served) -> None:
