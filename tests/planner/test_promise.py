@@ -259,6 +259,16 @@ def test_as_many_may_enter_as_break_nothing() -> None:
     assert Book(State(SETUP, ()), TIMES, sure(), {}, Told()).num_may_enter(queued) == 16
 
 
+def test_what_others_delay_is_no_error_of_a_forecast() -> None:
+    one = asks(0, 30.0)
+    book = Book(State(SETUP, one.standings), TIMES, sure(), {0: one}, Told())
+    assert book.delays_s() == {0: (0.0, 0.0)}
+    book.decide([asks(1, 9.0), asks(2, 9.0)])
+    assert book.delays_s()[0] == (2.0, 2.0)
+    assert book.num_may_enter([new_standing(9, 4, 4)]) == 1
+    assert book.delays_s()[0] == (3.0, 3.0)
+
+
 def test_a_forecast_is_stretched_as_it_erred_that_far_ahead() -> None:
     safety = Safety()
     assert safety.stretch(Foreseen(0.1, 2.0)) == Foreseen(pytest.approx(0.15), 3.0)

@@ -126,6 +126,7 @@ class Book:
         """Foresee what was promised before."""
         self._num_left = _MAX_FORECASTS
         self._seen: Mapping[int, Verdict] = self._foresee(self.promised) if self.promised else {}
+        self._before = self._seen
 
     def decide(self, asked: Sequence[Asked]) -> list[Verdict | None]:
         """Return a verdict for each of these, in order; None where there was no time for one.
@@ -154,9 +155,22 @@ class Book:
         while num and self._num_left:
             seen = self._foresee(self.promised, queued=queued[:num])
             if not any(old.is_kept and not seen[name].is_kept for name, old in self._seen.items()):
+                self._seen = seen
                 return num
             num //= 4
         return 0
+
+    def delays_s(self) -> dict[int, tuple[float, float]]:
+        """Return by how much what was promised before comes later for who comes in now.
+
+        By so much the forecasts of before are other ones: it is no error of theirs.
+        """
+        found = {}
+        for name, verdict in self._before.items():
+            now, then = self._seen[name].foreseen, verdict.foreseen
+            first_s = _difference(now.first_s, then.first_s)
+            found[name] = first_s, _difference(now.end_s, then.end_s)
+        return found
 
     def _keep(self, more: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
         self.promised |= more
@@ -198,6 +212,10 @@ def latest_start_s(times: Times, num_prompt: int, num_new: int, due: Due) -> flo
     context = num_prompt + num_new / 2
     writing_s = times.seconds(Features(1, 1, 1, context, context)) + times.after(1, 0)
     return min(due.first_s - reading_s, due.end_s - reading_s - (num_new - 1) * writing_s)
+
+
+def _difference(after_s: float, before_s: float) -> float:
+    return after_s - before_s if max(after_s, before_s) < inf else 0.0
 
 
 def _quantile(values: Iterable[float], share: float) -> float:

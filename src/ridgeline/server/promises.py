@@ -53,6 +53,7 @@ class Promise:
     Attributes:
         due: on the clock of the engine.
         foreseen: the same, when it was promised; without margin.
+        expected: the same, with what others that came in since have delayed it.
         outcome: kept, broken or refused; None while it is open, or if its client left.
         made_s: when it was foreseen.
         num_new: tokens of each answer that were reckoned with.
@@ -63,6 +64,7 @@ class Promise:
     due: Due
     outcome: str | None = None
     foreseen: Foreseen = field(default_factory=Foreseen)
+    expected: Foreseen = field(default_factory=Foreseen)
     made_s: float = 0.0
     num_new: int = 0
     standings: tuple[Standing, ...] = ()  # as long as it is not in the engine
@@ -189,12 +191,12 @@ class Promises:
             return
         is_kept = first_s <= promise.due.first_s and end_s <= promise.due.end_s
         self._end(promise, "kept" if is_kept and "error" not in reasons else "broken")
-        made_s, foreseen = promise.made_s, promise.foreseen
+        made_s, expected = promise.made_s, promise.expected
         if first_s < inf:
-            self._safety.note(foreseen.first_s - made_s, first_s - made_s)
+            self._safety.note(expected.first_s - made_s, first_s - made_s)
         lengths = [num for record in records for num in record.num_generated]
         if max(lengths) == promise.num_new:  # else it was shorter, and says nothing
-            self._safety.note(foreseen.end_s - made_s, end_s - made_s)
+            self._safety.note(expected.end_s - made_s, end_s - made_s)
 
     def note_lengths(self, label: str, records: Sequence[RequestRecord]) -> None:
         """Learn how long answers to a key's requests are."""
@@ -268,7 +270,7 @@ class Promises:
                 self._measuring = self._measuring or asyncio.create_task(self._measure())
                 raise _too_early(self._score.num_steps)
             times = self._score.calibration.times.scaled(self._score.factor)
-            verdicts, num_may_enter = await loop.run_in_executor(
+            verdicts, num_may_enter, delays_s = await loop.run_in_executor(
                 self._thread, self._decide, seen, promises[0], times
             )
         except Exception as error:
@@ -278,6 +280,10 @@ class Promises:
             if not isinstance(error, ApiError):
                 raise
             return
+        for i, (first_s, end_s) in delays_s.items():
+            promise, _ = seen.promised[i]
+            expected = promise.expected
+            promise.expected = Foreseen(expected.first_s + first_s, expected.end_s + end_s)
         for (promise, future), verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
             if future.done():  # it had no time to wait
                 continue
@@ -294,14 +300,18 @@ class Promises:
     ) -> None:
         promise.made_s, promise.standings = now_s, standings
         promise.foreseen = Foreseen(*(now_s + seconds for seconds in verdict.foreseen))
+        promise.expected = promise.foreseen
         promise.num_new = max(standing.num_new for standing in standings)
         promise.stream.due_s = min(standing.due_s for standing in standings)
         self._open.append(promise)
 
     def _decide(
         self, seen: _Seen, asking: list[Promise], times: StepTime
-    ) -> tuple[list[Verdict], int]:
-        """Decide by forecasts; in the thread for them."""
+    ) -> tuple[list[Verdict], int, dict[int, tuple[float, float]]]:
+        """Decide by forecasts, in the thread for them.
+
+        Returns verdicts, how many others may enter, and how much both delay each promise.
+        """
         later_s = seen.now_s + self._lag_s
         asked = [
             Asked(tuple(_ranked(one, promise, times) for one in standings), _from(promise, later_s))
@@ -316,7 +326,9 @@ class Promises:
         book = Book(seen.state, times, self._safety, promised)
         verdicts = book.decide(asked)
         unknown = Verdict(False, Foreseen(), Foreseen())  # there was no time for it
-        return [verdict or unknown for verdict in verdicts], book.num_may_enter(seen.queued)
+        num_may_enter = book.num_may_enter(seen.queued)
+        delays_s = {i: found for i, found in book.delays_s().items() if i in promised}
+        return [verdict or unknown for verdict in verdicts], num_may_enter, delays_s
 
     def _look(
         self, asking: list[Promise], promised: list[Promise], looked: asyncio.Future[_Seen]
