@@ -36,7 +36,7 @@ def test_the_highest_rate_of_a_server_whose_capacity_is_known(tmp_path: Path) ->
     with serving(seats(4, 0.1)) as server:
         done = bench_search(
             *("--base-url", server.url, "--slo", "ttft:p90:300", "--slo", "e2el:p90:400"),
-            *("--num-prompts", "120", "--out", str(curve), *SHORT),
+            *("--num-prompts", "60", "--out", str(curve), *SHORT),
         )
     assert done.returncode == 0, done.stderr
     found = document(done)

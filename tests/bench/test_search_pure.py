@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import WIDTH, Search, Trial, interval, points
 from ridgeline.bench.search.main import Wish
@@ -23,7 +24,8 @@ from ridgeline.bench.search.slo import (
     tally,
     verdict,
 )
-from ridgeline.bench.search.trial import percentile_ms
+from ridgeline.bench.search.trial import Judge, Setting, percentile_ms
+from ridgeline.simulator.workload import Workload
 
 TTFT = Slo("ttft", 95, 100)
 Oracle = Callable[[float], Trial]
@@ -235,6 +237,24 @@ def test_a_server_that_cannot_keep_up_is_seen() -> None:
     assert queue_grows(sent_s, [e for e in ends_s if e <= now_s], 1.0, now_s)
     ends_s = [1 + s for s in sent_s]
     assert not queue_grows(sent_s, [e for e in ends_s if e <= now_s], 1.0, now_s)
+
+
+def test_near_the_limit_the_warm_up_is_long_and_only_a_failure_ends_a_trial_early() -> None:
+    asking = Asking(base_url="http://127.0.0.1:1", model="m")
+    load = Workload(request_rate=1.0, num_warmups=1, seed=1)
+    setting = Setting(asking, load, [TTFT], True, 300, 0.1)
+    good, bad = [ended(i, 0.05) for i in range(120)], [ended(i, 0.2) for i in range(120)]
+
+    def judged(outcomes: list[Outcome]) -> bool:
+        return Judge(setting, 300, lambda done, total: None).is_enough(outcomes, [], 4.0)
+
+    assert (judged(good), judged(bad)) == (True, True)
+    assert sum(one.index < 0 for one in setting.plan(2.0, 1)[0]) == 5
+    setting.is_rough = False
+    assert (judged(good), judged(bad)) == (False, True)
+    planned, num_workers = setting.plan(2.0, 1)
+    assert [one.index for one in planned] == list(range(-200, 500))
+    assert num_workers is None
 
 
 # --- flags ---------------------------------------------------------------------------------------

@@ -210,6 +210,10 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     lines = routed.call("/v1/memory?model=b")[1]["lines"]
     assert {"kv_cache", "process.other"} <= {line["name"] for line in lines}
     assert routed.status("b")["num_requests"] == 0, "who looks on does not keep it"
+    _, answer, _ = routed.call("/v1/completions", ASK | {"model": "b"})
+    status, told, _ = routed.call(f"/v1/requests/{answer['id']}/explain?model=b")
+    assert (status, answer["id"]) == (200, f"cmpl-{told['name']}")
+    assert routed.call(f"/v1/requests/{answer['id']}/explain?model=c")[0] == 503
     text = routed.call("/metrics")[1]
     assert {'model_name="a"', 'model_name="b"'} <= set(re.findall(r'model_name="\w+"', text))
     assert text.count("# TYPE ridgeline:num_requests_running ") == 1

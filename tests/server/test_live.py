@@ -87,11 +87,11 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
     bridge, live = served.running.bridge, served.running.service.live
-    eventually(lambda: len(bridge.listeners) == 3)  # the bridge, the score and the metrics
+    eventually(lambda: len(bridge.listeners) == 4)  # bridge, score, metrics, history
     with watching(served) as one, watching(served) as other:
         assert next(one)["num_running"] == next(other)["num_running"] == 0
-        assert len(bridge.listeners) == 4
-    eventually(lambda: len(bridge.listeners) == 3)
+        assert len(bridge.listeners) == 5
+    eventually(lambda: len(bridge.listeners) == 4)
     time.sleep(0.3)
     assert live._num_watchers == 0
     before = live._view

@@ -31,7 +31,7 @@ def bench_search(*, wish: Wish, asking: Asking, workload: Workload) -> None:
     """The highest load at which a server still meets service levels.
 
     The load doubles until a trial fails; then the interval is narrowed to 5 %, and both its ends
-    are tried again. A trial ends as soon as its verdict is certain. The last line is one JSON
+    are tried again. A trial ends as soon as its failure is certain. The last line is one JSON
     document. Status 1 if no load holds.
     """
     if workload.trace_file and wish.over == "concurrency":

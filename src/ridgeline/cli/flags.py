@@ -30,12 +30,12 @@ def flags(
     kind: type[Any],
     *,
     fixed: Mapping[str, Any] | None = None,
-    unless: str | None = None,
+    unless: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
 
-    Fields in ``fixed`` have that value, and no flag. If the flag ``unless`` is given, the parameter
-    is None, and none of its own flags may be given.
+    Fields in ``fixed`` have that value, and no flag. If one of the flags ``unless`` is given, the
+    parameter is None, and none of its own flags may be given.
     """
     set_before = fixed or {}
 
@@ -55,11 +55,11 @@ def flags(
         @wraps(command)
         def wrapper(**arguments: Any) -> None:
             given = {flag.name: arguments.pop(flag.name) for flag in added}
-            if unless is not None and arguments[unless] is not None:
+            if any(arguments[name] is not None for name in unless):
                 for flag in added:
                     if given[flag.name] != flag.default:
                         name = flag.name.replace("_", "-")
-                        raise UsageError(f"--{name} is said by the result that the load is like")
+                        raise UsageError(f"--{name} is said by the file that the load comes from")
                 command(**arguments, **{parameter: None})
                 return
             try:

@@ -35,17 +35,19 @@ from ridgeline.cli import bench as bench_commands
 from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import report
+from ridgeline.cli.explain import explain_command
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.help import App
 from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
 from ridgeline.cli.repl import answer, chat
+from ridgeline.cli.replay import replay_command
 from ridgeline.cli.simulate import simulate_command
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.server.options import ServeOptions
-from ridgeline.simulator.report import replay_trace
 from ridgeline.simulator.workload import Workload
 
 
@@ -61,7 +63,7 @@ class _Group(TyperGroup):
             raise
 
 
-app = typer.Typer(
+app = App(
     name="ridgeline",
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,11 +72,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
+bench_app = App(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("config")(settings.config)
 app.command("ps")(ps)
+app.command("explain")(explain_command)
+app.command("replay")(replay_command)
 app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
 app.command("simulate")(simulate_command)
@@ -215,15 +219,6 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
     from ridgeline.router.main import route
 
     route(names, options, serving)
-
-
-@app.command()
-def replay(
-    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
-) -> None:
-    """Decide every step of a recorded run again, and say whether all decisions are equal."""
-    if not replay_trace(trace, Console(width=_width())):
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.help import App
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.engine_setup.progress import say
@@ -42,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("ls", hidden=True)(list_models)
     app.command("show")(show)
     app.command("rm")(remove)
-    export = typer.Typer(help="Write a part of a model for other programs.", no_args_is_help=True)
+    export = App(help="Write a part of a model for other programs.", no_args_is_help=True)
     export.command("tokenizer")(export_tokenizer_files)
     app.add_typer(export, name="export")
     app.command("clean")(clean)

@@ -12,15 +12,19 @@ from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.simulate import Question, like, simulate_load
 from ridgeline.bench.sweep import sweep_loads
 from ridgeline.cli.flags import UsageError, flags
-from ridgeline.cli.models import Model
+from ridgeline.cli.models import MODEL_HELP
+from ridgeline.cli.replay import serve_again
 from ridgeline.engine_setup.options import Options
 from ridgeline.simulator.workload import Workload, parse_length
 
 
 @flags("options", Options, fixed={"seed": None})  # that of the load decides all
-@flags("load", Workload, unless="like_result")
+@flags("load", Workload, unless=("like_result", "replay"))
 def simulate_command(
-    model: Model,
+    model: Annotated[
+        str | None,
+        typer.Argument(help=f"{MODEL_HELP} With --replay: whose calibration gives the times."),
+    ] = None,
     endpoint: Annotated[
         Literal["chat", "completions"], typer.Option(help="Whether prompts are in a template.")
     ] = "chat",
@@ -44,6 +48,19 @@ def simulate_command(
         str, typer.Option(help="Of --sweep: throughput, goodput, or as ttft:p95.")
     ] = "throughput",
     csv: Annotated[Path | None, typer.Option(help="Of --sweep: a file for its table.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Serve the requests of a trace (serve --trace) again.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Of --replay: another setting; repeat."),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Of --replay: what differs first, and each request.")
+    ] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Of --replay: a file for ui.perfetto.dev, with both runs.")
+    ] = None,
     *,
     options: Options,
     load: Workload | None,
@@ -53,7 +70,37 @@ def simulate_command(
     The scheduler is the server's; how long steps take was measured by calibrate or by a server.
     Answers are as long as --max-tokens allows, and drafts are not modelled. The last line is one
     JSON document. Status 1 if no request could be served.
+
+    With --replay requests come as they came then, once with the settings of then and once with
+    those of --set. Steps take as long as those of the trace usually did, or with MODEL as long as
+    its calibration says.
     """
+    if replay is not None:
+        if like_result or prompt_tokens or new_tokens or goodput or sweep or csv:
+            raise UsageError("--replay serves the requests of its trace: give no other load")
+        serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
+        return
+    if changes or diff or timeline:
+        raise UsageError("--set, --diff and --timeline are about a trace: give --replay")
+    if model is None:
+        raise UsageError("name a model; only --replay does without")
+    question = _question(model, endpoint, load, like_result, prompt_tokens, new_tokens, goodput)
+    if sweep:
+        sweep_loads(question, options, sweep, objective, csv)
+    elif not simulate_load(question, replace(options, trace=None), _path(options.trace)):
+        raise typer.Exit(1)
+
+
+def _question(
+    model: str,
+    endpoint: str,
+    load: Workload | None,
+    like_result: Path | None,
+    prompt_tokens: str | None,
+    new_tokens: str | None,
+    goodput: list[str] | None,
+) -> Question:
+    """Return what is to be simulated. Raises UsageError for flags that make no sense together."""
     try:
         limits = tuple(goodput or ())
         parse_limits(limits)
@@ -71,13 +118,9 @@ def simulate_command(
             raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
     except ValueError as error:
         raise UsageError(error) from error
-    question = Question(
+    return Question(
         model=model, load=load, endpoint=endpoint, prompt_tokens=prompt_tokens, goodput=limits
     )
-    if sweep:
-        sweep_loads(question, options, sweep, objective, csv)
-    elif not simulate_load(question, replace(options, trace=None), _path(options.trace)):
-        raise typer.Exit(1)
 
 
 def _path(trace: str | Path | None) -> Path | None:

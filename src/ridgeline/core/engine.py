@@ -298,7 +298,7 @@ class Engine:
                 listener(made)
 
     def describe(self) -> EngineRecord:
-        """Return how it is set up."""
+        """Return the record of how the engine is set up."""
         scheduler = self.scheduler
         return EngineRecord(
             policy=type(scheduler.policy).__name__.lower(),

@@ -255,7 +255,7 @@ def new_app(router: Router) -> FastAPI:
         app.router.routes.append(Route(path, post, methods=["POST"]))
     for path in ("/openapi.json", "/tokenizer_info"):
         app.router.routes.append(Route(path, get, methods=["GET"]))
-    for path in ("/v1/live", "/v1/memory"):
+    for path in ("/v1/live", "/v1/memory", "/v1/requests/{name}/explain"):
         app.router.routes.append(Route(path, live, methods=["GET"]))
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app

@@ -37,6 +37,8 @@ from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
+from ridgeline.server.explaining import add_explain
+from ridgeline.server.history import History
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
@@ -107,6 +109,7 @@ class Service:
         self.prompts = Prompts(text, max_model_len, metrics)
         self.live = Live(bridge, metrics.score)
         self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
+        self.history = History(bridge, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -285,6 +288,7 @@ def new_app(service: Service) -> FastAPI:
     _add_completions(app, service)
     _add_tokens(app, service)
     _add_status(app, service)
+    add_explain(app, service)
     add_ollama(app, service)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]

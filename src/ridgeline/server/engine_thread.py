@@ -300,6 +300,11 @@ class Bridge:
         self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
         return self.error is None
 
+    def tenant_of(self, request_id: int) -> str:
+        """Return whose request this is; for listeners, and until the step that ends it is over."""
+        owner = self._owners.get(request_id)
+        return owner[0].tenant if owner else ""
+
     def _note_end(self, record: Record) -> None:
         if isinstance(record, RequestRecord):
             self._closed.append(record)

@@ -327,8 +327,7 @@ class Promises:
         verdicts = book.decide(asked)
         unknown = Verdict(False, Foreseen(), Foreseen())  # there was no time for it
         num_may_enter = book.num_may_enter(seen.queued)
-        delays_s = {i: found for i, found in book.delays_s().items() if i in promised}
-        return [verdict or unknown for verdict in verdicts], num_may_enter, delays_s
+        return [verdict or unknown for verdict in verdicts], num_may_enter, book.delays_s()
 
     def _look(
         self, asking: list[Promise], promised: list[Promise], looked: asyncio.Future[_Seen]

@@ -48,6 +48,7 @@ class Asked:
         is_read: whether the client reads the answer while it grows.
         cache_root: only requests of the same root share cached prefixes.
         name: goes into the request's record.
+        gone_s: when its client leaves, unless it has ended by then.
         answers: tokens of each answer, where they are known; the cache may find them again.
         due_s: when it is to run at the latest, if that was promised; it enters at once then.
         turn: 0, or how many turns of its session came before: the requests just before it. Then
@@ -63,6 +64,7 @@ class Asked:
     is_read: bool = True
     cache_root: bytes = b""
     name: str = ""
+    gone_s: float | None = None
     answers: tuple[tuple[int, ...], ...] = ()
     due_s: float = inf
     turn: int = 0
@@ -203,6 +205,13 @@ class Replica:
         for asked in self._queue.take(self.engine.scheduler.room(), held=lambda asked: 0):
             self.enter(asked)
 
+    def end_gone(self, now_s: float) -> None:
+        """End the requests whose clients have gone."""
+        self._queue.remove(lambda asked: asked.gone_s is not None and asked.gone_s <= now_s)
+        for request_id, asked in self._owners.items():
+            if asked.gone_s is not None and asked.gone_s <= now_s:
+                self.engine.abort(request_id)
+
     def step(self, is_read: bool | None = None, num_outside: int | None = None) -> list[Event]:
         """Run a step behind ``admit``, if there is work for one; return its events.
 
@@ -329,6 +338,7 @@ def serve(
 ) -> None:
     """Serve a load to its end, with arrival times that count from now; see ``simulate``."""
     begin_s = course.now_s()
+    some_leave = any(asked.gone_s is not None for asked in load)
     sessions = [
         _Due(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
         for i, session in enumerate(_sessions(load))
@@ -345,6 +355,8 @@ def serve(
             asked = turn.asked()
             under_way[id(asked)] = turn, asked
             replica.push(asked)
+        if some_leave:
+            replica.end_gone(course.now_s())
         replica.admit()
         replica.step()
         course.after_step()

@@ -16,6 +16,7 @@ from ridgeline.bench.search.slo import Tally
 WIDTH = 1.05  # of the interval that answers: its upper end by its lower one
 _STEP = 1.045  # from one end of the interval: a little less, so that it ends the search there
 _LEAST = 1e-3  # tightness: what is less is as good as nothing
+_LEAST_CUT = 0.1  # of the interval, as a part of its logarithm: a wrong guess still narrows it
 _NUM_GUESSES = 3  # narrowing by interpolation; what is left is halved, which cannot be misled
 
 
@@ -120,14 +121,14 @@ class Search:
         return self._between(low, high)
 
     def _higher(self) -> float:
-        """Return twice to eight times the load, as far as the last two see the limit."""
+        """Return twice to four times the load, as far as the last two see the limit."""
         *others, last = points(self.trials)
         load = last.load * (4 if last.tightness < 0.5 else 2)
         if others:
             guess = self._guess(others[-1], last)
             # Behind the last load, or there is none: then it is far.
-            load = guess * _STEP if guess > last.load else last.load * 8
-        load = min(max(load, last.load * 2), last.load * 8)
+            load = guess * _STEP if guess > last.load else last.load * 4
+        load = min(max(load, last.load * 2), last.load * 4)
         return float(round(load)) if self._is_whole else load
 
     def _guess(self, low: Point, high: Point) -> float:
@@ -147,7 +148,8 @@ class Search:
         load = math.sqrt(low.load * high.load)
         self._num_guesses += 1
         if self._num_guesses <= _NUM_GUESSES and high.load > _STEP**2 * low.load:
-            load = min(max(self._guess(low, high), low.load * _STEP), high.load / _STEP)
+            edge = max(_STEP, (high.load / low.load) ** _LEAST_CUT)
+            load = min(max(self._guess(low, high), low.load * edge), high.load / edge)
         if self._is_whole:
             load = float(min(max(round(load), low.load + 1), high.load - 1))
         return load
@@ -162,7 +164,9 @@ def _rate_at_limit(low: Point, high: Point) -> float:
     """
     x, y = high.load, 1 / max(high.tightness, _LEAST)
     if high.is_overloaded or math.isinf(high.tightness):
-        x, y = min(x, max(high.completed_per_s, low.load * _STEP)), 0.0
+        if high.completed_per_s <= low.load:  # it ended too early to say what the server can take
+            return math.sqrt(low.load * high.load)
+        x, y = min(x, high.completed_per_s), 0.0
     return _crossing((low.load, 1 / max(low.tightness, _LEAST)), (x, y))
 
 

@@ -48,7 +48,7 @@ class Wish:
     )
     serve_timeout_s: float = flag_field(600.0, "Longest time until that server is ready.")
     model: str | None = flag_field(None, "The model's name. Default: the first that is listed.")
-    num_prompts: int = flag_field(200, "Most requests that a trial counts.")
+    num_prompts: int = flag_field(400, "Most requests that a trial counts.")
     start: float | None = flag_field(None, "First load. Default: by how long an answer takes.")
     max_trials: int = flag_field(16, "Most trials; usually 8 are enough.")
     out: Path | None = flag_field(None, "Goodput by load, as .svg, .csv or .md.")
@@ -102,7 +102,7 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
         picture = curve_svg(answer, records, setting.is_open, [str(s) for s in setting.slos])
         write_out(wish.out, [_row(i, r) for i, r in enumerate(records, 1)], picture)
         say(f"written: {wish.out}")
-    flags = asdict(asking) | asdict(setting.workload) | asdict(wish) | {"model": model}
+    flags = asdict(wish) | asdict(setting.workload) | asdict(asking)
     del flags["api_key"], flags["request_rate"], flags["max_concurrency"]
     flags = {name: str(v) if isinstance(v, Path) else v for name, v in flags.items()}
     document = {"flags": flags, "answer": answer, "trials": records, "definitions": DEFINITIONS}
@@ -146,6 +146,7 @@ def _trials(wish: Wish, setting: Setting) -> tuple[Interval, list[dict[str, Any]
     out.print(_line(heads, widths), style="bold")
     records: list[dict[str, Any]] = []
     while len(records) < wish.max_trials and (load := steps.next_load()) is not None:
+        setting.is_rough = interval(steps.trials).high is None
         trial, record = run_trial(setting, load, len(records) + 1)
         record["verdict"] = _verdict(record)
         steps.trials.append(trial)

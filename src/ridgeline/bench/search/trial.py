@@ -21,13 +21,19 @@ from ridgeline.bench.search.slo import Slo, Tally, queue_grows, tally, verdict
 from ridgeline.engine_setup.progress import Report, count_bar
 from ridgeline.simulator.workload import Planned, Workload
 
-_MOST_WARMUPS = 200
-_LEAST_WARMUPS = 5
+_WARMUPS = 200
+_ROUGH_WARMUPS = 5
 
 
 @dataclass(slots=True)
 class Setting:
-    """What all trials have in common; ``answer_s`` is what the last one said of an answer."""
+    """What trials have in common.
+
+    ``answer_s`` is what the last one said of an answer. While no load has failed, a rough trial is
+    enough: its warm-up is short, and it passes as soon as that is certain. Close to the limit a
+    queue needs hundreds of requests to build up, and quiet times come in rows: there the warm-up is
+    long, and only a failure may end a trial early.
+    """
 
     asking: Asking
     workload: Workload
@@ -35,6 +41,7 @@ class Setting:
     is_open: bool
     num_measured: int
     answer_s: float
+    is_rough: bool = True
 
     def describe(self, load: float) -> str:
         """Return a load in words."""
@@ -43,7 +50,8 @@ class Setting:
     def plan(self, load: float, number: int) -> tuple[list[Planned], int | None]:
         """Return a trial's requests, those before the measured ones below 0; and its clients."""
         count = math.ceil(load * self.answer_s) if self.is_open else round(load)
-        num_warmups = min(max(count, _LEAST_WARMUPS), _MOST_WARMUPS)
+        least = _ROUGH_WARMUPS if self.is_rough else min(_WARMUPS, self.num_measured)
+        num_warmups = min(max(count, least), _WARMUPS)
         workload = replace(
             self.workload,
             request_rate=load if self.is_open else None,
@@ -61,7 +69,7 @@ class Setting:
         return shifted, workload.max_concurrency
 
 
-class _Judge:
+class Judge:
     """Watches a trial, and ends it once its verdict is clear."""
 
     def __init__(self, setting: Setting, num_measured: int, report: Report) -> None:
@@ -93,7 +101,9 @@ class _Judge:
         )
         self._report(min(one.num for one in self.tallies), self._num)
         is_all = all(one.num >= self._num for one in self.tallies)
-        return is_all or self.is_overloaded or verdict(self.tallies) is not None
+        certain = verdict(self.tallies)
+        is_clear = certain is False or (certain is True and self._setting.is_rough)
+        return is_all or self.is_overloaded or is_clear
 
     def finish(self, outcomes: Sequence[Outcome]) -> None:
         """Count what ended after the last look, where nothing was broken off."""
@@ -115,7 +125,7 @@ def run_trial(setting: Setting, load: float, number: int) -> tuple[Trial, dict[s
     planned, num_workers = setting.plan(load, number)
     num = min(setting.num_measured, sum(one.index >= 0 for one in planned))
     with count_bar(f"Trial {number}: {setting.describe(load)}", note="requests") as report:
-        judge = _Judge(setting, num, report)
+        judge = Judge(setting, num, report)
         outcomes, client = asyncio.run(
             drive(
                 setting.asking.target(), [], planned, num_workers, lambda done, total: None,

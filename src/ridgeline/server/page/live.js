@@ -3,6 +3,7 @@
 import { call, events } from './api.js';
 import { drawBlocks, drawForeseen, drawLine, drawSteps, readBlocks } from './charts.js';
 import { element } from './dom.js';
+import * as ended from './explain.js';
 import * as memory from './memory.js';
 import { settings } from './store.js';
 
@@ -73,6 +74,7 @@ async function read() {
 function forget(why) {
   view = seenAt = null;
   steps = [];
+  ended.forget();
   state(why, 'away');
 }
 
@@ -177,6 +179,7 @@ function showSequences() {
     }
   }
   at('quiet').hidden = named.size > 0;
+  ended.follow([...named]);
 }
 
 function newRow({ id: [request, index] }) {

@@ -1,0 +1,234 @@
+"""A trace that is read: its lines found by request and by time, and parsed only where needed.
+
+Lines come from a file of ``--trace`` or from what a server remembers. Of prompts it keeps how long
+they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
+
+Json = dict[str, Any]
+
+_STEP = re.compile(rb'\{"type":"step","number":\d+,"start_s":([-+.\deE]+),')
+_PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
+_OF_ENGINE = tuple(field.name for field in fields(EngineRecord))
+_OF_STEP = tuple(field.name for field in fields(StepRecord))
+_TEXT = ("prompt_token_ids", "params")  # not needed to tell where time went
+_OF_REQUEST = tuple(f.name for f in fields(RequestRecord) if f.name not in _TEXT)
+_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
+
+
+class Recorded:
+    """The records of one run of an engine.
+
+    Attributes:
+        engine: the first record.
+        requests: those that have ended, in order of their end, with ``num_prompt_tokens``.
+    """
+
+    def __init__(
+        self, source: str, lines: Iterable[tuple[int, bytes]], fetch: Callable[[int], bytes]
+    ) -> None:
+        """Read ``lines``, each with the place where ``fetch`` finds it again.
+
+        Raises ValueError, with ``source`` and the line, if they are not a trace.
+        """
+        self._source, self._fetch = source, fetch
+        self.engine: Json = {}
+        self.requests: list[Json] = []
+        self._starts_s = array("d")  # of steps, and their lines
+        self._numbers, self._places = array("q"), array("q")
+        self._of_requests: list[int] = []  # their places
+        for number, (place, line) in enumerate(lines, start=1):
+            if match := _STEP.match(line):
+                self._note_step(number, place, float(match[1]))
+            else:
+                self._note(number, place, line)
+        if not self.engine:
+            raise ValueError(f"{source} is not a trace: it is empty")
+
+    def _note(self, number: int, place: int, line: bytes) -> None:
+        if b'"request"' in line[:30]:
+            line = _PROMPT.sub(_count, line, count=1)
+        record = _parse(self._source, number, line)
+        if record is None:
+            return
+        kind = record.get("type")
+        if not self.engine:
+            if kind != "engine":
+                raise ValueError(
+                    f"{self._source} is not a trace: its first line does not describe an engine"
+                )
+            self._check(number, record, _OF_ENGINE)
+            self.engine = record
+        elif kind == "request":
+            self._check(number, record, (*_OF_REQUEST, "num_prompt_tokens"))
+            self.requests.append(record)
+            self._of_requests.append(place)
+        elif kind == "step":
+            self._check(number, record, _OF_STEP)
+            self._note_step(number, place, record["start_s"])
+        else:
+            raise ValueError(f"{self._source}, line {number}, is no record of a trace: {kind!r}")
+
+    def _note_step(self, number: int, place: int, start_s: float) -> None:
+        if not self.engine:
+            raise ValueError(
+                f"{self._source} is not a trace: its first line does not describe an engine"
+            )
+        if self._starts_s and start_s < self._starts_s[-1]:
+            raise ValueError(
+                f"{self._source}, line {number}: this step begins before the one before it"
+            )
+        self._starts_s.append(start_s)
+        self._numbers.append(number)
+        self._places.append(place)
+
+    def _check(self, number: int, record: Json, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in record:
+                raise ValueError(
+                    f"{self._source}, line {number}, has no {name!r}: is it of another version?"
+                )
+
+    # --- finding -------------------------------------------------------------------------------
+
+    @property
+    def start_s(self) -> float | None:
+        """When the first step began; None without a step."""
+        return self._starts_s[0] if self._starts_s else None
+
+    def during(self, start_s: float, end_s: float) -> list[Json]:
+        """Return the steps that overlap a time, with one before and one behind them."""
+        first = max(bisect_left(self._starts_s, start_s) - 1, 0)
+        last = bisect_right(self._starts_s, end_s) + 1
+        return [*self._steps(first, last)]
+
+    def of(self, request: Json) -> list[Json]:
+        """Return the steps of a request's life, with one before and one behind them."""
+        return self.during(request["arrival_s"], request["finish_s"])
+
+    def around(self, request: Json, most_before: int) -> list[Json]:
+        """Return a trace, prompts included, of a request and of those that it shared time with.
+
+        These are all that came while it was there, and at most so many of those before.
+        """
+        arrivals = sorted(
+            (one["arrival_s"], place)
+            for one, place in zip(self.requests, self._of_requests, strict=True)
+            if one["arrival_s"] <= request["finish_s"]
+        )
+        first = bisect_left(arrivals, (request["arrival_s"], -1)) - most_before
+        chosen = arrivals[max(first, 0) :]
+        found = [_parse(self._source, 0, self._fetch(place)) for _, place in chosen]
+        steps = self.during(chosen[0][0], request["finish_s"])
+        return [self.engine, *steps, *(one for one in found if one)]
+
+    def some(self, most: int) -> list[Json]:
+        """Return at most so many steps, spread over the run."""
+        stride = -(-len(self._starts_s) // most) or 1
+        places = range(0, len(self._starts_s), stride)
+        return [step for i in places for step in self._steps(i, i + 1)]
+
+    def _steps(self, first: int, last: int) -> Iterator[Json]:
+        pairs = zip(self._numbers[first:last], self._places[first:last], strict=True)
+        for number, place in pairs:
+            if record := _parse(self._source, number, self._fetch(place)):
+                self._check(number, record, _OF_STEP)
+                yield record
+
+    def find(self, wanted: str, is_allowed: Callable[[Json], bool] = lambda _: True) -> Json | None:
+        """Return a request by its number, its name or the id of its answer, None if unknown.
+
+        Of several with one name (prompts of one HTTP request) it is the last to end.
+        """
+        bare = next((wanted.removeprefix(p) for p in _PREFIXES if wanted.startswith(p)), wanted)
+        allowed = [request for request in reversed(self.requests) if is_allowed(request)]
+        for name in (wanted, bare):
+            if found := next((one for one in allowed if one["name"] == name != ""), None):
+                return found
+        return next((one for one in allowed if str(one["request_id"]) == wanted), None)
+
+    def get(self, wanted: str) -> Json:
+        """Return a request as ``find`` does. Raises ValueError if it is unknown."""
+        if found := self.find(wanted):
+            return found
+        ids = [one["request_id"] for one in self.requests]
+        if not ids:
+            raise ValueError(f"{self._source} has no request that ended")
+        names = difflib.get_close_matches(wanted, [one["name"] for one in self.requests], n=1)
+        hint = f"did you mean {names[0]}?" if names else f"they are {min(ids)} to {max(ids)}"
+        raise ValueError(
+            f"{self._source} has no request {wanted!r} among the {len(ids)} that ended: {hint}"
+        )
+
+
+def step_of(record: Mapping[str, Any]) -> StepRecord:
+    """Return the record of a step from its JSON value."""
+    values = {name: _tuples(record[name]) for name in _OF_STEP}
+    return StepRecord(**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _parse(source: str, number: int, line: bytes) -> Json | None:
+    """Return a line's record; None for the last one if the writer was stopped amid it."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        if not line.endswith(b"\n"):
+            return None
+        raise ValueError(f"{source}, line {number}, is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{source} is not a trace: line {number} is no JSON object")
+    return found
+
+
+def _count(match: re.Match[bytes]) -> bytes:
+    num_tokens = match[1].count(b",") + 1 if match[1].strip() else 0
+    return b'"num_prompt_tokens":%d' % num_tokens
+
+
+@contextmanager
+def read_trace(path: Path) -> Iterator[Recorded]:
+    """Lend the records of a file that ``--trace`` wrote.
+
+    Raises OSError if it cannot be read, ValueError if it is not a trace.
+    """
+    with path.open("rb") as file:
+
+        def lines() -> Iterator[tuple[int, bytes]]:
+            place = 0
+            for line in file:
+                yield place, line
+                place += len(line)
+
+        def fetch(place: int) -> bytes:
+            file.seek(place)
+            return file.readline()
+
+        yield Recorded(str(path), lines(), fetch)
+
+
+def read_whole(path: Path) -> list[Json]:
+    """Return all records of a trace, prompts included.
+
+    Raises OSError if it cannot be read, ValueError, with the line, if one is not JSON.
+    """
+    with path.open("rb") as lines:
+        parsed = (_parse(str(path), number, line) for number, line in enumerate(lines, start=1))
+        return [record for record in parsed if record is not None]

@@ -1,0 +1,241 @@
+"""A trace again: ``ridgeline replay`` decides it anew; ``simulate --replay`` changes settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.api.recorded import Json, read_whole
+from ridgeline.cli.flags import UsageError
+from ridgeline.core.records import EngineRecord, Record, to_json
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import resolve
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.planner import compare
+from ridgeline.planner.calibration import known
+from ridgeline.planner.helpful import served_again
+from ridgeline.planner.timeline import timeline
+from ridgeline.simulator import travel
+from ridgeline.simulator.recorded import settings_of
+from ridgeline.simulator.replay import replay
+from ridgeline.simulator.steptime import StepTime
+
+_SHOWN = 60  # characters of a decision
+_LISTED = 10  # requests that gained most, and that lost most
+_OF_CALIBRATIONS = ("backend", "dtype", "kv_cache_dtype", "threads")  # what tells them apart
+
+
+def replay_command(
+    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
+) -> None:
+    """Decide every step of a recorded run again, and say whether all decisions are equal.
+
+    With other settings: ridgeline simulate --replay TRACE --set NAME=VALUE --diff
+    """
+    if not _decide_again(read_whole(trace), _console()):
+        raise typer.Exit(1)
+
+
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
+    return Console(width=width, highlight=False)
+
+
+def _decide_again(records: list[Json], console: Console) -> bool:
+    """Print whether every decision of a recorded run is made again; return it."""
+    found = replay(records)
+    of = f"{found.num_steps:,} steps, {found.num_requests:,} requests"
+    if found.difference is None:
+        console.print(f"[green]equal[/]  {of}: every decision is made again")
+    else:
+        number, recorded, decided = found.difference
+        console.print(f"[red]different[/]  {of} were equal; then step {number}:")
+        table = Table("", "recorded", "decided now", box=None, pad_edge=False)
+        for name, then in recorded.items():
+            if then != decided[name]:
+                table.add_row(name, _short(then), _short(decided[name]))
+        console.print(table)
+        console.print("Was the trace written by another version? A trace is for its own alone.")
+    if found.unfinished is not None:
+        console.print(
+            f"step {found.unfinished:,} and what follows are left out: a request begins there that "
+            "had not ended when the trace did"
+        )
+    return found.difference is None
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+# --- with other settings -------------------------------------------------------------------------
+
+
+def serve_again(
+    trace: Path,
+    model: str | None,
+    changes: list[str],
+    options: Options,
+    *,
+    diff: bool,
+    timeline_file: Path | None,
+) -> None:
+    """Serve the requests of a trace with its settings and with ``changes``; print what differs.
+
+    The clock is the calibration of ``model`` with ``options``, or is fitted to the trace. Raises
+    ValueError if there is no calibration, or the trace is too short.
+    """
+    _check_options(options, model)
+    records = read_whole(trace)
+    settings = settings_of(records)
+    wanted = travel.changed(settings, changes)
+    times = None if model is None else _calibrated(model, options)
+    before, after = served_again(records, wanted, times)
+    if timeline_file:
+        _write_timeline(timeline_file, settings, before, after)
+    found = _document(records, before, after)
+    found["prediction"] = {"source": "fitted" if model is None else "calibrated"}
+    _print(_console(), found, changes, diff=diff)
+    if timeline_file:
+        print(f"written: {timeline_file}: open it in ui.perfetto.dev", file=sys.stderr)
+    print(json.dumps(found))
+
+
+def _check_options(options: Options, model: str | None) -> None:
+    """Raise UsageError for an option that would change nothing."""
+    settings = {field.name for field in fields(EngineRecord)}
+    default = Options()
+    for field in fields(Options):
+        value, flag = getattr(options, field.name), "--" + field.name.replace("_", "-")
+        if value == getattr(default, field.name):
+            continue
+        if field.name in settings:
+            raise UsageError(f"{flag}: with --replay write --set {field.name}={value}")
+        if field.name not in _OF_CALIBRATIONS:
+            raise UsageError(f"{flag} changes nothing about a replay")
+        if model is None:
+            raise UsageError(f"{flag} chooses among the calibrations of a MODEL: name one")
+
+
+def _calibrated(model: str, options: Options) -> StepTime:
+    checkpoint = load_checkpoint(locate(model).path)
+    config = resolve(options, checkpoint.arch)
+    found = known(default_home(), checkpoint.path, checkpoint.arch, config)
+    if found.source == "assumed":
+        raise ValueError(
+            f"{model} was not calibrated here in this form: run ridgeline calibrate {model}, or "
+            "leave the model out to take the times of the trace"
+        )
+    return found.times.scaled(found.interval().middle)
+
+
+def _document(records: list[Json], before: list[Record], after: list[Record]) -> dict[str, Any]:
+    """Return the comparison as plain values."""
+    difference = travel.first_difference(before, after)
+    found = compare.changes(before, after)
+    recorded = [r for r in records if r["type"] == "request"]
+    then_ms = [1e3 * (one["finish_s"] - one["arrival_s"]) for one in recorded]
+    num_steps = compare.totals(before).get("num_steps", 0)
+    return {
+        "num_requests": len(found),
+        "recorded_mean_e2el_ms": sum(then_ms) / len(then_ms) if then_ms else None,
+        "before": compare.totals(before),
+        "after": compare.totals(after),
+        "replay": {
+            "num_steps": num_steps,
+            "num_equal_steps": difference.number if difference else num_steps,
+            "first_difference": difference and difference._asdict(),
+        },
+        "requests": [compare.as_dict(change) for change in found],
+    }
+
+
+def _print(console: Console, found: dict[str, Any], changes: list[str], *, diff: bool) -> None:
+    before, after = found["before"], found["after"]
+    error = before.get("mean_e2el_ms", 0.0) / found["recorded_mean_e2el_ms"] - 1
+    console.print(
+        f"{found['num_requests']:,} requests served again with {', '.join(changes) or 'no change'}."
+    )
+    console.print(
+        f"With the settings of then the simulation takes {abs(error):.1%} "
+        f"{'longer' if error > 0 else 'less'} than was recorded (mean of the times to the end).\n"
+    )
+    table = Table("", box=None, pad_edge=False)
+    for name in ("before", "after", "change"):
+        table.add_column(name, justify="right")
+    for name, value in before.items():
+        now = after.get(name, 0.0)
+        part = f"{now / value - 1:+.1%}" if value else ""
+        table.add_row(_spelled(name), f"{value:,.1f}", f"{now:,.1f}", part)
+    console.print(table)
+    if diff:
+        _print_difference(console, found)
+
+
+def _spelled(name: str) -> str:
+    name = name.removeprefix("num_").replace("_per_", "/")
+    words = [word.upper() if word in ("ttft", "tpot", "e2el") else word for word in name.split("_")]
+    unit = f", {words.pop()}" if words[-1] in ("ms", "s") else ""
+    return " ".join(words) + unit
+
+
+def _print_difference(console: Console, found: dict[str, Any]) -> None:
+    first = found["replay"]["first_difference"]
+    console.print()
+    if first is None:
+        console.print("Every step is decided as before.")
+        return
+    console.print(f"The first step that is decided otherwise is step {first['number']:,}:")
+    for reason in first["reasons"][:_LISTED]:
+        console.print(f"  {reason}")
+    if (left := len(first["reasons"]) - _LISTED) > 0:
+        console.print(f"  and {left:,} more")
+    requests = found["requests"]
+    gained = [one for one in requests if one["gain_ms"] > 0][:_LISTED]
+    lost = [one for one in reversed(requests) if one["gain_ms"] < 0][:_LISTED]
+    for title, listed in (("gained most", gained), ("lost most", lost)):
+        if listed:
+            console.print()
+            console.print(_requests(title, listed))
+
+
+def _requests(title: str, listed: list[dict[str, Any]]) -> Table:
+    table = Table(title, box=None, pad_edge=False)
+    for name in ("TTFT, ms", "", "TPOT, ms", "", "E2EL, ms", "", "sooner by"):
+        table.add_column(name, justify="right")
+    for one in listed:
+        cells = []
+        for name in compare.METRICS:
+            cells += [_ms(one["before"][name]), f"-> {_ms(one['after'][name])}"]
+        table.add_row(f"request {one['request']}", *cells, f"{one['gain_ms']:,.0f} ms")
+    return table
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _write_timeline(
+    file: Path, settings: EngineRecord, before: list[Record], after: list[Record]
+) -> None:
+    engine, events = to_json(settings), list[Mapping[str, Any]]()
+    for process, (name, side) in enumerate((("before", before), ("after", after)), start=1):
+        plain = [to_json(record) for record in side]
+        steps = [record for record in plain if record["type"] == "step"]
+        requests = [record for record in plain if record["type"] == "request"]
+        for one in requests:
+            one["num_prompt_tokens"] = len(one["prompt_token_ids"])
+        events += timeline(engine, steps, requests, process=process, name=name)
+    file.write_text(json.dumps({"traceEvents": events}, separators=(",", ":")), encoding="utf-8")

@@ -1,0 +1,98 @@
+"""What a server remembers of its last minutes: the engine's records, without prompts.
+
+They lie in memory as the lines of a trace, up to a number of bytes; the oldest go first. A line is
+made in the engine's thread, and read by whoever asks why a request was slow.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from dataclasses import fields
+
+from ridgeline.api.recorded import Json, Recorded
+from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
+from ridgeline.planner.explain import Explanation, Predict, explain
+from ridgeline.planner.score import Score
+from ridgeline.planner.usual import predictor, usual_steps
+from ridgeline.server.engine_thread import Bridge
+
+_MAX_BYTES = 16 << 20
+_OVERHEAD_BYTES = 64  # of a line in memory, about
+_STEP = tuple(field.name for field in fields(StepRecord))
+_LEFT_OUT = ("prompt_token_ids", "params")  # of requests: what they say, and what ends them
+_REQUEST = tuple(field.name for field in fields(RequestRecord) if field.name not in _LEFT_OUT)
+
+
+class Forgotten(LookupError):
+    """A request is not among those remembered; says how far back these reach."""
+
+
+class History:
+    """The last records of one engine."""
+
+    def __init__(self, bridge: Bridge, score: Score, max_bytes: int = _MAX_BYTES) -> None:
+        """Remember what ``bridge`` reports from now on, in about ``max_bytes``.
+
+        ``score`` knows how long steps take; until it does, they are compared with one another.
+        """
+        self._bridge, self._score, self._max_bytes = bridge, score, max_bytes
+        self._lock = threading.Lock()
+        self._lines: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._has_forgotten = False
+        self._engine = json.dumps(to_json(bridge.engine.describe())).encode()
+        bridge.listeners.append(self._on_record)
+
+    def _on_record(self, record: Record) -> None:
+        if isinstance(record, StepRecord):  # shallow: a deep copy would cost more than the rest
+            shown: Json = {"type": "step", **{name: getattr(record, name) for name in _STEP}}
+        elif isinstance(record, RequestRecord):
+            shown = {"type": "request", **{name: getattr(record, name) for name in _REQUEST}}
+            shown["num_prompt_tokens"] = len(record.prompt_token_ids)
+            shown["tenant"] = self._bridge.tenant_of(record.request_id)
+        else:
+            return
+        line = json.dumps(shown, separators=(",", ":")).encode()
+        with self._lock:
+            self._lines.append(line)
+            self._num_bytes += len(line) + _OVERHEAD_BYTES
+            while self._num_bytes > self._max_bytes and len(self._lines) > 1:
+                self._num_bytes -= len(self._lines.popleft()) + _OVERHEAD_BYTES
+                self._has_forgotten = True
+
+    def explain(self, wanted: str, tenant: str) -> Explanation:
+        """Return where the time of a request went.
+
+        Args:
+            wanted: its name, its number, or the id of its answer.
+            tenant: the label of the key that asks; it sees its own requests only.
+
+        Raises Forgotten if no such request is remembered.
+        """
+        with self._lock:
+            lines, has_forgotten = [self._engine, *self._lines], self._has_forgotten
+        recorded = Recorded("the history", enumerate(lines), lines.__getitem__)
+        begin_s = recorded.start_s if has_forgotten else None
+
+        def is_allowed(one: Json) -> bool:
+            return one["tenant"] == tenant and (begin_s is None or one["arrival_s"] >= begin_s)
+
+        request = recorded.find(wanted, is_allowed)
+        if request is None:
+            num_known = sum(map(is_allowed, recorded.requests))
+            raise Forgotten(_reach(wanted, recorded, num_known))
+        if self._score.is_calibrated:
+            usual: Predict | None = predictor(self._score.calibration.times)
+        else:
+            usual = usual_steps(recorded)
+        return explain(recorded.engine, request, recorded.of(request), usual)
+
+
+def _reach(wanted: str, recorded: Recorded, num_known: int) -> str:
+    text = f"no request {wanted[:80]!r} of yours that has ended is remembered"
+    if recorded.start_s is None or not recorded.requests:
+        return f"{text}: none has ended yet"
+    back_s = recorded.requests[-1]["finish_s"] - recorded.start_s
+    return f"{text}: memory reaches {back_s:,.1f} s back, with {num_known:,} of yours"

@@ -1,0 +1,63 @@
+// Requests that ended, and why each took as long as it did: the server says it, in words and a picture.
+
+import { call } from './api.js';
+import { element } from './dom.js';
+import { settings } from './store.js';
+
+const MOST = 12; // that are listed
+const list = element('ul', { id: 'ended' });
+const section = element('section', { className: 'ended', hidden: true },
+  element('h3', {}, 'Ended', element('span', {}, 'click for where its time went')), list);
+const dialog = element('dialog', { className: 'explanation', 'aria-label': 'Where the time of a request went' });
+document.querySelector('.running').after(section);
+document.body.append(dialog);
+
+let seen = new Set(); // requests of the last view
+let model = settings.model;
+
+/** Take the names of the sequences in a view; those of the view before that are missing have ended. */
+export function follow(names) {
+  if (model !== settings.model) forget();
+  const now = new Set(names.map((name) => name.split('.')[0]));
+  for (const request of seen) if (!now.has(request)) add(request);
+  seen = now;
+}
+
+/** Whatever ran there is gone. */
+export function forget() {
+  seen = new Set();
+  model = settings.model;
+  list.replaceChildren();
+  section.hidden = true;
+}
+
+function add(request) {
+  const button = element('button', { type: 'button', onclick: () => explain(request) }, request);
+  list.prepend(element('li', {}, button));
+  while (list.children.length > MOST) list.lastChild.remove();
+  section.hidden = false;
+}
+
+async function explain(request) {
+  const close = element('form', { method: 'dialog' }, element('button', { value: 'ok' }, 'Close'));
+  let shown;
+  try {
+    const [told, picture] = await Promise.all([ask(request, 'json'), ask(request, 'svg')]);
+    const { sentences } = await told.json();
+    shown = [parse(await picture.text()), element('p', {}, sentences.join(' '))];
+  } catch (error) {
+    shown = [element('p', { className: 'problem', role: 'alert' }, error.message)];
+  }
+  dialog.replaceChildren(...shown, close);
+  if (!dialog.open) dialog.showModal();
+}
+
+function ask(request, format) {
+  const named = settings.model ? `&model=${encodeURIComponent(settings.model)}` : '';
+  return call(`v1/requests/${request}/explain?format=${format}${named}`);
+}
+
+/** Return the picture as a part of this page, so that its colours follow the style sheet. */
+function parse(text) {
+  return document.importNode(new DOMParser().parseFromString(text, 'image/svg+xml').documentElement, true);
+}

@@ -1,0 +1,220 @@
+"""``ridgeline explain`` and ``simulate --replay``: what they print, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.core.records import to_json
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import resolve
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.planner.calibration import assume
+from ridgeline.simulator.run import Asked, simulate
+from tests.api.test_llm import write_model
+from tests.simulator.test_run import SETTINGS, TIMES
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty requests, more than can run at a time; the sixth alone has a long prompt."""
+    load = [
+        Asked(
+            prompt=(3, 4, 5, i) * (9 if i == 5 else 2),
+            num_new=(1 + i % 13,),
+            arrival_s=0.02 * i,
+            name=f"name-{i}",
+        )
+        for i in range(60)
+    ]
+    path = tmp_path_factory.mktemp("trace") / "t.jsonl"
+    records = map(to_json, simulate(load, SETTINGS, TIMES))
+    path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in records))
+    return path
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def ridgeline(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Done]:
+    """Run a command in this process."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ridgeline", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return Done(int(end.value.code or 0), said.out, said.err)
+
+    monkeypatch.setenv("COLUMNS", "100")
+    return run
+
+
+Run = Callable[..., Done]
+
+
+def requests_of(trace: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in trace.read_text().splitlines()]
+    return [record for record in records if record["type"] == "request"]
+
+
+def test_the_slowest_is_explained_with_picture_and_timeline(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    picture, events = tmp_path / "a.svg", tmp_path / "a.json"
+    done = ridgeline("explain", str(trace), "--out", str(picture), "--timeline", str(events))
+    assert done.returncode == 0, done.stderr
+    slowest = max(requests_of(trace), key=lambda one: one["finish_s"] - one["arrival_s"])
+    number = slowest["request_id"]
+    assert done.stdout.startswith(f"Request {number} took ")
+    assert "where its time went" in done.stdout
+    assert "What would have helped:" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert f"Request {number} took" in picture.read_text()
+    assert {"X", "C", "M"} <= {one["ph"] for one in json.loads(events.read_text())["traceEvents"]}
+
+
+def test_several_are_one_json_line_each(ridgeline: Run, trace: Path) -> None:
+    done = ridgeline(
+        "explain", str(trace), "--request", "name-5", "--request", "7", "--format", "json"
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["name"] for one in found] == ["name-5", "name-7"]
+    for one, then in zip(found, [requests_of(trace)[0]] * 2, strict=True):
+        assert set(one) == {
+            "request", "name", "seconds", "pieces", "timeline", "sentences", "would_help"
+        }  # fmt: skip
+        assert round(sum(p["seconds"] for p in one["pieces"]), 9) == round(one["seconds"], 9)
+        assert then["type"] == "request"
+
+
+def test_those_above_a_limit_are_found(ridgeline: Run, trace: Path) -> None:
+    slow = [
+        r["request_id"] for r in requests_of(trace) if r["first_token_s"] - r["arrival_s"] > 0.2
+    ]
+    done = ridgeline("explain", str(trace), "--above", "ttft:200", "--format", "markdown")
+    assert done.stdout.count("## Request ") == len(slow) > 1
+    assert all(f"## Request {number}\n" in done.stdout for number in slow)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (
+            ["--request", "name-555"],
+            1,
+            "no request 'name-555' among the 60 that ended: did you mean",
+        ),
+        (["--above", "ttft:9999"], 1, "no request has a ttft above 9999 ms: the highest is"),
+        (["--above", "ttfb:1"], 2, "--above 'ttfb:1': a metric (ttft, tpot, e2el)"),
+        (["--request", "1", "--slowest", "2"], 2, "give one of --request, --slowest and --above"),
+        (["--slowest", "2", "--out", "x.svg"], 2, "--out is the picture of one request"),
+        (["--out", "/none/x.svg"], 1, "/none/x.svg"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(
+    ridgeline: Run, trace: Path, arguments: list[str], status: int, words: str
+) -> None:
+    done = ridgeline("explain", str(trace), *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1)
+    assert words in done.stderr
+
+
+def test_a_trace_with_a_hole_is_one_line(ridgeline: Run, trace: Path, tmp_path: Path) -> None:
+    lines = trace.read_text().splitlines(keepends=True)
+    holed = tmp_path / "holed"
+    number = next(i for i, line in enumerate(lines) if '"number":20,' in line)
+    holed.write_text("".join([*lines[:number], *lines[number + 1 :]]))
+    done = ridgeline("explain", str(holed), "--slowest", "60")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "hole in the life of request" in done.stderr
+    assert "step 21 follows step 19" in done.stderr
+
+
+def test_other_settings_are_compared(ridgeline: Run, trace: Path, tmp_path: Path) -> None:
+    events = tmp_path / "both.json"
+    done = ridgeline(
+        "simulate", "--replay", str(trace), "--set", "max_num_seqs=12", "--diff",
+        "--timeline", str(events),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "60 requests served again with max_num_seqs=12." in done.stdout
+    assert "The first step that is decided otherwise is step" in done.stdout
+    assert "gained most" in done.stdout
+    *shown, last = done.stdout.splitlines()
+    assert max(map(len, shown)) <= 100
+    assert {one["pid"] for one in json.loads(events.read_text())["traceEvents"]} == {1, 2}
+    found = json.loads(last)
+    assert found["num_requests"] == len(found["requests"]) == 60
+    assert found["after"]["mean_ttft_ms"] < 0.8 * found["before"]["mean_ttft_ms"]
+    fitted_error = found["before"]["mean_e2el_ms"] / found["recorded_mean_e2el_ms"] - 1
+    assert abs(fitted_error) < 0.05  # the trace's clock is a model of time itself
+    assert 0 < found["replay"]["num_equal_steps"] < found["replay"]["num_steps"]
+
+
+def test_without_a_change_every_step_is_as_then(ridgeline: Run, trace: Path) -> None:
+    done = ridgeline("simulate", "--replay", str(trace), "--diff")
+    assert "Every step is decided as before." in done.stdout
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["replay"]["num_equal_steps"] == found["replay"]["num_steps"]
+    assert found["before"] == found["after"]
+    assert ridgeline("replay", str(trace)).stdout.startswith("equal")
+
+
+def test_a_calibration_gives_the_times_where_a_model_is_named(
+    ridgeline: Run, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path / "home"))
+    model = write_model(tmp_path / "tiny")
+    refused = ridgeline("simulate", str(model), "--replay", str(trace))
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "was not calibrated here in this form: run ridgeline calibrate" in refused.stderr
+    checkpoint = load_checkpoint(model)
+    config = resolve(Options(), checkpoint.arch)
+    assumed = assume(checkpoint.path, checkpoint.arch, config)
+    measured = replace(assumed, source="measured", times=TIMES.scaled(3.0))
+    measured.save(tmp_path / "home")
+    done = ridgeline("simulate", str(model), "--replay", str(trace))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["prediction"] == {"source": "calibrated"}
+    assert found["before"]["mean_e2el_ms"] > 2 * found["recorded_mean_e2el_ms"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--set", "max_seqs=4"], 1, "no setting 'max_seqs'; did you mean max_num_seqs?"),
+        (["--set", "num_blocks=2"], 1, "the KV cache has 2"),
+        (["--max-num-seqs", "4"], 2, "with --replay write --set max_num_seqs=4"),
+        (["--threads", "1"], 2, "--threads chooses among the calibrations of a MODEL"),
+        (["--kv-cache-memory", "1GiB"], 2, "--kv-cache-memory changes nothing about a replay"),
+        (["--request-rate", "4"], 2, "--request-rate is said by the file"),
+        (["--sweep", "policy=orca"], 2, "--replay serves the requests of its trace"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(
+    ridgeline: Run, trace: Path, arguments: list[str], status: int, words: str
+) -> None:
+    done = ridgeline("simulate", "--replay", str(trace), *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1)
+    assert words in done.stderr
+
+
+def test_what_is_about_a_trace_needs_one(ridgeline: Run) -> None:
+    done = ridgeline("simulate", "--request-rate", "1", "--set", "policy=orca")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "give --replay" in done.stderr

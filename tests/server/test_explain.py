@@ -1,0 +1,101 @@
+"""A client asks why its request took as long as it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ridgeline.planner.explain import CAUSES
+from ridgeline.server.history import Forgotten, History
+from tests.server.serving import Served, serving
+
+ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
+SECRET = "zebra"
+
+
+@pytest.fixture(scope="module")
+def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("ann key-of-ann\nbob key-of-bob\n")
+    with serving(model, {"max_num_seqs": 1}, api_key_file=file) as served:
+        yield served
+
+
+def why(served: Served, name: str, key: str = "key-of-ann", query: str = "") -> tuple[int, dict]:
+    path = f"/v1/requests/{name}/explain{query}"
+    status, answer, _ = served.call(path, authorization=f"Bearer {key}")
+    return status, answer
+
+
+def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
+    """By the answer's id and by x-request-id; the pieces are the time that its record says."""
+    slow = keyed.client("key-of-bob").completions.create
+    keyed.valve.before = lambda step: time.sleep(0.02)
+    with slow(model="tiny", prompt="before", stream=True, **ASK) as before:
+        next(iter(before))
+        answer = keyed.client("key-of-ann").chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": SECRET}], **ASK
+        )
+    keyed.valve.before = lambda step: None
+    status, found = why(keyed, answer.id)
+    assert status == 200
+    assert answer.id == f"chatcmpl-{found['name']}"
+    assert why(keyed, found["name"]) == why(keyed, str(found["request"])) == (200, found)
+    pieces = {one["cause"]: one["seconds"] for one in found["pieces"]}
+    assert pieces.keys() <= CAUSES.keys()
+    assert round(sum(pieces.values()), 9) == round(found["seconds"], 9)
+    assert round(sum(one["seconds"] for one in found["timeline"]), 9) == round(found["seconds"], 9)
+    assert pieces["queue_max_num_seqs"] > 0.04  # one sequence at a time, and steps of 20 ms
+    computed_s = sum(num_s for cause, num_s in pieces.items() if cause.startswith("decode"))
+    assert computed_s + pieces.get("slow_machine", 0) > 11 * 0.02
+    assert any("--max-num-seqs 1" in sentence for sentence in found["sentences"])
+    assert 3 <= len(found["sentences"]) <= 6
+    picture = why(keyed, answer.id, query="?format=svg")[1]
+    assert picture.startswith(b"<svg")
+    text = why(keyed, answer.id, query="?format=markdown")[1].decode()
+    assert found["sentences"][0] in text
+    status, error = keyed.refused(
+        f"/v1/requests/{answer.id}/explain?format=pdf", None, authorization="Bearer key-of-ann"
+    )
+    assert (status, error["param"]) == (400, "format")
+    assert SECRET.encode() not in b"".join(keyed.running.service.history._lines)
+
+
+def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> None:
+    answer = keyed.client("key-of-ann").completions.create(model="tiny", prompt="mine", **ASK)
+    assert why(keyed, answer.id)[0] == 200
+    status, theirs = why(keyed, answer.id, "key-of-bob")
+    _, nobodys = why(keyed, "x" * len(answer.id), "key-of-bob")
+    assert status == 404
+    assert theirs["error"]["code"] == "request_not_found"
+    assert theirs["error"]["message"].replace(answer.id, "") == nobodys["error"]["message"].replace(
+        "x" * len(answer.id), ""
+    )
+
+
+def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Served) -> None:
+    bridge = keyed.running.bridge
+    history = History(bridge, keyed.running.score, max_bytes=20_000)
+    create = keyed.client("key-of-ann").completions.create
+    names = [create(model="tiny", prompt="one of many", **ASK).id for _ in range(12)]
+    kept = [name for name in names if _is_known(history, name)]
+    assert kept
+    assert kept == names[-len(kept) :]
+    assert len(kept) < 12
+    assert history._num_bytes <= 20_000
+    keyed.running.service.history, before = history, keyed.running.service.history
+    status, answer = why(keyed, names[0])
+    keyed.running.service.history = before
+    assert status == 404
+    assert f"back, with {len(kept)}" in answer["error"]["message"]
+    bridge.listeners.remove(history._on_record)
+
+
+def _is_known(history: History, name: str) -> bool:
+    try:
+        return history.explain(name, "ann").duration_ns > 0
+    except Forgotten:
+        return False
