@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ridgeline.core.engine import Engine
@@ -79,6 +80,7 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     waits = dict(step.waits)
     queues = scheduler.queues.running, scheduler.queues.waiting, scheduler.queues.paused
     running, waiting, paused = ([seq.id for seq in queue] for queue in queues)
+    ranks = {seq.id: seq.request.rank for queue in queues for seq in queue}
     assert len(sizes) == len(step.work), "a sequence runs twice in one step"
     assert sum(sizes.values()) <= scheduler.max_num_batched_tokens
     assert len(running) <= scheduler.queues.max_num_seqs
@@ -93,9 +95,11 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     if scheduler.policy.whole_prompts:
         assert all(work.seeds or work.top for work in step.work), "a prompt ran in pieces"
     assert set(step.preempted) <= set(waiting)
-    given = [seq_id for seq_id in step.preempted if waits[seq_id] is Wait.BLOCKS]
-    assert all(seq_id in given or waits[seq_id] is Wait.BEAMS for seq_id in step.preempted)
-    assert all(seq_id > running[-1] for seq_id in given), "the youngest give way"
+    given = [seq_id for seq_id in step.preempted if waits[seq_id] is not Wait.BEAMS]
+    scarce = (Wait.BLOCKS, Wait.MAX_NUM_SEQS)
+    assert all(waits[seq_id] in scarce for seq_id in given)
+    last = max((ranks[seq_id], seq_id) for seq_id in running)
+    assert all((ranks[seq_id], seq_id) > last for seq_id in given), "the last give way"
     for work in step.work:
         assert 0 <= work.drafts < len(work.tokens)
         assert not work.drafts or len(work.seeds) == 1, "drafts where it is not decided who goes on"
@@ -150,7 +154,12 @@ class Oracle:
 
 
 def make_request(
-    request_id: int, prompt: Listing[int], *, cache_root: bytes = b"", **params: Any
+    request_id: int,
+    prompt: Listing[int],
+    *,
+    cache_root: bytes = b"",
+    due_s: float = inf,
+    **params: Any,
 ) -> Request:
     return Request(
         request_id,
@@ -159,6 +168,7 @@ def make_request(
         max_model_len=1000,
         cache_root=cache_root,
         new_search=new_search,
+        due_s=due_s,
     )
 
 

@@ -38,6 +38,7 @@ def test_nothing_is_lost(pushed: list[tuple[str, int]]) -> None:
     queue: Admission[int] = Admission()
     for i, (tenant, size) in enumerate(pushed):
         queue.push(tenant, [(i, size)])
+    assert list(queue) == list(range(len(pushed))), "they are listed as they came"
     taken = []
     for left in range(len(pushed), 0, -1):
         assert len(queue) == left

@@ -7,6 +7,7 @@ of the cache on the way, ``Watched`` every step, and ``check`` every state in be
 from __future__ import annotations
 
 import random
+from math import inf
 from typing import Any
 
 import pytest
@@ -124,8 +125,8 @@ class Core(RuleBasedStateMachine):
 
     # --- what may happen -------------------------------------------------------------------------
 
-    @rule(wish=REQUESTS)
-    def add(self, wish: dict[str, Any]) -> None:
+    @rule(wish=REQUESTS, due_s=st.just(inf) | st.integers(0, 9))
+    def add(self, wish: dict[str, Any], due_s: float = inf) -> None:
         params = {name: value for name, value in wish.items() if name != "prompt"}
         kv, width = self.scheduler.queues.kv, wish.get("best_of", 1)
         need = kv.blocks_for(min(len(wish["prompt"]) + wish["max_tokens"], MAX_LEN)) * width
@@ -133,7 +134,7 @@ class Core(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="beams"):
                 self.engine.add(wish["prompt"], SamplingParams(**params))
             return
-        request_id = self.engine.add(wish["prompt"], SamplingParams(**params))
+        request_id = self.engine.add(wish["prompt"], SamplingParams(**params), due_s=due_s)
         answers = expected(self.engine.requests[request_id])
         self.answers |= answers
         for seq_id, answer in answers.items():
@@ -168,9 +169,9 @@ class Core(RuleBasedStateMachine):
         self.engine.resume(request_id)
 
     @precondition(lambda self: self.engine.requests)
-    @rule(data=st.data(), wish=st.none() | REQUESTS)
+    @rule(data=st.data(), wish=st.none() | REQUESTS, due_s=st.just(inf) | st.integers(0, 9))
     def step_while_others_come_and_go(
-        self, data: st.DataObject, wish: dict[str, Any] | None
+        self, data: st.DataObject, wish: dict[str, Any] | None, due_s: float
     ) -> None:
         gone = data.draw(st.sets(st.sampled_from(list(self.engine.requests)), max_size=3))
 
@@ -179,7 +180,7 @@ class Core(RuleBasedStateMachine):
                 self.cut_short.add(request_id)
                 self.hear(self.engine.abort(request_id))
             if wish is not None:
-                self.add(wish)
+                self.add(wish, due_s)
             self.engine.check()
 
         self.runner.during = come_and_go

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
+from math import inf
 from typing import Any
 
 import pytest
@@ -50,7 +51,11 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
         prompt = tuple(dice.choices((1, 2), k=dice.randint(1, 20)))
         root = dice.choice((b"", b"", b"other"))
         return engine.add(
-            prompt, params, new_text=lambda: TextStream(Letters(), stop), cache_root=root
+            prompt,
+            params,
+            new_text=lambda: TextStream(Letters(), stop),
+            cache_root=root,
+            due_s=dice.choice((inf, inf, dice.random())),
         )
 
     def fail() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from ridgeline.core.records import RequestRecord, StepRecord
 from ridgeline.simulator.recorded import serve_again
+from ridgeline.simulator.replay import replay
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
-from tests.server.serving import serving
+from tests.server.serving import eventually, serving
 
 Json = dict[str, Any]
 
@@ -92,6 +93,35 @@ def test_a_trace_that_ends_early_is_served_as_far_as_it_goes(trace: list[Json]) 
     found = serve_again(trace[: len(trace) // 2])
     assert found.difference is None
     assert 0 < found.num_steps < len(trace) // 2
+
+
+def test_a_trace_with_deadlines_is_decided_again_the_same(
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "trace": path}
+    dice = random.Random(7)
+    bodies: list[Json] = [
+        {"prompt": [40] * dice.randint(1, 50), "max_tokens": dice.randint(1, 20), "temperature": 1}
+        for _ in range(80)
+    ]
+    for body in bodies[::3]:
+        body["deadline"] = {"total_ms": dice.choice((50, 400, 60_000))}
+
+    with serving(model, options) as served, ThreadPoolExecutor(12) as pool:
+        served.call("/v1/completions", bodies[0])
+        eventually(lambda: served.running.score.is_calibrated, 60)
+        statuses = [pool.submit(served.call, "/v1/completions", body) for body in bodies]
+        assert {found.result()[0] for found in statuses} <= {200, 503}
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    due = [r["due_s"] for r in records if r["type"] == "request" and r["due_s"] is not None]
+    assert len(due) > 5, "nothing was promised"
+    again = serve_again(records)
+    assert again.difference is None
+    assert again.num_equal == again.num_steps > 200
+    found = replay(records)
+    assert (found.difference, found.num_steps) == (None, again.num_steps)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ always enters.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -82,6 +82,11 @@ class Admission(Generic[Item]):
 
     def __len__(self) -> int:
         return self._num_waiting
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield what waits, in the order in which it came."""
+        prompts = [prompt for tenant in self._tenants.values() for prompt in tenant.prompts]
+        return (prompt.item for prompt in sorted(prompts, key=lambda one: one.finish[1]))
 
     def push(self, tenant: str, prompts: Sequence[tuple[Item, int]], num_seqs: int = 1) -> None:
         """Queue a request: its prompts, with the tokens of each and sequences for each."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 
 from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
@@ -81,6 +82,7 @@ class Engine:
         owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
+        due_s: float = inf,
     ) -> int:
         """Queue a request; return its id.
 
@@ -89,8 +91,9 @@ class Engine:
         bytes, share cached prefixes. ``prediction`` is what the answer may be like, for drafts;
         they may also come from earlier answers to the same ``owner``, and to no other.
         ``new_constraint`` makes what each answer must comply with, and ``token_rules`` says what
-        ``params`` mean in token ids. Raises ValueError if it can never run, and then nothing has
-        changed.
+        ``params`` mean in token ids. Requests that are due go first, the earliest before the others
+        (``due_s``, on the engine's clock). Raises ValueError if it can never run, and then nothing
+        has changed.
         """
         request_id = self._next_id
         request = Request(
@@ -108,6 +111,7 @@ class Engine:
             new_constraint=new_constraint,
             token_rules=token_rules,
             new_search=self._new_search,
+            due_s=due_s,
         )
         self.scheduler.add(request)
         self._next_id += 1
@@ -226,6 +230,7 @@ class Engine:
                 num_draft_tokens=request.num_draft_tokens,
                 num_accepted_tokens=request.num_accepted_tokens,
                 error=times.error,
+                due_s=None if request.due_s == inf else request.due_s,
             )
         )
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.request import Sequence
 
-_num_pending = attrgetter("num_pending")
-Queue = Listing[Sequence]  # in order of arrival
+_num_pending, _due_s = attrgetter("num_pending"), attrgetter("request.due_s")
+_due_s_and_length = attrgetter("request.due_s", "num_pending")
+Queue = Listing[Sequence]  # those that are due at a time first, else in order of arrival
 Wish = tuple[Sequence, int]  # sequence, and tokens wanted; at most its pending tokens are granted
 
 
@@ -79,7 +81,7 @@ class SplitFuse:
 
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
     steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads
-    along, the oldest prompt leaves up to half of that to shorter ones.
+    along, the first prompt leaves up to half of that to shorter ones. Who is due goes before.
     """
 
     reserve_full: bool = False
@@ -87,8 +89,9 @@ class SplitFuse:
     least: int = 64
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
-        """Yield single tokens first, then the oldest prompt, then the others."""
+        """Yield single tokens first, then the first prompt, then the others, short ones first."""
         prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
+        prompts.sort(key=_due_s)
         for seq in running:
             if seq.num_pending == 1:
                 yield seq, 1
@@ -99,8 +102,9 @@ class SplitFuse:
                 share = self.least * (len(prompts) + load.num_outside)
                 left = min(left, max(decoding, self.least, share // decoding))
             first, *others = prompts
-            prompts = [first, *sorted(others, key=_num_pending)]
-            shorter = (n for n in map(_num_pending, others) if n < first.num_pending)
+            prompts = [first, *sorted(others, key=_due_s_and_length)]
+            alike = (seq for seq in others if first.request.due_s == inf or seq.request.due_s < inf)
+            shorter = (n for n in map(_num_pending, alike) if n < first.num_pending)
             kept = min(sum(shorter), left // 2)
         for seq in prompts:
             ranks = seq.request.params.prompt_logprobs is not None

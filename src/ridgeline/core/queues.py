@@ -1,7 +1,8 @@
 """The queues: which sequences run, wait or are paused, and which are alive.
 
-A sequence's status says in which queue it is, and every queue is in order of arrival. Deciding
-(``scheduler``) and folding results back (``fold``) both work on them.
+A sequence's status says in which queue it is. Every queue is in one order: those that are due at
+a time before those that are not, the earliest first (Liu and Layland, JACM 1973), else by arrival.
+Deciding (``scheduler``) and folding results back (``fold``) both work on them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from ridgeline.core.kvcache import KVCache
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.step import FinishReason, SeqId
 
-by_age = attrgetter("id")
+
+def by_rank(seq: Sequence) -> tuple[tuple[float, int], SeqId]:
+    """Return what queues are sorted by; it never changes while a sequence lives."""
+    return seq.request.rank, seq.id
 
 
 class Queues:
@@ -40,7 +44,7 @@ class Queues:
     def add(self, seq: Sequence) -> None:
         """Let a new sequence wait for its turn."""
         self.alive[seq.id] = seq
-        insort(self.waiting, seq, key=by_age)
+        insort(self.waiting, seq, key=by_rank)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a new sequence run with its parent's blocks; without a free slot it waits.
@@ -53,7 +57,7 @@ class Queues:
         self.kv.fork(parent, child)
         child.status = Status.RUNNING
         self.alive[child.id] = child
-        insort(self.running, child, key=by_age)
+        insort(self.running, child, key=by_rank)
 
     def preempt(self, seq: Sequence) -> None:
         """Take a sequence's blocks and let it wait again; ``sort`` moves it."""
@@ -77,8 +81,8 @@ class Queues:
         self.sort()
 
     def sort(self) -> None:
-        """Move sequences to the queue that their status says; each stays in order of arrival."""
-        everyone = sorted((*self.running, *self.waiting, *self.paused), key=by_age)
+        """Move sequences to the queue that their status says; each stays in order."""
+        everyone = sorted((*self.running, *self.waiting, *self.paused), key=by_rank)
         self.running = [seq for seq in everyone if seq.status is Status.RUNNING]
         self.paused = [seq for seq in everyone if seq.status is Status.PAUSED]
         elsewhere = (Status.RUNNING, Status.PAUSED)
@@ -110,14 +114,14 @@ class Queues:
         """Raise AssertionError unless everything that must hold between steps holds."""
         assert self.slots_taken() <= self.max_num_seqs, "too many sequences run"
         for queue in (self.running, self.waiting, self.paused):
-            ages = [seq.id for seq in queue]
-            assert ages == sorted(set(ages)), "a queue is out of order"
+            ranks = [*map(by_rank, queue)]
+            assert ranks == sorted(set(ranks)), "a queue is out of order"
         assert all(seq.status is Status.RUNNING for seq in self.running)
         assert all(seq.status in (Status.WAITING, Status.PREEMPTED) for seq in self.waiting)
         assert all(seq.status is Status.PAUSED for seq in self.paused)
         idle = (*self.waiting, *self.paused)
         assert all(not seq.table and seq.num_computed == 0 for seq in idle)
-        everyone = sorted((*self.running, *idle), key=by_age)
+        everyone = sorted((*self.running, *idle), key=attrgetter("id"))
         assert all(seq.num_pending > 0 or seq.candidates for seq in everyone)
         for request in self.searching.values():
             assert all(beam.id in self.alive for beam in request.sequences), "a beam is lost"

@@ -51,6 +51,7 @@ class RequestRecord:
         num_draft_tokens: tokens that were guessed and verified, over all its sequences.
         num_accepted_tokens: of these, the right ones.
         error: what went wrong, if something did.
+        due_s: when it was to run at the latest; None if that was promised to nobody.
     """
 
     request_id: int
@@ -70,6 +71,7 @@ class RequestRecord:
     num_draft_tokens: int
     num_accepted_tokens: int
     error: str | None
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
+from math import inf
 from typing import Protocol
 
 from ridgeline.core.params import SamplingParams
@@ -113,14 +114,16 @@ class Request:
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
         new_search: Callable[[Request], Search | None] = lambda request: None,
+        due_s: float = inf,
     ) -> None:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
         ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
         most 64 bytes, share cached prefixes. ``prediction`` is what the answer may be like; it
         changes only how soon it comes, as earlier answers to the same ``owner`` may.
-        ``new_search`` returns the search that the parameters ask for. Raises ValueError if the
-        prompt is empty or leaves no room for an answer.
+        ``new_search`` returns the search that the parameters ask for. ``due_s`` is when it must run
+        at the latest, inf if that was promised to nobody. Raises ValueError if the prompt is empty
+        or leaves no room for an answer.
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
@@ -134,6 +137,8 @@ class Request:
         eos = () if params.ignore_eos else eos_ids
         seed = (default_seed if params.seed is None else params.seed) % (1 << 64)
         self.id = request_id
+        self.due_s = due_s
+        self.rank = due_s, request_id  # of two requests, the lower one goes first
         self.name = name
         self.cache_root = cache_root
         self.prompt = prompt

@@ -3,22 +3,25 @@
 It admits and preempts, and takes blocks for what it grants. It knows nothing of clocks, texts and
 backends. ``core.fold`` folds the results of a step back.
 
-Why it cannot livelock: wishes may come in any order, but blocks are taken from the youngest for
-the oldest, never the other way round, and the budget has a token for every running sequence. So
-in every step the oldest running sequence advances, whenever the pool can hold one request at all.
+Why it cannot livelock: wishes may come in any order, but blocks are taken from the last in the
+order of queues for the first, never the other way round, and the budget has a token for every
+running sequence. So the first running sequence advances in every step, whenever the pool can hold
+one request at all.
 
 A beam that has its candidates keeps its blocks and waits for its request's other beams. Whoever is
-to be admitted may take them if its own request is older. So no two searches wait for each other.
+to be admitted may take them if its own request comes before theirs. So no two searches wait for
+each other. A request that is due at a time may also take the place of one that is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from ridgeline.core.admission import Room
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.policies import Load, Policy
-from ridgeline.core.queues import Queues, by_age
+from ridgeline.core.queues import Queues, by_rank
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.speculate import Speculation, max_draws
 from ridgeline.core.step import SeqId, Step, Wait, Work
@@ -144,10 +147,12 @@ class Scheduler:
                 if unnamed is not Wait.POLICY:  # later wishes wait for the same reason
                     continue
                 refusal = self._admit(seq, slots, left)
-                while refusal in _SCARCE and idle and idle[-1].id[0] > seq.id[0]:
-                    slots -= idle[-1].num_slots
-                    queues.preempt(idle[-1])
-                    preempted.append(idle.pop())
+                while refusal in _SCARCE and (victim := self._giving_way(seq, idle)):
+                    slots -= victim.num_slots
+                    queues.preempt(victim)
+                    preempted.append(victim)
+                    verdicts[victim.id] = Wait.BEAMS if victim.candidates else refusal
+                    left += self._withdraw([victim], granted, work)
                     refusal = self._admit(seq, slots, left)
                 if refusal is not None:
                     unnamed = refusal
@@ -215,13 +220,25 @@ class Scheduler:
         seq.status = _RUNNING
         return None
 
+    def _giving_way(self, seq: Sequence, idle: list[Sequence]) -> Sequence | None:
+        """Return the last that must give way if ``seq`` is to be admitted; None if nobody must."""
+        if seq.request.due_s == inf:
+            others = [beam for beam in idle if beam.request.rank > seq.request.rank]
+        else:
+            others = [one for one in self._after(seq) if one.request.due_s == inf or one in idle]
+        still = [one for one in others if one.status is _RUNNING]
+        return max(still, key=by_rank, default=None)
+
+    def _after(self, seq: Sequence) -> list[Sequence]:
+        """Return those that run, also from this step on, and come after ``seq``."""
+        everyone = (*self.queues.running, *self.queues.waiting)  # those admitted now still wait
+        return [one for one in everyone if one.status is _RUNNING and by_rank(one) > by_rank(seq)]
+
     def _make_room(self, seq: Sequence, end: int) -> list[Sequence]:
-        """Preempt younger sequences, the youngest first, until ``seq`` fits or none is left."""
+        """Preempt sequences behind ``seq``, the last first, until it fits or none is left."""
         queues = self.queues
-        everyone = (*queues.running, *queues.waiting)  # those admitted now still wait
-        younger = [other for other in everyone if other.status is _RUNNING and other.id > seq.id]
         victims: list[Sequence] = []
-        for victim in sorted(younger, key=by_age, reverse=True):
+        for victim in sorted(self._after(seq), key=by_rank, reverse=True):
             queues.preempt(victim)
             victims.append(victim)
             if queues.kv.reserve(seq, self._upto(seq, end)):

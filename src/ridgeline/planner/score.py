@@ -30,7 +30,7 @@ _CUT = 3.0  # no step counts as more times as long as predicted
 _FAST_STEPS, _FAST = 50, 0.2  # an assumed model may be off by any factor: find it at once
 _WINDOW_S = 2.0  # of busy time, for which a factor is kept
 _MOST_FACTORS = 60
-_FIRST_STEPS = 200  # after which what was assumed is replaced
+FIRST_STEPS = 200  # after which what was assumed is replaced
 _REFIT_S, _LEAST_S = 300.0, 30.0  # of busy time between fits, and at least if the shape errs
 _CHECKED_STEPS = 1000  # over which sums are compared
 _MOST_OFF = 0.05
@@ -197,7 +197,7 @@ class Score:
         self._busy_s += actual_s
         is_full = self._factors.add(actual_s, plain_s)
         self._check(predicted_s, actual_s)
-        if is_full or (self.num_steps == _FIRST_STEPS and not self.is_calibrated):
+        if is_full or (self.num_steps == FIRST_STEPS and not self.is_calibrated):
             self._fit_if_due()
 
     def _check(self, predicted_s: float, actual_s: float) -> None:
@@ -230,7 +230,7 @@ class Score:
                 self._note_error(name, abs(foreseen_s / (to_s - from_s) - 1))
 
     def _fit_if_due(self) -> None:
-        is_first = not self.is_calibrated and self.num_steps >= _FIRST_STEPS
+        is_first = not self.is_calibrated and self.num_steps >= FIRST_STEPS
         is_due = self._busy_s > (_LEAST_S if self._is_off else _REFIT_S)
         if self._is_fitting or not (is_first or is_due):
             return

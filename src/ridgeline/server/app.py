@@ -34,6 +34,7 @@ from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequ
 from ridgeline.server.anthropic.shape import MessageShape
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
+from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.explaining import add_explain
@@ -45,6 +46,7 @@ from ridgeline.server.metrics import Metrics
 from ridgeline.server.ollama.routes import add_ollama
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.plans import add_plans
+from ridgeline.server.promises import Promises
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.protocol import (
     AnyTokenizeRequest,
@@ -60,20 +62,20 @@ from ridgeline.server.responses_protocol import ResponsesRequest
 from ridgeline.server.schemas import (
     ERRORS,
     INFILL_CHUNKS,
+    MESSAGE_ERRORS,
     MESSAGE_EVENTS,
     RESPONSE_EVENTS,
-    TEXT,
     ChatCompletion,
     Completion,
     Infilled,
     MessageObject,
     ResponseObject,
     documented,
-    errors_of,
 )
 from ridgeline.server.spans import emit, parent_of
 from ridgeline.server.static import FILES
 from ridgeline.server.stream import Stream
+from ridgeline.server.strict import contradiction
 
 _STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
 
@@ -106,6 +108,7 @@ class Service:
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
         self.live = Live(bridge, metrics.score)
+        self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
         self.history = History(bridge, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,
@@ -187,6 +190,9 @@ class Service:
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
         self._check_queue(len(prompts))
+        deadline = deadline_of(body.deadline, request.headers.get(HEADER))
+        if deadline and params.searches:
+            raise contradiction("deadline", "nothing is promised of searches, as beam search is")
         form = None
         if isinstance(body, ChatRequest):
             continues = bool(body.continue_final_message)
@@ -207,9 +213,21 @@ class Service:
             token_rules=await self.prompts.token_rules(params),
             on_record=partial(self._note_end, tenant, parent_of(request.headers), operation),
         )
+        stream.arrived_s = request.state.arrived_s
         answers = Answers(self.text, body, stream, form)
         shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)
-        return Reply(self.bridge, self.limits, stream, answers, body, shape, self.options)
+        promising = partial(self.promises.ask, stream, deadline) if deadline else None
+        return Reply(
+            self.bridge,
+            self.limits,
+            stream,
+            answers,
+            body,
+            shape,
+            self.options,
+            promising,
+            self.promises.note_lengths,
+        )
 
     def _note_end(
         self, tenant: str, parent: Context, operation: str, record: RequestRecord
@@ -314,7 +332,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise renamed(error) from None
 
-    @app.post("/v1/messages", responses=_MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
+    @app.post("/v1/messages", responses=MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, as Anthropic does."""
         service.check_open(body.model)
@@ -325,7 +343,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise anthropic.renamed(error) from None
 
-    @app.post("/v1/messages/count_tokens", responses=_MESSAGE_ERRORS)
+    @app.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation, without an answer."""
         service.check_open(body.model)
@@ -478,19 +496,3 @@ def add_errors(app: FastAPI) -> None:
     app.exception_handler(Exception)(bug)  # the gate logs it
     app.exception_handler(ApiError)(api)
     app.exception_handler(HTTPException)(http)
-
-
-_MESSAGE_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": TEXT, "message": TEXT},
-        },
-        "request_id": TEXT,
-    },
-}
-_MESSAGE_ERRORS = errors_of(_MESSAGE_ERROR_SCHEMA)

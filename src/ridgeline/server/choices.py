@@ -18,6 +18,7 @@ from ridgeline.core.step import MASKED_OUT, RULED_OUT, Event, FinishReason, Toke
 from ridgeline.decoding.calls import Piece
 from ridgeline.decoding.message import MessageForm, MessageReader
 from ridgeline.server.messages import delta_of, message_of
+from ridgeline.server.promises import Promise
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.stream import Stream, StreamError, StreamEvent
 from ridgeline.server.tools import is_named
@@ -69,7 +70,8 @@ class Answers:
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
         self._requests: dict[int, Request] = {}  # by prompt
-        self._records: list[RequestRecord] = []
+        self.records: list[RequestRecord] = []
+        self.promise: Promise | None = None
 
     def take(self, event: StreamEvent) -> list[Choice]:
         """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
@@ -78,7 +80,7 @@ class Answers:
             self._requests[index] = what
             return []
         if isinstance(what, RequestRecord):
-            self._records.append(what)
+            self.records.append(what)
             return []
         if what.finish_reason is FinishReason.ERROR:
             status = 400 if what.error in (RULED_OUT, MASKED_OUT) else 500
@@ -289,24 +291,25 @@ class Answers:
 
         Of several prompts: until the last began, until the first token of any, until all ended.
         """
-        firsts = [r.first_token_s for r in self._records if r.first_token_s is not None]
-        starts = [r.scheduled_s for r in self._records if r.scheduled_s is not None]
+        firsts = [r.first_token_s for r in self.records if r.first_token_s is not None]
+        starts = [r.scheduled_s for r in self.records if r.scheduled_s is not None]
         if not firsts or not starts:
             return {}
-        arrival_s, end_s = self._stream.arrival_s, max(r.finish_s for r in self._records)
+        arrival_s, end_s = self._stream.arrival_s, max(r.finish_s for r in self.records)
         generation_s = end_s - min(firsts)
-        num_gaps = max(max(r.num_generated) for r in self._records) - 1
-        num_generated = sum(sum(r.num_generated) for r in self._records)
-        return {
+        num_gaps = max(max(r.num_generated) for r in self.records) - 1
+        num_generated = sum(sum(r.num_generated) for r in self.records)
+        promise = {"promise": self.promise.timings()} if self.promise else {}
+        return promise | {
             "queue_time_ms": 1e3 * (max(starts) - arrival_s),
             "time_to_first_token_ms": 1e3 * (min(firsts) - arrival_s),
             "generation_time_ms": 1e3 * generation_s,
             "mean_itl_ms": 1e3 * generation_s / num_gaps if num_gaps > 0 else None,
             "tokens_per_second": num_generated / (end_s - min(starts)),
             "cached_tokens": self.num_cached,
-            "num_preemptions": sum(r.num_preemptions for r in self._records),
+            "num_preemptions": sum(r.num_preemptions for r in self.records),
             "speculative_decoding": {
-                name: sum(getattr(r, name) for r in self._records)
+                name: sum(getattr(r, name) for r in self.records)
                 for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
             },
         }

@@ -2,6 +2,7 @@
 
 All streams' events of one step wake the loop once; an idle engine sleeps on a condition. Requests
 wait here, in fair order, until the engine could start them, so that its own queue stays short.
+Those with a promise enter at once; while there are any, others enter only as they are permitted.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
 This module knows no HTTP and no text: token ids go in, events come out.
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 
 from ridgeline.core.admission import Admission
 from ridgeline.core.engine import Engine
@@ -42,6 +44,8 @@ class Bridge:
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
         self._queue: Admission[tuple[Stream, int]] = Admission()
+        self._promised: list[Stream] = []
+        self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
         self._gone: list[Stream] = []
         self._pauses: dict[Stream, bool] = {}  # whether it is to be paused from now on
         self._looks: list[Callable[[], None]] = []
@@ -76,8 +80,11 @@ class Bridge:
             raise StreamError(self.error or "the server is stopping", 503)
         self._streams.add(stream)
         with self._wake:
-            prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
-            self._queue.push(stream.tenant, prompts, stream.params.num_seqs)
+            if stream.due_s < inf:
+                self._promised.append(stream)
+            else:
+                prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
+                self._queue.push(stream.tenant, prompts, stream.params.num_seqs)
             self._wake.notify()
 
     def abandon(self, stream: Stream, why: Exception) -> None:
@@ -93,6 +100,12 @@ class Bridge:
         """Have ``look`` called in the engine's thread, where it may read the engine."""
         with self._wake:
             self._looks.append(look)
+            self._wake.notify()
+
+    def permit(self, num_prompts: float) -> None:
+        """Let so many prompts of the queue enter from now on; inf lets all."""
+        with self._wake:
+            self._num_permitted = num_prompts
             self._wake.notify()
 
     def abandon_all(self, why: StreamError) -> None:
@@ -131,10 +144,9 @@ class Bridge:
                 gone, self._gone = self._gone, []
                 pauses, self._pauses = self._pauses, {}
                 looks, self._looks = self._looks, []
-                arrivals = self._queue.take(
-                    self.engine.scheduler.room(), held=lambda item: self._held[item[0]]
-                )
-                num_outside = len(self._queue)  # now: who comes from here on was not seen
+                arrivals = self._arrivals()
+                # Now: who comes from here on was not seen. Who is held back is not waited for.
+                num_outside = int(min(len(self._queue), self._num_permitted))
             try:
                 for look in looks:
                     look()
@@ -146,7 +158,31 @@ class Bridge:
 
     def _is_wanted(self) -> bool:
         asked = self._stopping or self._gone or self._looks or self._queue or self._pauses
-        return bool(asked) or self.engine.has_work()
+        return bool(asked or self._promised) or self.engine.has_work()
+
+    def _arrivals(self) -> list[tuple[Stream, int]]:
+        """Return who enters now: those with a promise, else as many as there is room for."""
+        if self._promised:
+            promised, self._promised = self._promised, []
+            return [(stream, i) for stream in promised for i in range(len(stream.prompts))]
+        room = self.engine.scheduler.room()
+        if self._num_permitted < inf and self.engine.has_work():  # else nobody is held up
+            room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
+        arrivals = self._queue.take(room, held=lambda item: self._held[item[0]])
+        self._num_permitted = max(0, self._num_permitted - len(arrivals))
+        return arrivals
+
+    def entered(self) -> dict[int, tuple[Stream, int]]:
+        """Return whose each of the engine's requests is, and which of its prompts.
+
+        Call this, and ``waiting``, in the engine's thread alone.
+        """
+        return self._owners
+
+    def waiting(self) -> list[tuple[Stream, int]]:
+        """Return which prompts wait before the engine, in the order in which they came."""
+        with self._wake:
+            return list(self._queue)
 
     def _turn(
         self,
@@ -203,6 +239,7 @@ class Bridge:
                 owner=stream.tenant,
                 new_constraint=stream.new_constraint,
                 token_rules=stream.token_rules,
+                due_s=stream.due_s,
             )
         except ValueError as error:  # it can never run
             name = str(error).split(" ")[0]
@@ -248,6 +285,7 @@ class Bridge:
         self.step_began_s = None
         with self._wake:
             self._queue.remove(lambda _: True)
+            self._promised.clear()
         try:
             for request_id in list(self.engine.requests):
                 self.engine.abort(request_id)

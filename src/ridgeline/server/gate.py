@@ -98,7 +98,7 @@ class Gate:
                 message, is_over = {"type": "http.response.body"}, True
             await send(message)
 
-        scope["state"] |= {"note": note, "request_id": request_id.decode()}
+        scope["state"] |= {"note": note, "request_id": request_id.decode(), "arrived_s": start_s}
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         try:

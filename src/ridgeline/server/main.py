@@ -102,6 +102,7 @@ class Running:
         self.server.on_started = announce
         await self.server.serve_on(listener)
         self.service.prompts.close()
+        self.service.promises.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
         self.score.close()

@@ -108,6 +108,7 @@ class Metrics:
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
+        self._promises: Counter[str] = Counter(kept=0, broken=0, refused=0)
         self._refused: Counter[str] = Counter(invalid=0, too_long=0, too_slow=0)  # grammars
         self._usage = {key: Counter[str]() for key in keys}
         self._http: Counter[tuple[str, str, str]] = Counter()
@@ -148,6 +149,11 @@ class Metrics:
         """Add a grammar that cannot be used."""
         with self._lock:
             self._refused[reason] += 1
+
+    def count_promise(self, outcome: str) -> None:
+        """Add a request with a deadline: its promise was kept or broken, or refused."""
+        with self._lock:
+            self._promises[outcome] += 1
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format 0.0.4."""
@@ -248,6 +254,12 @@ class Metrics:
         for reason, count in self._refused.items():
             refused.add_metric([*values, reason], count)
         yield refused
+        promises = CounterMetricFamily(
+            "ridgeline:promises", "Requests with a deadline.", labels=[*labels, "outcome"]
+        )
+        for outcome, count in self._promises.items():
+            promises.add_metric([*values, outcome], count)
+        yield promises
         ends = CounterMetricFamily(
             "ridgeline:request_success", "Answers that ended.", labels=[*labels, "finished_reason"]
         )

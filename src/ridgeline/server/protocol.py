@@ -16,6 +16,7 @@ from ridgeline.decoding.search import check_search
 from ridgeline.decoding.tools import ToolUse
 from ridgeline.server import samplers
 from ridgeline.server.conversation import Prediction, Rendering
+from ridgeline.server.deadlines import Deadline
 from ridgeline.server.errors import ApiError
 from ridgeline.server.strict import Strict, contradiction, wrong
 from ridgeline.server.structured import FIELDS
@@ -131,6 +132,7 @@ class _Sampled(samplers.WithSamplers):
     # What vLLM's users send as well:
     ignore_eos: bool | None = None
     include_timings: bool | None = None
+    deadline: Deadline | None = None  # ours alone
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, lt=_INT64)
     repetition_penalty: float | None = Field(None, gt=0, le=100)

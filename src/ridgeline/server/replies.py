@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.core.records import RequestRecord
 from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
 from ridgeline.server.limits import Limits
 from ridgeline.server.options import ServeOptions
+from ridgeline.server.promises import Promise
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.stream import ClientGone, Stream, StreamError
 
@@ -114,8 +117,14 @@ class Reply(Response):
         body: ChatRequest | CompletionRequest,
         shape: Shape,
         options: ServeOptions,
+        promising: Callable[[], Awaitable[Promise]] | None,
+        note_lengths: Callable[[str, Sequence[RequestRecord]], None],
     ) -> None:
-        """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``."""
+        """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``.
+
+        ``promising`` waits until that is promised to be in time, and raises ApiError if it cannot
+        be; ``note_lengths`` is told how long the answers were.
+        """
         super().__init__()
         del self.headers["content-length"]  # of the body that is still to come
         self._bridge, self._limits, self._stream = bridge, limits, stream
@@ -123,6 +132,7 @@ class Reply(Response):
         self._of_stream = {"content-type": shape.stream_type, "cache-control": "no-cache"}
         self._log_content, self._content = options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
+        self._promising, self._note_lengths = promising, note_lengths
         self._extra: dict[str, str] = {}
         self._has_begun = False
 
@@ -132,6 +142,11 @@ class Reply(Response):
         self._extra = self._limits.enter(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
+            if self._promising is not None:
+                self._note["promise"] = "refused"
+                self._answers.promise = await self._promising()
+                if self._stream.is_over:
+                    raise ClientGone
             self._bridge.submit(self._stream)
             await (self._send_chunks(send) if self._body.stream else self._send_whole(send))
         except ClientGone:
@@ -146,6 +161,7 @@ class Reply(Response):
             watcher.cancel()
             self._bridge.abandon(self._stream, ClientGone())
             self._limits.leave(tenant, self._answers.num_tokens)
+            self._note_lengths(tenant, self._answers.records)
             self._finish_note()
 
     async def _watch(self, receive: Receive) -> None:
@@ -207,6 +223,8 @@ class Reply(Response):
         timings = self._answers.timings()
         for name in ("queue_time_ms", "time_to_first_token_ms"):
             self._note[name] = round(timings[name], 1) if timings else None
+        if self._answers.promise is not None:
+            self._note["promise"] = self._answers.promise.outcome or "open"
         for name in ("user", "safety_identifier", "prompt_cache_key", "metadata"):
             self._note[name] = getattr(self._body, name)
         if self._log_content:

@@ -363,3 +363,17 @@ _ERROR_SCHEMA = {
     "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
 }
 ERRORS = errors_of(_ERROR_SCHEMA)  # in OpenAI's form
+_MESSAGE_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": TEXT, "message": TEXT},
+        },
+        "request_id": TEXT,
+    },
+}
+MESSAGE_ERRORS = errors_of(_MESSAGE_ERROR_SCHEMA)  # in Anthropic's

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
@@ -66,6 +67,9 @@ class Stream:
         self.token_rules = token_rules
         self.on_record = on_record  # told of each prompt's end, also when nobody reads any more
         self.arrival_s = time.monotonic()
+        self.arrived_s = self.arrival_s  # at the gate, if it came through one
+        self.due_s = inf  # when it is to run at the latest, if that was promised
+        self.on_events: Callable[[list[StreamEvent]], None] = lambda events: None
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
         self.resume: Callable[[], None] | None = None  # while its requests are paused
@@ -101,11 +105,17 @@ class Stream:
             self.on_record(record)
         if self.is_over:
             return True
+        self.on_events(events)
         self._events += events
         self.num_open -= len(records)
         self.is_over = not self.num_open
         self._wake.set()
         return len(self._events) <= self._max_behind
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its reader left before its end."""
+        return isinstance(self._end, ClientGone)
 
     def end(self, why: Exception) -> None:
         """Let no more come: the reader gets what there is, then ``why``."""

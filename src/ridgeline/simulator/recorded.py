@@ -3,7 +3,8 @@
 It shows that a simulation errs by its model of time alone: given the recorded seconds, admission
 and engine decide every step as the server did. What the world outside did is an input: when a
 request came, was given up, paused or resumed. A trace does not say whose a request was, so all are
-taken for one tenant's. Drafts are not made again (``simulator.run``).
+taken for one tenant's. Where some had a promise, who entered when was decided by forecasts; then
+that is an input too. Drafts are not made again (``simulator.run``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from math import inf
 from typing import Any, NamedTuple
 
 from ridgeline.core.params import SamplingParams
@@ -105,6 +107,7 @@ def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> Asked:
         cache_root=bytes.fromhex(record["cache_root"]),
         name=record["name"],
         answers=tuple(tuple(answers.get((number, i), ())) for i in range(len(lengths))),
+        due_s=inf if record["due_s"] is None else record["due_s"],
     )
 
 
@@ -120,6 +123,7 @@ def serve_again(records: Sequence[Json]) -> Again:
     """
     settings, asked = settings_of(records), asked_in(records)
     waiting, num_before = list(asked.values()), 0  # who has not come; who has entered
+    are_promised = any(one.due_s < inf for one in waiting)
     clock, times, found = Clock(), _RecordedTimes(), list[Record]()
     replica, _ = new_replica(settings, clock, times, found.append)
     num_steps = num_equal = 0
@@ -131,14 +135,18 @@ def serve_again(records: Sequence[Json]) -> Again:
         num_to_come = len(asked) - num_before - step["num_outside"]
         if num_to_come < 0 or not asked.keys() >= set(step["arrived"]):
             break
-        while len(waiting) > num_to_come:
-            replica.push(waiting.pop(0))
-        replica.admit()
+        if are_promised:
+            for request_id in step["arrived"]:
+                replica.enter(asked[request_id])
+        else:
+            while len(waiting) > num_to_come:
+                replica.push(waiting.pop(0))
+            replica.admit()
         for name in ("aborted", "paused", "resumed"):
             act = {"aborted": "abort", "paused": "pause", "resumed": "resume"}[name]
             for request_id in step[name]:
                 getattr(replica.engine, act)(request_id)
-        replica.step(is_read=step["is_read"])
+        replica.step(is_read=step["is_read"], num_outside=step["num_outside"])
         again = next((r for r in reversed(found) if isinstance(r, StepRecord)), None)
         now = json.loads(json.dumps(to_json(again))) if again else {}
         then, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))

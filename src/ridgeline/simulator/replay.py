@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Listing
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 from ridgeline.core.fold import abort, commit
@@ -148,6 +149,7 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
                 new_text=partial(next, iter(texts), _Ends(None)),
                 cache_root=bytes.fromhex(record["cache_root"]),
                 new_search=new_search,
+                due_s=inf if record["due_s"] is None else record["due_s"],
             ),
         )
 

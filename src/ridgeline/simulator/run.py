@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.admission import Admission
@@ -49,6 +50,7 @@ class Asked:
         name: goes into the request's record.
         gone_s: when its client leaves, unless it has ended by then.
         answers: tokens of each answer, where they are known; the cache may find them again.
+        due_s: when it is to run at the latest, if that was promised; it enters at once then.
         turn: 0, or how many turns of its session came before: the requests just before it. Then
             its prompt is what is new behind those prompts and answers.
         think_s: of a later turn: the seconds after the answer before it.
@@ -64,6 +66,7 @@ class Asked:
     name: str = ""
     gone_s: float | None = None
     answers: tuple[tuple[int, ...], ...] = ()
+    due_s: float = inf
     turn: int = 0
     think_s: float = 0.0
 
@@ -168,6 +171,7 @@ class Replica:
         self.engine = engine
         self.ended: list[Asked] = []
         self._queue: Admission[Asked] = Admission()
+        self._promised: list[Asked] = []
         self._on_add, self._new_text = on_add, new_text
         self._owners: dict[int, Asked] = {}
         self._closed: list[int] = []
@@ -184,18 +188,26 @@ class Replica:
 
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._queue) or self.engine.has_work()
+        return bool(self._queue or self._promised) or self.engine.has_work()
 
     def push(self, asked: Asked) -> None:
         """Let a request wait for its turn."""
+        if asked.due_s < inf:
+            self._promised.append(asked)
+            return
         prompts = [(asked, len(asked.prompt))]
         self._queue.push(asked.tenant, prompts, asked.sampling().num_seqs)
 
     def admit(self) -> None:
         """Let in whom the engine could start. Raises ValueError if a request can never run."""
+        if self._promised:
+            promised, self._promised = self._promised, []
+            for asked in promised:
+                self.enter(asked)
+            return
         # A request of one prompt has no sequence in the engine before it enters.
         for asked in self._queue.take(self.engine.scheduler.room(), held=lambda asked: 0):
-            self._add(asked)
+            self.enter(asked)
 
     def end_gone(self, now_s: float) -> None:
         """End the requests whose clients have gone."""
@@ -204,17 +216,18 @@ class Replica:
             if asked.gone_s is not None and asked.gone_s <= now_s:
                 self.engine.abort(request_id)
 
-    def step(self, is_read: bool | None = None) -> list[Event]:
+    def step(self, is_read: bool | None = None, num_outside: int | None = None) -> list[Event]:
         """Run a step behind ``admit``, if there is work for one; return its events.
 
-        ``is_read`` is for what was recorded; else the requests say it.
+        ``is_read`` and ``num_outside`` are for what was recorded; else the requests say it.
         """
         engine, self.ended = self.engine, []
         if not engine.has_work():
             return []
         if is_read is None:
             is_read = any(asked.is_read for asked in self._owners.values())
-        events = engine.step(Load(len(self._queue), is_read))
+        num_outside = len(self._queue) if num_outside is None else num_outside
+        events = engine.step(Load(num_outside, is_read))
         for event in events:
             if event.token is not None:
                 self._queue.charge(self._owners[event.seq_id[0]].tenant, 1)
@@ -222,7 +235,8 @@ class Replica:
         self._closed.clear()
         return events
 
-    def _add(self, asked: Asked) -> None:
+    def enter(self, asked: Asked) -> None:
+        """Let a request into the engine. Raises ValueError if it can never run."""
         request_id = self.engine.add(
             asked.prompt,
             asked.sampling(),
@@ -231,6 +245,7 @@ class Replica:
             name=asked.name,
             cache_root=asked.cache_root,
             owner=asked.tenant,
+            due_s=asked.due_s,
         )
         self._owners[request_id] = asked
         self._on_add(request_id, asked)

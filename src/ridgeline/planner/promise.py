@@ -1,0 +1,223 @@
+"""Promises: whether a request can be done in time without breaking what was promised before.
+
+A forecast says when each request will have its first token and its end. It is stretched by the
+95 % quantile of how much longer requests took than was foreseen, lately and that far ahead. Who has
+no deadline breaks no promise: as many come in as a forecast allows. It knows no clock, no threads
+and no HTTP, and forecasts are a parameter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import NamedTuple
+
+from ridgeline.simulator.forecast import Foreseen, Standing, State, forecast
+from ridgeline.simulator.run import Times
+from ridgeline.simulator.steptime import Features
+
+_AT_FIRST = 1.5  # before it is known how forecasts err
+_LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
+_QUANTILE = 0.95
+_BOUNDS_S = (0.25, 1.0, 4.0, 16.0, inf)  # horizons that are scored apart
+_NUM_KEPT, _NUM_NEEDED = 200, 20  # forecasts of a horizon
+_MAX_FORECASTS = 12  # of one round
+_PATIENCE = 2.0  # a forecast ends when the last deadline is so many times over
+_NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
+
+
+class Due(NamedTuple):
+    """When first token and end are due, in seconds from now; inf if that was not asked for."""
+
+    first_s: float = inf
+    end_s: float = inf
+
+
+class Asked(NamedTuple):
+    """A request with a deadline, or what is left of it: one standing for each of its prompts."""
+
+    standings: tuple[Standing, ...]
+    due: Due
+
+
+class Verdict(NamedTuple):
+    """What is foreseen of a request with a deadline.
+
+    Attributes:
+        is_kept: whether it is promised.
+        foreseen: until the last of its prompts has its first token, and until all have ended.
+        stretched: the same with a margin; this was compared with what is due.
+    """
+
+    is_kept: bool
+    foreseen: Foreseen
+    stretched: Foreseen
+
+
+class Safety:
+    """By what forecasts are stretched, learnt from how they erred."""
+
+    def __init__(self) -> None:
+        """Begin without a forecast."""
+        self._ratios = [deque[float](maxlen=_NUM_KEPT) for _ in _BOUNDS_S]
+
+    def note(self, foreseen_s: float, happened_s: float) -> None:
+        """Add what was foreseen, without margin, and what it became."""
+        if 0 < foreseen_s < inf:
+            self._of(foreseen_s).append(happened_s / foreseen_s)
+
+    def factor(self, horizon_s: float) -> float:
+        """Return what a forecast of so many seconds is multiplied by."""
+        ratios = self._of(horizon_s)
+        if len(ratios) < _NUM_NEEDED:
+            return _AT_FIRST
+        return min(_MOST, max(_LEAST, _quantile(ratios, _QUANTILE)))
+
+    def stretch(self, foreseen: Foreseen) -> Foreseen:
+        """Return a forecast with its margin."""
+        return Foreseen(*(s * self.factor(s) if s < inf else inf for s in foreseen))
+
+    def _of(self, horizon_s: float) -> deque[float]:
+        return next(
+            kept
+            for kept, bound_s in zip(self._ratios, _BOUNDS_S, strict=True)
+            if horizon_s <= bound_s
+        )
+
+
+class Lengths:
+    """How long answers to the requests of each key were."""
+
+    def __init__(self) -> None:
+        """Begin without an answer."""
+        self._of: dict[str, deque[int]] = {}
+
+    def note(self, label: str, num_tokens: int) -> None:
+        """Add an answer that ended by itself or by its length."""
+        self._of.setdefault(label, deque(maxlen=_NUM_KEPT)).append(num_tokens)
+
+    def expected(self, label: str, most: int) -> int:
+        """Return the 90 % quantile, at most ``most``; that, where too few answers are known."""
+        known = self._of.get(label, ())
+        if len(known) < _NUM_LENGTHS:
+            return most
+        return max(1, min(most, ceil(_quantile(known, 0.9))))
+
+
+@dataclass
+class Book:
+    """One round of decisions over a copied state: who is promised what, who else may come in.
+
+    Attributes:
+        state: with all requests that run, and those promised that have not reached the engine.
+        promised: what was promised before, by a name.
+        foretell: how long until what; for tests of this alone.
+    """
+
+    state: State
+    times: Times
+    safety: Safety
+    promised: dict[int, Asked]
+    foretell: Callable[..., Mapping[int, Foreseen]] = forecast
+
+    def __post_init__(self) -> None:
+        """Foresee what was promised before."""
+        self._num_left = _MAX_FORECASTS
+        self._seen: Mapping[int, Verdict] = self._foresee(self.promised) if self.promised else {}
+        self._before = self._seen
+
+    def decide(self, asked: Sequence[Asked]) -> list[Verdict | None]:
+        """Return a verdict for each of these, in order; None where there was no time for one.
+
+        All at once if all can be promised, else by halves: what is promised first, counts.
+        """
+        if not asked or not self._num_left:
+            return [None] * len(asked)
+        first = max(self.promised, default=0) + 1
+        trial = dict(enumerate(asked, start=first))
+        seen = self._foresee(self.promised | trial, trial)
+        broken = any(old.is_kept and not seen[name].is_kept for name, old in self._seen.items())
+        if not broken and all(seen[name].is_kept for name in trial):
+            self._keep(trial, seen)
+            return [seen[name] for name in trial]
+        if len(asked) == 1:
+            return [seen[first]._replace(is_kept=False)]
+        half = len(asked) // 2
+        return [*self.decide(asked[:half]), *self.decide(asked[half:])]
+
+    def num_may_enter(self, queued: Sequence[Standing]) -> int:
+        """Return how many that have no deadline may come in now, and break no promise."""
+        if not self.promised:
+            return len(queued)
+        num = len(queued)
+        while num and self._num_left:
+            seen = self._foresee(self.promised, queued=queued[:num])
+            if not any(old.is_kept and not seen[name].is_kept for name, old in self._seen.items()):
+                self._seen = seen
+                return num
+            num //= 4
+        return 0
+
+    def delays_s(self) -> dict[int, tuple[float, float]]:
+        """Return by how much what was promised before comes later for who comes in now.
+
+        By so much the forecasts of before are other ones: it is no error of theirs.
+        """
+        found = {}
+        for name, verdict in self._before.items():
+            now, then = self._seen[name].foreseen, verdict.foreseen
+            first_s = _difference(now.first_s, then.first_s)
+            found[name] = first_s, _difference(now.end_s, then.end_s)
+        return found
+
+    def _keep(self, more: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
+        self.promised |= more
+        new = tuple(standing for asked in more.values() for standing in asked.standings)
+        self.state = self.state._replace(requests=(*self.state.requests, *new))
+        self._seen = seen
+
+    def _foresee(
+        self,
+        promised: Mapping[int, Asked],
+        trial: Mapping[int, Asked] | None = None,
+        queued: Sequence[Standing] = (),
+    ) -> dict[int, Verdict]:
+        """Foresee all that is promised, with those on trial in the engine as well."""
+        self._num_left -= 1
+        new = tuple(standing for asked in (trial or {}).values() for standing in asked.standings)
+        state = self.state._replace(requests=(*self.state.requests, *new))
+        numbers = [one.number for asked in promised.values() for one in asked.standings]
+        last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
+        within_s = _PATIENCE * last_s
+        found = self.foretell(state, self.times, numbers, queued=queued, within_s=within_s)
+        return {name: self._verdict(asked, found) for name, asked in promised.items()}
+
+    def _verdict(self, asked: Asked, found: Mapping[int, Foreseen]) -> Verdict:
+        each = [found[standing.number] for standing in asked.standings]
+        foreseen = Foreseen(max(one.first_s for one in each), max(one.end_s for one in each))
+        stretched = self.safety.stretch(foreseen)
+        is_kept = stretched.first_s <= asked.due.first_s and stretched.end_s <= asked.due.end_s
+        return Verdict(is_kept, foreseen, stretched)
+
+
+def latest_start_s(times: Times, num_prompt: int, num_new: int, due: Due) -> float:
+    """Return until when a request may wait, in seconds from now, if it were alone from then on.
+
+    This is its slack: requests with a deadline are served in this order.
+    """
+    pairs = num_prompt * (num_prompt + 1) / 2
+    reading_s = times.seconds(Features(num_prompt, 1, 1, num_prompt, pairs))
+    context = num_prompt + num_new / 2
+    writing_s = times.seconds(Features(1, 1, 1, context, context)) + times.after(1, 0)
+    return min(due.first_s - reading_s, due.end_s - reading_s - (num_new - 1) * writing_s)
+
+
+def _difference(after_s: float, before_s: float) -> float:
+    return after_s - before_s if max(after_s, before_s) < inf else 0.0
+
+
+def _quantile(values: Iterable[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, ceil(share * len(ordered)) - 1)]

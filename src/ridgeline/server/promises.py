@@ -1,0 +1,447 @@
+"""Deadlines: a request is promised to be in time, or refused at once.
+
+Verdicts are made in rounds, at most ten a second: the engine's state is copied between two steps,
+and forecasts are made in a thread of their own. Requests that come meanwhile share the next round.
+Nothing runs while nobody has a deadline. All but the forecasts lives on the event loop; what is
+decided there stands in ``planner.promise``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import Any, NamedTuple
+
+from ridgeline.api.text_side import TextSide
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import RequestRecord
+from ridgeline.core.request import Request
+from ridgeline.core.step import Event
+from ridgeline.planner.promise import (
+    Asked,
+    Book,
+    Due,
+    Lengths,
+    Safety,
+    Verdict,
+    latest_start_s,
+)
+from ridgeline.planner.score import FIRST_STEPS, Score
+from ridgeline.server.deadlines import Deadline
+from ridgeline.server.engine_thread import Bridge
+from ridgeline.server.errors import ApiError
+from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
+from ridgeline.simulator.forecast import Foreseen, Standing, State, new_standing, state_of
+from ridgeline.simulator.steptime import StepTime
+
+_PERIOD_S = 0.1  # from one round to the next
+_PROMPTS = (5, 130, 20, 300, 60, 600, 10, 200)  # tokens, of requests that only measure
+_WORDS = "How long does a step take, and how much longer if there is more in it?"
+_MOST_WAVES = 100
+_OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
+
+
+@dataclass(eq=False)
+class Promise:
+    """A request with a deadline, and what became of it.
+
+    Attributes:
+        due: on the clock of the engine.
+        foreseen: the same, when it was promised; without margin.
+        expected: the same, with what others that came in since have delayed it.
+        outcome: kept, broken or refused; None while it is open, or if its client left.
+        made_s: when it was foreseen.
+        num_new: tokens of each answer that were reckoned with.
+    """
+
+    stream: Stream
+    deadline: Deadline
+    due: Due
+    outcome: str | None = None
+    foreseen: Foreseen = field(default_factory=Foreseen)
+    expected: Foreseen = field(default_factory=Foreseen)
+    made_s: float = 0.0
+    num_new: int = 0
+    standings: tuple[Standing, ...] = ()  # as long as it is not in the engine
+    begun: set[int] = field(default_factory=set)  # prompts with a first token
+    records: list[RequestRecord] = field(default_factory=list)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether all prompts have their first token."""
+        return len(self.begun) == len(self.stream.prompts)
+
+    def left(self) -> Due:
+        """Return what of it is still due."""
+        return Due(inf if self.has_first else self.due.first_s, self.due.end_s)
+
+    def timings(self) -> dict[str, Any]:
+        """Return what a client may know of it."""
+        after_s = [at_s - self.stream.arrived_s for at_s in self.foreseen]
+        ttft_ms, total_ms = (None if s == inf else round(1e3 * s, 1) for s in after_s)
+        outcome = self.outcome or "open"
+        return {"outcome": outcome, "foreseen_ttft_ms": ttft_ms, "foreseen_total_ms": total_ms}
+
+
+class _Seen(NamedTuple):
+    """What was copied in the engine's thread, between two steps."""
+
+    now_s: float
+    state: State
+    asked: list[tuple[Standing, ...]]
+    promised: list[tuple[Promise, tuple[Standing, ...]]]
+    queued: list[Standing]
+
+
+class Promises:
+    """Who was promised what, and whether it was kept."""
+
+    def __init__(
+        self, bridge: Bridge, score: Score, text: TextSide, count: Callable[[str], None]
+    ) -> None:
+        """Promise what ``bridge`` will do, by what ``score`` knows; ``count`` takes outcomes.
+
+        ``text`` is asked for what own requests need, those that only measure.
+        """
+        self._bridge, self._score, self._text, self._count = bridge, score, text, count
+        self._safety, self._lengths = Safety(), Lengths()
+        self._asking: list[tuple[Promise, asyncio.Future[Verdict]]] = []
+        self._open: list[Promise] = []
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "forecast")
+        self._lag_s = 0.03  # from a look at the engine until who was promised something enters
+
+    def close(self) -> None:
+        """Make no more promises."""
+        for task in (self._task, self._measuring):
+            if task is not None:
+                task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def ask(self, stream: Stream, deadline: Deadline) -> Promise:
+        """Wait until a stream is promised to be in time. Raises ApiError if it cannot be."""
+        due = Due(
+            *(
+                inf if ms is None else stream.arrived_s + ms / 1e3
+                for ms in (deadline.ttft_ms, deadline.total_ms)
+            )
+        )
+        promise, verdict = Promise(stream, deadline, due), asyncio.Future[Verdict]()
+        self._asking.append((promise, verdict))
+        self._news.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._rounds())
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(loop.time() + min(due) - time.monotonic()):
+                found = await verdict
+        except TimeoutError:
+            found = Verdict(False, Foreseen(), Foreseen())
+        except ApiError:
+            self._end(promise, "refused")
+            raise
+        if not found.is_kept:
+            self._end(promise, "refused")
+            raise _refusal(deadline, due, found, stream.arrived_s)
+        self._watch(promise)
+        return promise
+
+    # --- what becomes of it --------------------------------------------------------------------
+
+    def _watch(self, promise: Promise) -> None:
+        """Follow an open promise; it is broken as soon as its time has passed."""
+        stream, loop = promise.stream, asyncio.get_running_loop()
+
+        def look() -> None:
+            if min(promise.left()) <= time.monotonic() and not stream.is_given_up:
+                self._end(promise, "broken")
+
+        for at_s in promise.due:
+            if at_s < inf:  # the clock of the loop is the engine's
+                loop.call_later(max(0.0, at_s - time.monotonic()) + 1e-3, look)
+
+        def take(events: list[StreamEvent]) -> None:
+            for index, what in events:
+                if isinstance(what, Event) and what.token is not None:
+                    promise.begun.add(index)
+                elif isinstance(what, RequestRecord):
+                    promise.records.append(what)
+            if len(promise.records) == len(stream.prompts):
+                self._judge(promise)
+            elif min(promise.left()) == inf:
+                self._end(promise, "kept")
+
+        stream.on_events = take
+
+    def _judge(self, promise: Promise) -> None:
+        """Say what became of a promise whose request has ended; learn from it."""
+        records = promise.records
+        firsts = [record.first_token_s or inf for record in records]
+        first_s, end_s = max(firsts), max(record.finish_s for record in records)
+        reasons = {reason for record in records for reason in record.finish_reasons}
+        if "abort" in reasons:
+            self._end(promise, None)
+            return
+        is_kept = first_s <= promise.due.first_s and end_s <= promise.due.end_s
+        self._end(promise, "kept" if is_kept and "error" not in reasons else "broken")
+        made_s, expected = promise.made_s, promise.expected
+        if first_s < inf:
+            self._safety.note(expected.first_s - made_s, first_s - made_s)
+        lengths = [num for record in records for num in record.num_generated]
+        if max(lengths) == promise.num_new:  # else it was shorter, and says nothing
+            self._safety.note(expected.end_s - made_s, end_s - made_s)
+
+    def note_lengths(self, label: str, records: Sequence[RequestRecord]) -> None:
+        """Learn how long answers to a key's requests are."""
+        for record in records:
+            if not {"abort", "error"} & {*record.finish_reasons}:
+                self._lengths.note(label, max(record.num_generated))
+
+    def _end(self, promise: Promise, outcome: str | None) -> None:
+        if promise in self._open:
+            self._open.remove(promise)
+        if promise.outcome is None and outcome is not None:
+            promise.outcome = outcome
+            self._count(outcome)
+
+    # --- before anything is known ---------------------------------------------------------------
+
+    async def _measure(self) -> None:
+        """Run own requests until enough steps were seen: some of all sizes, one to eight at once.
+
+        Else a server whose clients all have deadlines would never learn how fast it is.
+        """
+        num_wave, longest = 0, self._bridge.engine.max_model_len // 2
+        words = self._text.tokenizer.encode(_WORDS)
+        while not self._score.is_calibrated and num_wave < _MOST_WAVES:
+            sizes = _PROMPTS[num_wave % len(_PROMPTS) :][: 1 << num_wave % 4]
+            prompts = [  # with nothing in common, or the cache would spare the work
+                tuple(words[i * stride % len(words)] for i in range(1, 1 + min(size, longest)))
+                for stride, size in enumerate(sizes, start=1 + len(_PROMPTS) * num_wave)
+            ]
+            params = SamplingParams(temperature=0.0, max_tokens=min(24, longest), ignore_eos=True)
+            stream = Stream(
+                prompts, params, self._text.new_text, "", name="measuring", cache_root=b"measuring"
+            )
+            try:
+                self._bridge.submit(stream)
+                while await stream.events():
+                    pass
+            except StreamError:  # the server is stopping
+                return
+            finally:
+                self._bridge.abandon(stream, ClientGone())
+            num_wave += 1
+
+    # --- rounds --------------------------------------------------------------------------------
+
+    async def _rounds(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._asking or self._open:
+            began_s = loop.time()
+            if self._asking or self._bridge.num_queued:
+                await self._round()
+                await asyncio.sleep(max(0.0, began_s + _PERIOD_S - loop.time()))
+            else:
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PERIOD_S):
+                        await self._news.wait()
+            self._open = [one for one in self._open if not one.stream.is_over]
+        self._bridge.permit(inf)
+
+    async def _round(self) -> None:
+        """Decide about all who ask, and how many others may enter."""
+        asking, self._asking = self._asking, []
+        looked = asyncio.Future[_Seen]()
+        promises = [promise for promise, _ in asking], list(self._open)
+        self._bridge.between_steps(lambda: self._look(*promises, looked))
+        loop = asyncio.get_running_loop()
+        try:
+            seen = await looked
+            if not self._score.is_calibrated:
+                self._measuring = self._measuring or asyncio.create_task(self._measure())
+                raise _too_early(self._score.num_steps)
+            times = self._score.calibration.times.scaled(self._score.factor)
+            verdicts, num_may_enter, delays_s = await loop.run_in_executor(
+                self._thread, self._decide, seen, promises[0], times
+            )
+        except Exception as error:
+            for _, future in asking:
+                if not future.done():
+                    future.set_exception(error)
+            if not isinstance(error, ApiError):
+                raise
+            return
+        for i, (first_s, end_s) in delays_s.items():
+            promise, _ = seen.promised[i]
+            expected = promise.expected
+            promise.expected = Foreseen(expected.first_s + first_s, expected.end_s + end_s)
+        for (promise, future), verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
+            if future.done():  # it had no time to wait
+                continue
+            if verdict.is_kept and not promise.stream.is_over:
+                self._accept(promise, verdict, standings, seen.now_s)
+            future.set_result(verdict)
+        if self._open:
+            self._bridge.permit(num_may_enter)
+        if asking:
+            self._lag_s += 0.2 * (time.monotonic() - seen.now_s - self._lag_s)
+
+    def _accept(
+        self, promise: Promise, verdict: Verdict, standings: tuple[Standing, ...], now_s: float
+    ) -> None:
+        promise.made_s, promise.standings = now_s, standings
+        promise.foreseen = Foreseen(*(now_s + seconds for seconds in verdict.foreseen))
+        promise.expected = promise.foreseen
+        promise.num_new = max(standing.num_new for standing in standings)
+        promise.stream.due_s = min(standing.due_s for standing in standings)
+        self._open.append(promise)
+
+    def _decide(
+        self, seen: _Seen, asking: list[Promise], times: StepTime
+    ) -> tuple[list[Verdict], int, dict[int, tuple[float, float]]]:
+        """Decide by forecasts, in the thread for them.
+
+        Returns verdicts, how many others may enter, and how much both delay each promise.
+        """
+        later_s = seen.now_s + self._lag_s
+        asked = [
+            Asked(tuple(_ranked(one, promise, times) for one in standings), _from(promise, later_s))
+            for promise, standings in zip(asking, seen.asked, strict=True)
+        ]
+        for i, one in enumerate(asked):
+            seen.asked[i] = one.standings
+        promised = {
+            i: Asked(standings, Due(*(at_s - seen.now_s for at_s in promise.left())))
+            for i, (promise, standings) in enumerate(seen.promised)
+        }
+        book = Book(seen.state, times, self._safety, promised)
+        verdicts = book.decide(asked)
+        unknown = Verdict(False, Foreseen(), Foreseen())  # there was no time for it
+        num_may_enter = book.num_may_enter(seen.queued)
+        return [verdict or unknown for verdict in verdicts], num_may_enter, book.delays_s()
+
+    def _look(
+        self, asking: list[Promise], promised: list[Promise], looked: asyncio.Future[_Seen]
+    ) -> None:
+        """Copy what a forecast needs; in the engine's thread."""
+        bridge, engine = self._bridge, self._bridge.engine
+        entered = bridge.entered()
+        is_read = any(stream.is_read for stream, _ in entered.values())
+        waiting = bridge.waiting()
+        state = state_of(engine.describe(), engine.scheduler, is_read)
+        here = {standing.number: standing for standing in state.requests}
+        numbers: dict[Stream, list[int]] = {}
+        for number, (stream, _) in entered.items():
+            numbers.setdefault(stream, []).append(number)
+        known, on_the_way = [], []
+        for promise in promised:
+            mine = [here[n] for n in numbers.get(promise.stream, ()) if n in here]
+            if not mine and not promise.begun and promise.stream not in numbers:
+                mine = list(promise.standings)
+                on_the_way += mine
+            if mine:
+                known.append((promise, tuple(mine)))
+        state = state._replace(requests=(*state.requests, *on_the_way))
+        taken = len(on_the_way) + max((one.number for one in on_the_way), default=_OUTSIDE)
+        new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
+        most = engine.scheduler.queues.max_num_seqs
+        queued = [
+            _standing(engine.max_model_len, stream, index, taken + (1 << 32) + i)
+            for i, (stream, index) in enumerate(waiting[:most])
+        ]
+        seen = _Seen(time.monotonic(), state, new, known, queued)
+        bridge.call(_settle, looked, seen)
+
+    def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
+        """Return the lengths of a request that asks, and what the cache has of it."""
+        stream, engine = promise.stream, self._bridge.engine
+        found = []
+        for i, prompt in enumerate(stream.prompts):
+            one = _standing(engine.max_model_len, stream, i, number + i)
+            if promise.deadline.length == "expected":
+                num_new = self._lengths.expected(stream.tenant, one.num_new)
+                one = one._replace(num_new=num_new)
+            request = Request(
+                0,
+                prompt,
+                stream.params,
+                max_model_len=engine.max_model_len,
+                cache_root=stream.cache_root,
+            )
+            num_cached = engine.scheduler.queues.kv.num_cached(request.sequences[0])
+            answers = tuple(answer._replace(num_cached=num_cached) for answer in one.answers)
+            found.append(one._replace(answers=answers))
+        return tuple(found)
+
+
+def _settle(looked: asyncio.Future[_Seen], seen: _Seen) -> None:
+    if not looked.done():
+        looked.set_result(seen)
+
+
+def _standing(max_model_len: int, stream: Stream, index: int, number: int) -> Standing:
+    num_prompt, most = len(stream.prompts[index]), stream.params.max_tokens
+    longest = max(1, max_model_len - num_prompt)
+    num_new = longest if most is None else min(most, longest)
+    return new_standing(number, num_prompt, num_new, num_answers=stream.params.num_seqs)
+
+
+def _from(promise: Promise, now_s: float) -> Due:
+    return Due(*(at_s - now_s for at_s in promise.due))
+
+
+def _ranked(standing: Standing, promise: Promise, times: StepTime) -> Standing:
+    """Give a request its place among those with a deadline."""
+    now_s = promise.stream.arrived_s
+    due = _from(promise, now_s)
+    slack_s = latest_start_s(times, standing.num_prompt, standing.num_new, due)
+    return standing._replace(due_s=now_s + slack_s)
+
+
+def _refusal(deadline: Deadline, due: Due, found: Verdict, arrived_s: float) -> ApiError:
+    """Say what was asked, what is foreseen, and when to ask again."""
+    elapsed_s = time.monotonic() - arrived_s
+    parts, headers, late_s = [], {}, 0.0
+    for name, what, seconds, at_s in zip(
+        ("ttft_ms", "total_ms"), ("first token", "end"), found.stretched, due, strict=True
+    ):
+        asked_ms = getattr(deadline, name)
+        if asked_ms is None:
+            continue
+        if seconds < inf:
+            ms = 1e3 * (seconds + elapsed_s)
+            headers[f"x-foreseen-{name.replace('_', '-')}"] = f"{ms:.0f}"
+            parts.append(f"the {what} is foreseen after {ms:.0f} ms ({name}: {asked_ms:g})")
+            late_s = max(late_s, seconds + elapsed_s - (at_s - arrived_s))
+        else:
+            parts.append(f"the {what} is not foreseen in time ({name}: {asked_ms:g})")
+            late_s = max(late_s, at_s - arrived_s)
+    headers["retry-after"] = str(max(1, ceil(late_s)))
+    return ApiError(
+        503,
+        f"the deadline cannot be kept: {', and '.join(parts)}",
+        param="deadline",
+        code="deadline_cannot_be_kept",
+        headers=headers,
+    )
+
+
+def _too_early(num_seen: int) -> ApiError:
+    return ApiError(
+        503,
+        f"this server does not know yet how fast it is: it has seen {num_seen} steps of the "
+        f"{FIRST_STEPS} that a promise needs, and measures itself now; try again soon, or run "
+        f"ridgeline calibrate before it starts",
+        param="deadline",
+        code="deadline_not_foreseeable",
+        headers={"retry-after": "2"},
+    )

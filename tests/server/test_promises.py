@@ -1,0 +1,252 @@
+"""Deadlines over a real server: promised and kept, or refused at once; and nobody else is hurt."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from ridgeline.core.step import Step
+from tests.server.serving import Served, eventually, serving
+
+ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
+PROMISES = 'ridgeline:promises_total{outcome="%s"}'
+
+
+def outcomes(served: Served) -> dict[str, float]:
+    found = served.metrics()
+    return {name: found[PROMISES % name] for name in ("kept", "broken", "refused")}
+
+
+@pytest.fixture(scope="module")
+def knowing(model: Path) -> Iterator[Served]:
+    """A server that has measured itself, because somebody asked for a promise.
+
+    Its steps take five milliseconds at least, so that a busy machine changes little.
+    """
+    with serving(model, {"max_num_seqs": 4}) as served:
+        served.valve.before = pace
+        status, answer, headers = served.call(
+            "/v1/completions", ASK | {"deadline": {"total_ms": 60_000}}
+        )
+        assert (status, answer["error"]["code"]) == (503, "deadline_not_foreseeable")
+        assert headers["retry-after"] == "2"
+        assert "measures itself" in answer["error"]["message"]
+        eventually(lambda: served.running.score.is_calibrated, 60)
+        yield served
+        served.assert_idle()
+
+
+@pytest.fixture(autouse=True)
+def at_pace(knowing: Served) -> None:
+    knowing.valve.before = pace
+
+
+def pace(step: Step) -> None:
+    time.sleep(0.005)
+
+
+def test_a_deadline_with_ease_is_promised_and_kept(knowing: Served) -> None:
+    before = outcomes(knowing)
+    deadline = {"deadline": {"ttft_ms": 30_000, "total_ms": 60_000}, "include_timings": True}
+    with knowing.client() as client:
+        plain = client.chat.completions.create(**CHAT, extra_body={"ignore_eos": True})
+        extra = {"ignore_eos": True, **deadline}
+        answer = client.chat.completions.create(**CHAT, extra_body=extra)
+    assert answer.choices[0].message.content == plain.choices[0].message.content
+    assert answer.model_extra is not None
+    promise = answer.model_extra["metrics"]["promise"]
+    assert promise["outcome"] == "kept"
+    assert 0 < promise["foreseen_ttft_ms"] <= promise["foreseen_total_ms"] < 60_000
+    assert outcomes(knowing) == before | {"kept": before["kept"] + 1}
+    eventually(lambda: any("promise=kept" in line for line in knowing.lines))
+
+
+def test_what_cannot_be_kept_is_refused_at_once(knowing: Served) -> None:
+    before, began_s = outcomes(knowing), time.monotonic()
+    with knowing.client() as client, pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(
+            **CHAT | {"max_tokens": 100}, extra_body={"deadline": {"total_ms": 2}}
+        )
+    assert time.monotonic() - began_s < 5
+    error = caught.value
+    assert (error.status_code, error.code, error.param) == (
+        503,
+        "deadline_cannot_be_kept",
+        "deadline",
+    )
+    assert int(error.response.headers["retry-after"]) >= 1
+    assert "(total_ms: 2)" in error.message
+    assert outcomes(knowing) == before | {"refused": before["refused"] + 1}
+
+
+def test_a_refusal_says_what_is_foreseen(knowing: Served) -> None:
+    """A hundred steps of five milliseconds."""
+    body = ASK | {"max_tokens": 100, "deadline": {"ttft_ms": 20_000, "total_ms": 500}}
+    status, answer, headers = knowing.call("/v1/completions", body)
+    assert (status, answer["error"]["code"]) == (503, "deadline_cannot_be_kept")
+    assert int(headers["x-foreseen-total-ms"]) > 500
+    assert int(headers["x-foreseen-ttft-ms"]) < int(headers["x-foreseen-total-ms"])
+    body["deadline"]["total_ms"] = 4 * int(headers["x-foreseen-total-ms"])
+    assert knowing.call("/v1/completions", body)[0] == 200
+
+
+def test_best_effort_gives_way_and_says_the_same(knowing: Served) -> None:
+    """Four neighbours have all seats for a second; who has a deadline gets one at once."""
+    body = ASK | {"max_tokens": 100}
+    alone = knowing.call("/v1/completions", body)[1]["choices"]
+    before, found = outcomes(knowing), list[Any]()
+    threads = [
+        threading.Thread(target=lambda: found.append(knowing.call("/v1/completions", body)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    queues = knowing.llm.engine.scheduler.queues
+    eventually(lambda: len(queues.running) == 4)
+    began_s = time.monotonic()
+    status, answer, _ = knowing.call(
+        "/v1/completions",
+        ASK | {"max_tokens": 4, "include_timings": True, "deadline": {"ttft_ms": 20_000}},
+    )
+    took_s = time.monotonic() - began_s
+    assert (status, answer["metrics"]["promise"]["outcome"]) == (200, "kept")
+    assert len(found) == 0, f"it did not pass its neighbours in {took_s} s"
+    for thread in threads:
+        thread.join()
+    assert all(status == 200 for status, _, _ in found)
+    assert all(answer["choices"] == alone for _, answer, _ in found)
+    assert outcomes(knowing) == before | {"kept": before["kept"] + 1}
+
+
+def test_others_enter_as_they_are_permitted_and_when_nobody_runs(knowing: Served) -> None:
+    bridge, queues = knowing.running.bridge, knowing.llm.engine.scheduler.queues
+    found: list[int] = []
+
+    def ask(num_new: int) -> threading.Thread:
+        body = ASK | {"max_tokens": num_new}
+        thread = threading.Thread(
+            target=lambda: found.append(knowing.call("/v1/completions", body)[0])
+        )
+        thread.start()
+        return thread
+
+    for is_let_in in (True, False):
+        threads = [ask(60)]
+        eventually(lambda: queues.running)
+        bridge.permit(1)
+        threads.append(ask(100))
+        eventually(lambda: len(queues.running) == 2)
+        threads.append(ask(2))
+        eventually(lambda: bridge.num_queued == 1)
+        time.sleep(0.05)
+        assert bridge.num_queued == 1, "more entered than were permitted"
+        if is_let_in:
+            bridge.permit(inf)
+            eventually(lambda: bridge.num_queued == 0)
+        for thread in threads:
+            thread.join()
+    bridge.permit(inf)
+    assert found == [200] * 6
+
+
+def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served) -> None:
+    before = outcomes(knowing)
+    gate = threading.Event()
+    served_steps: list[Step] = []
+
+    def hold(step: Step) -> None:
+        served_steps.append(step)
+        if len(served_steps) == 3:
+            gate.wait(20)
+
+    knowing.valve.before = hold
+    found: list[Any] = []
+    body = ASK | {"deadline": {"total_ms": 1500}, "include_timings": True}
+    asking = threading.Thread(target=lambda: found.append(knowing.call("/v1/completions", body)))
+    asking.start()
+    eventually(lambda: outcomes(knowing)["broken"] == before["broken"] + 1, 10)
+    assert not found, "it is counted before the answer ends"
+    gate.set()
+    asking.join()
+    status, answer, _ = found[0]
+    assert (status, answer["metrics"]["promise"]["outcome"]) == (200, "broken")
+    assert outcomes(knowing) == before | {"broken": before["broken"] + 1}
+
+
+def test_who_leaves_breaks_nothing(knowing: Served) -> None:
+    before = outcomes(knowing)
+    extra = {"ignore_eos": True, "deadline": {"total_ms": 8000}}
+    with knowing.client() as client:
+        stream = client.completions.create(
+            model="tiny", prompt="Once", max_tokens=100, stream=True, extra_body=extra
+        )
+        next(iter(stream))
+        stream.close()
+    knowing.assert_idle()
+    assert outcomes(knowing) == before
+
+
+def test_the_header_is_a_deadline_for_every_dialect(knowing: Served) -> None:
+    hello = [{"role": "user", "content": "Hello"}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": ASK,
+        "/v1/messages": {"model": "tiny", "max_tokens": 4, "messages": hello},
+        "/v1/responses": {"input": "Hello", "max_output_tokens": 4},
+        "/api/generate": {"model": "tiny", "prompt": "Hello", "stream": False},
+    }
+    for path, body in bodies.items():
+        before = outcomes(knowing)
+        status, _, headers = knowing.call(path, body, X_Deadline_Ms="0.5")
+        assert (status, headers["retry-after"]) == (503, "1"), path
+        assert outcomes(knowing)["refused"] == before["refused"] + 1
+
+
+@pytest.mark.parametrize(
+    ("deadline", "param", "words"),
+    [
+        ({"ttft_ms": -1}, "deadline.ttft_ms", "greater than 0"),
+        ({"total_ms": 0}, "deadline.total_ms", "greater than 0"),
+        ({"total_ms": "10"}, "deadline.total_ms", "valid number"),
+        ({"total_ms": 1e12}, "deadline.total_ms", "less than or equal to 86400000"),
+        ({}, "deadline.ttft_ms", "is missing"),
+        ({"total_ms": 5, "length": "short"}, "deadline.length", "'bound' or 'expected'"),
+        ({"total_ms": 5, "e2e_ms": 5}, "deadline.e2e_ms", "is not a parameter here"),
+        (5, "deadline", "it must be"),
+    ],
+)
+def test_a_wrong_deadline_gets_one_line(
+    served: Served, deadline: Any, param: str, words: str
+) -> None:
+    status, error = served.refused("/v1/completions", ASK | {"deadline": deadline})
+    assert (status, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("value", ["soon", "-3", "0", "nan", "inf", "1e15", ""])
+def test_a_wrong_header_gets_one_line(served: Served, value: str) -> None:
+    status, error = served.refused("/v1/completions", ASK, X_Deadline_Ms=value)
+    assert (status, error["param"]) == (400, "x-deadline-ms")
+
+
+def test_what_contradicts_is_refused(served: Served) -> None:
+    body = ASK | {"deadline": {"total_ms": 5000}}
+    status, error = served.refused("/v1/completions", body, X_Deadline_Ms="600")
+    assert (status, error["param"]) == (400, "deadline")
+    body |= {"use_beam_search": True, "best_of": 2}
+    status, error = served.refused("/v1/completions", body)
+    assert (status, error["param"]) == (400, "deadline")
+    assert "beam search" in error["message"]
