@@ -42,9 +42,9 @@ def emit(record: RequestRecord, parent: Context, operation: str, model: str) -> 
         model: its name in the API.
     """
     tracer = trace.get_tracer("ridgeline", __version__)
-    to_epoch_s = time.time() - time.monotonic()  # the clock of records is the monotonic one
+    epoch_ns = time.time_ns() - time.monotonic_ns()  # the clock of records is the monotonic one
     span = tracer.start_span(
-        f"{operation} {model}", parent, start_time=_ns(record.arrival_s + to_epoch_s)
+        f"{operation} {model}", parent, start_time=epoch_ns + _ns(record.arrival_s)
     )
     if not span.is_recording():  # no SDK, or this trace is not sampled
         return
@@ -52,11 +52,11 @@ def emit(record: RequestRecord, parent: Context, operation: str, model: str) -> 
     if record.error:
         span.set_attribute("error.type", "engine_error")
         span.set_status(StatusCode.ERROR, record.error)
-    _add_phases(tracer, span, record, to_epoch_s)
-    span.end(_ns(record.finish_s + to_epoch_s))
+    _add_phases(tracer, span, record, epoch_ns)
+    span.end(epoch_ns + _ns(record.finish_s))
 
 
-def _add_phases(tracer: Tracer, whole: Span, record: RequestRecord, to_epoch_s: float) -> None:
+def _add_phases(tracer: Tracer, whole: Span, record: RequestRecord, epoch_ns: int) -> None:
     """Add what the request went through; one that ended early has no later phase."""
     inside = trace.set_span_in_context(whole)
     begins = {
@@ -67,8 +67,8 @@ def _add_phases(tracer: Tracer, whole: Span, record: RequestRecord, to_epoch_s: 
     reached = [(name, begin_s) for name, begin_s in begins.items() if begin_s is not None]
     ends = [*(begin_s for _, begin_s in reached[1:]), record.finish_s]
     for (name, begin_s), end_s in zip(reached, ends, strict=True):
-        span = tracer.start_span(name, inside, start_time=_ns(begin_s + to_epoch_s))
-        span.end(_ns(end_s + to_epoch_s))
+        span = tracer.start_span(name, inside, start_time=epoch_ns + _ns(begin_s))
+        span.end(epoch_ns + _ns(end_s))
 
 
 def _attributes(
