@@ -4,7 +4,7 @@ A model of time is a shape times a speed. The speed of a shared machine changes 
 one factor follows it: the mean of actual over predicted seconds, in which the last two busy seconds
 count most. If the shape errs, it is fitted anew to the steps that were seen, in a thread of low
 priority. All else runs in the engine's thread, so it is plain Python over a dozen numbers
-(``python -m peers.score_cost``).
+(``python -m peers.watching_cost``).
 """
 
 from __future__ import annotations

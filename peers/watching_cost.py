@@ -1,10 +1,11 @@
-"""Cost of being watched: what it takes to foresee each step, with no model behind it.
+"""Cost of being watched: what it takes to foresee and remember each step, with no model behind it.
 
-    python -m peers.score_cost
+    python -m peers.watching_cost
 
-A server predicts every step and compares (``planner.score``). Printed are the median and the best
-microseconds a step for steps of answers alone, and their share of such a step as it was calibrated
-here. The goal is at most 0.5 % of a step of one stream.
+A server predicts every step and compares (``planner.score``), and remembers the last steps for
+explanations (``server.history``). Printed are the median microseconds that a step of answers alone
+costs, and their share of such a step as it was calibrated here. The goal is at most 0.5 % of a step
+of one stream.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from types import SimpleNamespace
+from typing import Any
 
 from ridgeline.core.records import EngineRecord, StepRecord
 from ridgeline.engine_setup.home import default_home
 from ridgeline.planner.calibration import Calibration, all_of
 from ridgeline.planner.score import Score
+from ridgeline.server.history import History
 from ridgeline.simulator.run import Asked, simulate
 from ridgeline.simulator.steptime import Features, StepTime
 
@@ -45,21 +49,28 @@ def measure(calibration: Calibration, num_seqs: int, num_steps: int = 2000) -> d
     ]
     records = simulate(load, settings, calibration.times)
     score = Score(calibration, start=lambda work: None)
-    costs_us = []
+    # All that a history asks of an engine's thread.
+    bridge: Any = SimpleNamespace(
+        engine=SimpleNamespace(describe=lambda: settings),
+        listeners=[],
+        tenant_of=lambda number: "-",
+    )
+    History(bridge, score)
+    costs_us: dict[str, list[float]] = {"foresee": [], "remember": []}
     for record in records:
-        start_s = time.perf_counter()
-        score.on_record(record)
-        took_s = time.perf_counter() - start_s
-        if isinstance(record, StepRecord) and not record.num_prompt_tokens:
-            costs_us.append(1e6 * took_s)
+        is_decode = isinstance(record, StepRecord) and not record.num_prompt_tokens
+        for name, listen in (("foresee", score.on_record), ("remember", bridge.listeners[0])):
+            start_s = time.perf_counter()
+            listen(record)
+            if is_decode:
+                costs_us[name].append(1e6 * (time.perf_counter() - start_s))
     features = Features(num_seqs, num_seqs, num_seqs, 256 * num_seqs, 256 * num_seqs)
     step_us = 1e6 * calibration.times.seconds(features)
-    median_us = statistics.median(costs_us)
+    median_us = {name: statistics.median(costs) for name, costs in costs_us.items()}
     return {
-        "median_us": round(median_us, 2),
-        "best_us": round(min(costs_us), 2),
+        **{f"{name}_us": round(cost_us, 2) for name, cost_us in median_us.items()},
         "step_us": round(step_us),
-        "share_of_step": round(median_us / step_us, 5),
+        "share_of_step": round(sum(median_us.values()) / step_us, 5),
     }
 
 
@@ -70,8 +81,9 @@ def main() -> None:
     for num_seqs in (1, 16, 64):
         results[f"decode_{num_seqs}"] = cost = measure(calibration, num_seqs)
         print(
-            f"{num_seqs:3d} answers: {cost['median_us']:6.1f} us (median), {cost['best_us']:6.1f} "
-            f"us (best), {cost['share_of_step']:.2%} of a step of {cost['step_us'] / 1e3:.1f} ms"
+            f"{num_seqs:3d} answers: foresee {cost['foresee_us']:.1f} us, remember "
+            f"{cost['remember_us']:.1f} us, {cost['share_of_step']:.2%} of a step of "
+            f"{cost['step_us'] / 1e3:.1f} ms"
         )
     print(json.dumps({"model": calibration.model} | results))
 
