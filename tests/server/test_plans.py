@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import http.client
 import io
 import json
 import threading
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.planner import Wishes, plan
+from ridgeline.planner import LoadWishes, Wishes, plan
 from ridgeline.planner.catalogue import devices
+from ridgeline.server import plan_turns
 from ridgeline.server.plans import PlanRequest
-from tests.server.serving import Served
+from tests.server.serving import Served, eventually
 
 CONFIGS = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text())
+SHORT = {"prompt_tokens": 60, "new_tokens": 6}
 
 
 def config(name: str) -> dict[str, Any]:
@@ -35,8 +40,9 @@ def ask(served: Served, **body: Any) -> Any:
 
 
 def test_fields_are_the_flags_of_the_command() -> None:
-    ours = set(PlanRequest.model_fields) - {"model", "compare_published", "format"}
-    assert ours == {field.name for field in fields(Wishes)}
+    ours = set(PlanRequest.model_fields) - {"model", "compare_published", "picture", "format"}
+    files = {"trace_file", "prices"}
+    assert ours == {one.name for kind in (Wishes, LoadWishes) for one in fields(kind)} - files
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "gemma-3-1b", "mamba-2.8b"])
@@ -117,6 +123,18 @@ def test_the_catalogue(served: Served) -> None:
         ({"kv_cache_memory": "a lot"}, 400, "kv_cache_memory", "'a lot' is not a size"),
         ({"gpu_memory_utilization": 1.5}, 400, "gpu_memory_utilization", "at most 1"),
         ({"engine": "orca"}, 400, "engine", "vllm"),
+        ({"trace_file": "/etc/passwd"}, 400, "trace_file", "is not a parameter here"),
+        ({"prices": "/etc/passwd"}, 400, "prices", "is not a parameter here"),
+        ({"request_rate": 3.0, "new_tokens": 9}, 400, "prompt_tokens", "is missing"),
+        ({**SHORT, "request_rate": 3.0, "max_concurrency": 2}, 400, "max_concurrency", "arrive"),
+        ({**SHORT, "slo": ["ttft:p97:100"]}, 400, "slo", "'p97' is not one of"),
+        ({**SHORT, "slo": "ttft:p95:100"}, 400, "slo", ""),
+        ({**SHORT, "request_rate": 0.0}, 400, "request_rate", "from 0.001 to 100000"),
+        ({**SHORT, "request_rate": 1e30}, 400, "request_rate", "from 0.001 to 100000"),
+        ({**SHORT, "prompt_tokens": 10**9}, 400, "prompt_tokens", "at most 32,768"),
+        ({**SHORT, "prompt_tokens": "9:1e308"}, 400, "prompt_tokens", "variation of 5"),
+        ({**SHORT, "new_tokens": "few"}, 400, "new_tokens", "whole number"),
+        ({**SHORT, "replicas": 0}, 400, "replicas", "whole number or auto"),
         ({"out": "/tmp/x.svg"}, 400, "out", "is not a parameter here"),
         ({"format": "table"}, 400, "format", "'json', 'csv', 'markdown'"),
     ],
@@ -181,3 +199,83 @@ def test_plans_do_not_hold_up_answers(served: Served) -> None:
         num_answers += 1
     thread.join()
     assert num_answers > 3
+
+
+def test_a_load_gets_the_choices_that_the_command_makes(served: Served) -> None:
+    load = SHORT | {"request_rate": 2.0, "slo": ["ttft:p95:900", "tpot:mean:70"], "spot": True}
+    body = {"model": config("llama-3.1-8b"), "on": "l4,a100-80-sxm"}
+    found = ask(served, **body, **load)
+    own = plan(body["model"], on=body["on"], **load | {"prompt_tokens": "60", "new_tokens": "6"})
+    assert found == json.loads(json.dumps(own.as_dict()))
+    assert found["answer"] == own.answer
+    assert len(found["choices"]) > 2
+    assert found["choices"][0]["spot"]["replicas"] >= 1
+    assert found["time"]["ttft_ms"] == found["choices"][0]["ttft_ms"]["mean"]
+    drawn = ask(served, **body, **load, picture=True)
+    assert drawn.pop("picture") == ask(served, **body, **load, format="svg").decode()
+    assert drawn == found
+    rows = csv.DictReader(io.StringIO(ask(served, **body, **load, format="csv").decode()))
+    assert [row["device"] for row in rows] == [one["device"] for one in found["choices"]]
+
+
+def test_a_load_that_nothing_bears_has_no_picture(served: Served) -> None:
+    body = {"model": config("llama-3.1-8b"), "on": "l4", "request_rate": 1e5, "replicas": 1}
+    found = ask(served, **body, **SHORT, picture=True)
+    assert found["picture"] is None
+    assert "you ask for 1e+05" in found["answer"]
+    status, error = served.refused("/v1/plan", body | SHORT | {"format": "svg"})
+    assert (status, "nothing to draw" in error["message"]) == (400, True)
+
+
+LONG = SHORT | {"new_tokens": 4000, "max_concurrency": 200, "slo": ["tpot:p99:9"]}
+
+
+def test_one_load_at_a_time_and_others_do_not_wait_for_it(served: Served) -> None:
+    body = json.dumps(LONG | {"model": config("llama-3.1-8b"), "on": "l4,h100-sxm"})
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/plan", body, {"content-type": "application/json"})
+        eventually(lambda: served.call("/v1/plan", SHORT)[0] == 503)
+        status, error = served.refused("/v1/plan", SHORT)
+        assert (status, error["code"]) == (503, "plan_busy")
+        assert "one at a time" in error["message"]
+        assert served.call("/v1/plan", SHORT)[2]["retry-after"] == "2"
+        assert ask(served, model=config("phi-4"), on="l4")["memory"]["device"] == "l4"
+    # Who leaves ends it, long before its time is over.
+    eventually(lambda: served.call("/v1/plan", SHORT)[0] == 200)
+
+
+def test_a_plan_that_takes_too_long_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_turns, "MOST_S", 0.3)
+    begin = time.monotonic()
+    body = LONG | {"model": config("llama-3.1-8b"), "on": "l4,h100-sxm"}
+    status, error = served.refused("/v1/plan", body)
+    assert (status, error["code"]) == (400, "plan_too_long")
+    assert "fewer devices" in error["message"]
+    assert time.monotonic() - begin < 10, "it ends at the next simulated step"
+
+
+@given(
+    st.fixed_dictionaries(
+        {"prompt_tokens": st.sampled_from([1, 700, "90:5", 32_768]), "new_tokens": st.just(2)},
+        optional={
+            "request_rate": st.sampled_from([1e-3, 1e5]) | st.floats(),
+            "max_concurrency": st.integers(-1, 3) | st.just(1 << 16),
+            "burstiness": st.sampled_from([0.01, 1e6]) | st.floats(),
+            "replicas": st.sampled_from([1, "auto", 4096, -1]),
+            "spot": st.booleans(),
+            "evictions_per_hour": st.sampled_from([1e-6, 60.0]) | st.floats(),
+            "notice": st.sampled_from([0.0, 86_400.0]) | st.floats(),
+            "slo": st.lists(st.sampled_from(["ttft:p99:1e-300", "e2el:mean:1e300", "tpot:p50:1"])),
+            "max_usd_per_hour": st.floats(),
+        },
+    )
+)
+@settings(
+    max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_an_odd_load_is_planned_or_refused(served: Served, load: dict[str, Any]) -> None:
+    status, answer, _ = served.call("/v1/plan", {"model": config("gemma-3-1b"), "on": "l4"} | load)
+    assert status in (200, 400), answer
+    if status == 400 and answer["error"]["code"] == "invalid_value":
+        assert answer["error"]["param"] in load

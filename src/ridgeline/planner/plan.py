@@ -16,7 +16,7 @@ from ridgeline.planner.ledger import ASSUMED
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of
 from ridgeline.planner.place import Placement, place
 from ridgeline.planner.published import Published, published_formula
-from ridgeline.planner.search import Report, search
+from ridgeline.planner.search import Alive, Report, search
 from ridgeline.planner.spot import EVICTIONS_PER_HOUR, NOTICE_S
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.planner.verdict import verdict
@@ -110,9 +110,12 @@ def plan(
 def plan_for(
     subject: Subject, wishes: Wishes, compare_published: bool = False,
     asked: LoadWishes | None = None, today: date | None = None,
-    report: Report = lambda done, total: None,
+    report: Report = lambda done, total: None, alive: Alive = lambda: None,
 ) -> Plan:  # fmt: skip
-    """Return the plan for a model that was read. Raises ValueError as ``plan`` does."""
+    """Return the plan for a model that was read. Raises ValueError as ``plan`` does.
+
+    ``alive`` is called at every simulated step; what it raises ends the plan.
+    """
     shape = subject.shape
     if shape.not_counted and subject.stored is None and wishes.weights_memory is None:
         raise ValueError(
@@ -144,7 +147,8 @@ def plan_for(
     assumptions, warnings = [*_assumptions(subject, wishes, best)], [*_warnings(best)]
     choices: tuple[Choice, ...] = ()
     if load is not None and asked is not None:
-        chosen = search(subject, wishes, asked, load, devices, today or date.today(), report)
+        day = today or date.today()
+        chosen = search(subject, wishes, asked, load, devices, day, report, alive)
         choices = chosen.choices
         best = choices[0].placement if choices else best
         assumptions = [*_assumptions(subject, wishes, best), *chosen.notes, *_of_load(asked, load)]

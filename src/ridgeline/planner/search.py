@@ -35,8 +35,11 @@ from ridgeline.planner.steady import Bounds, Steady, knee, steady, steady_closed
 from ridgeline.planner.subject import Subject
 from ridgeline.planner.wishes import AUTO, Wishes
 from ridgeline.simulator.fleet import serve_fleet
+from ridgeline.simulator.run import Times
+from ridgeline.simulator.steptime import Features
 
 Report = Callable[[int, int], None]
+Alive = Callable[[], None]
 _MOST_SIMULATED = 8  # choices, the cheapest first
 _MOST_REPLICAS = 256  # of a search
 _TIMES_FEWEST = (1, 2, 4, 8)  # ranks, as multiples of the fewest that hold the model
@@ -45,6 +48,20 @@ _LEAST_REQUESTS, _MOST_REQUESTS = 240, 1200
 # What a formula's mean stands for, where only it is known: an exponential tail, cut.
 _TAIL = {"mean": 1.0, "p50": 1.0, "p90": 1.5, "p95": 1.8, "p99": 2.5}
 _MOST_TOKENS = 1 << 40
+
+
+class _Watched:
+    """A model of time that asks at each step whether its answer is still wanted."""
+
+    def __init__(self, times: Times, alive: Alive) -> None:
+        self._times, self._alive = times, alive
+        self.windows = times.windows
+        self.after = times.after
+
+    def seconds(self, features: Features) -> float:
+        """Return the seconds of a step, unless nobody waits for them any more."""
+        self._alive()
+        return self._times.seconds(features)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,6 +74,7 @@ class _Candidate:
     price: float | None
     price_note: str
     load: Load
+    alive: Alive
     knees: dict[float, float] = field(default_factory=dict)
 
     def knee(self, factor: float = 1.0) -> float:
@@ -64,6 +82,11 @@ class _Candidate:
         if factor not in self.knees:
             self.knees[factor] = knee(self.clock.at(factor), self.load, self.bounds)
         return self.knees[factor]
+
+    @property
+    def times(self) -> Times:
+        """Its model of time, as simulations use it."""
+        return _Watched(self.clock.times, self.alive)
 
     @property
     def is_ours(self) -> bool:
@@ -95,23 +118,24 @@ class Found:
 
 def search(
     subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
-    today: date, report: Report,
+    today: date, report: Report, alive: Alive,
 ) -> Found:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
 
-    Raises ValueError if a price is damaged, or nothing holds the model.
+    ``alive`` is called at every simulated step; what it raises ends the search. Raises ValueError
+    if a price is damaged, or nothing holds the model.
     """
     warnings: list[str] = []
     found: list[tuple[_Candidate, int]] = []
     slos = asked.slos()
     for device in devices:
-        found += [
-            (candidate, _replicas(candidate, load, slos, asked))
-            for candidate in _candidates(subject, wishes, asked, load, device, today, warnings)
-        ]
+        alive()
+        of_device = _candidates(subject, wishes, asked, load, device, today, warnings, alive)
+        found += [(one, _replicas(one, load, slos, asked)) for one in of_device]
     found.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
     choices, most = list[Choice](), asked.max_usd_per_hour
     for number, (candidate, replicas) in enumerate(found):
+        alive()
         report(min(number, _MOST_SIMULATED), min(len(found), _MOST_SIMULATED))
         is_near = number < _MOST_SIMULATED
         choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
@@ -120,7 +144,7 @@ def search(
     report(_MOST_SIMULATED, _MOST_SIMULATED)
     choices.sort(key=_order)
     if asked.spot:
-        choices = [_with_spot(c, load, asked, today, i < 3) for i, c in enumerate(choices)]
+        choices = [_with_spot(c, load, asked, today, i < 3, alive) for i, c in enumerate(choices)]
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
     notes = dict.fromkeys(choice.clock.note for choice in choices[:1])
@@ -129,7 +153,7 @@ def search(
 
 def _candidates(
     subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
-    warnings: list[str],
+    warnings: list[str], alive: Alive,
 ) -> Iterator[_Candidate]:  # fmt: skip
     own = Path(asked.prices) if asked.prices is not None else None
     prices, old = prices_of(device, "on_demand", today, own)
@@ -154,6 +178,7 @@ def _candidates(
             prices[0].usd_per_hour if prices else None,
             note,
             load,
+            alive,
         )
 
 
@@ -276,7 +301,7 @@ def _simulated(
         num = min(_MOST_REQUESTS, max(12, 6 * clients))
     # Other engines fill a step with prompts; ours keeps them short while a client reads along.
     asked = load.share(replicas, num, is_read=candidate.is_ours)
-    ended = serve_fleet(asked, candidate.settings(), candidate.clock.times, 1, concurrency=clients)
+    ended = serve_fleet(asked, candidate.settings(), candidate.times, 1, concurrency=clients)
     first = len(ended) // 4 if clients is None else min(clients, len(ended) // 2)
     return seen_of(ended[first:], slos)
 
@@ -407,7 +432,9 @@ def _limit(
     return max(parts, key=lambda name: parts[name])
 
 
-def _with_spot(choice: Choice, load: Load, asked: LoadWishes, today: date, is_near: bool) -> Choice:
+def _with_spot(
+    choice: Choice, load: Load, asked: LoadWishes, today: date, is_near: bool, alive: Alive
+) -> Choice:
     if not choice.meets_slo:
         return choice
     own = Path(asked.prices) if asked.prices is not None else None
@@ -421,12 +448,12 @@ def _with_spot(choice: Choice, load: Load, asked: LoadWishes, today: date, is_ne
     again = lost = requests = 0
     if is_near and load.rate_per_s is not None:
         bounds = _bounds(choice.placement)
-        candidate = _Candidate(choice.placement, choice.clock, bounds, None, "", load)
+        candidate = _Candidate(choice.placement, choice.clock, bounds, None, "", load, alive)
         some = min(num, 4)  # whether others are beside those does not change what one loses
         part = load.share(1, 120 * some, is_read=candidate.is_ours)
         scale = num / some
         part = [replace(one, arrival_s=(one.arrival_s or 0.0) * scale) for one in part]
-        args = (part, candidate.settings(), choice.clock.times, some)
+        args = (part, candidate.settings(), candidate.times, some)
         again, _, _ = eviction(*args, notice_s, start_s, drain=True)
         _, lost, requests = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
     return replace(

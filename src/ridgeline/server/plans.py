@@ -1,6 +1,7 @@
 """Plans over HTTP: what a model needs in memory, and what fits, from a config or of a served model.
 
-It reads no file that a request names, and computes nothing itself: all that is ``planner``'s.
+It reads no file that a request names, and computes nothing itself: all that is ``planner``'s. Plans
+for a load take seconds: they have a thread of their own, and wait for no others (``plan_turns``).
 """
 
 from __future__ import annotations
@@ -12,29 +13,44 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any, Literal
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.formats import FORMATS
 from ridgeline.physics.hardware import Device
-from ridgeline.planner import Plan, Wishes
+from ridgeline.planner import LoadWishes, Plan, Wishes
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.ledger import ENGINES
+from ridgeline.planner.pareto import pareto_svg
 from ridgeline.planner.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.errors import ApiError
+from ridgeline.server.plan_turns import Alive, Turns
 from ridgeline.server.schemas import ERRORS
-from ridgeline.server.strict import Strict
+from ridgeline.server.strict import Strict, contradiction
+from ridgeline.simulator.workload import parse_length
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
 _PLANNER = ThreadPoolExecutor(1, "plans")  # one at a time: answers to requests come first
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8")
+
+_NO_FILES = ("trace_file", "prices")  # flags that a request cannot give: they name files
+_LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the command line
+    "request_rate": (1e-3, 1e5),
+    "burstiness": (0.01, 1e6),
+    "max_concurrency": (1, 1 << 16),
+    "evictions_per_hour": (1e-6, 60.0),
+    "notice": (0.0, 86_400.0),
+    "max_usd_per_hour": (0.01, 1e9),
+}
+_MOST_TOKENS = {"prompt_tokens": 32_768, "new_tokens": 8_192}  # in the mean
+_MOST_VARIATION = 5
 
 Find = Callable[[str | None], Subject]
 
@@ -42,7 +58,8 @@ Find = Callable[[str | None], Subject]
 class PlanRequest(Strict):
     """The flags of ``ridgeline plan`` as fields; ``model`` is a config, or a served model's name.
 
-    Sizes are bytes, or text such as "4GiB".
+    Sizes are bytes, or text such as "4GiB"; lengths are tokens, or text such as "800:0.5".
+    ``picture`` adds that of the choices to the document, so that it need not be planned twice.
     """
 
     model: dict[str, Any] | str | None = None
@@ -61,22 +78,68 @@ class PlanRequest(Strict):
     activation_memory: int | str | None = None
     overhead_memory: int | str | None = None
     kv_cache_memory: int | str | None = None
+    prompt_tokens: int | str | None = None
+    new_tokens: int | str | None = None
+    request_rate: float | None = None
+    burstiness: float | None = None
+    max_concurrency: int | None = None
+    slo: list[str] | None = None
+    replicas: int | str | None = None
+    spot: bool | None = None
+    evictions_per_hour: float | None = None
+    notice: float | None = None
+    max_usd_per_hour: float | None = None
     compare_published: bool | None = None
+    picture: bool | None = None
     format: Literal["json", "csv", "markdown", "svg"] = "json"
 
     def wishes(self) -> Wishes:
         """Return what is asked. Raises ValueError, which names the flag, if that is nonsense."""
-        given: dict[str, Any] = {}
-        for name in (field.name for field in fields(Wishes)):
+        return Wishes(**self._given(Wishes))
+
+    @property
+    def load_is_given(self) -> bool:
+        """Whether any field asks for more than memory."""
+        return bool(self._given(LoadWishes))
+
+    def load(self) -> LoadWishes | None:
+        """Return what load is asked for, if any.
+
+        Raises ApiError for a load that is too large for a server, ValueError as ``wishes`` does.
+        """
+        given = self._given(LoadWishes)
+        if not given:
+            return None
+        if {"request_rate", "max_concurrency"} <= given.keys():
+            raise contradiction("max_concurrency", "request_rate says how requests arrive")
+        for name, most in _MOST_TOKENS.items():
+            if name not in given:
+                raise _wrong(name, "is missing: a plan for a load needs it")
+            mean, variation = parse_length(given[name], name)
+            if mean > most or variation > _MOST_VARIATION:
+                limit = f"at most {most:,} tokens here, with a variation of {_MOST_VARIATION}"
+                raise _wrong(name, f"is {given[name][:80]}: {limit}")
+        for name, (low, high) in _LEAST_MOST.items():
+            if name in given and not low <= given[name] <= high:
+                raise _wrong(name, f"is {given[name]:g}: from {low:g} to {high:g} here")
+        return LoadWishes(**given)
+
+    def _given(self, kind: type[Wishes | LoadWishes]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in (field.name for field in fields(kind) if field.name not in _NO_FILES):
             value = getattr(self, name)
             if value is not None:
-                given[name] = str(value) if _is_text(name) else value
-        return Wishes(**given)
+                found[name] = str(value) if _is_text(name) else value
+        return found
+
+
+def _wrong(name: str, why: str) -> ApiError:
+    return ApiError(400, f"{name} {why}", param=name, code="invalid_value")
 
 
 def _is_text(name: str) -> bool:
     """Whether the command line takes a flag as text that a request may give as a number."""
-    return name.endswith(("_memory", "_parallel_size"))
+    return name in (*_MOST_TOKENS, "replicas") or name.endswith(("_memory", "_parallel_size"))
 
 
 _STRING = {"schema": {"type": "string"}}
@@ -107,10 +170,15 @@ def add_plans(
     """
     app.router.route_class = BodyRoute
 
+    turns = Turns()
+
     @app.post("/v1/plan", responses=ERRORS | _FORMS)
-    async def plan(body: PlanRequest) -> Response:
-        """Say what a model needs in memory, line by line, and what fits on which device."""
-        return await asyncio.get_running_loop().run_in_executor(_PLANNER, _answer, body, find)
+    async def plan(body: PlanRequest, request: Request) -> Response:
+        """Say what a model needs in memory, and what fits; for a load, what to choose."""
+        if body.load_is_given:
+            return await turns.run(request.receive, lambda alive: _answer(body, find, alive))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_PLANNER, _answer, body, find)
 
     @app.get("/v1/plan/devices", responses=ERRORS)
     async def catalogue() -> dict[str, Any]:
@@ -125,15 +193,17 @@ def add_plans(
         }
 
 
-def _answer(body: PlanRequest, find: Find) -> Response:
+def _answer(body: PlanRequest, find: Find, alive: Alive = lambda: None) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
-        found = plan_for(_subject(body, find), body.wishes(), bool(body.compare_published))
+        asked, wishes = body.load(), body.wishes()
+        subject = _subject(body, find)
+        found = plan_for(subject, wishes, bool(body.compare_published), asked, alive=alive)
+        if body.format == "json":
+            return JSONResponse(found.as_dict() | (_picture(found) if body.picture else {}))
+        text, media = _DRAWN[body.format](found)
     except ValueError as error:
         raise _refusal(str(error)) from error
-    if body.format == "json":
-        return JSONResponse(found.as_dict())
-    text, media = _DRAWN[body.format](found)
     return Response(text, media_type=media)
 
 
@@ -160,8 +230,19 @@ def _refusal(message: str) -> ApiError:
 
 
 def _svg(found: Plan) -> tuple[str, str]:
+    if found.load is not None:
+        title = f"Choices for {found.subject.name}"
+        return pareto_svg(title, found.answer, found.choices), "image/svg+xml"
     title = f"Memory of {found.subject.name} on one device"
     return memory_svg(title, found.placements), "image/svg+xml"
+
+
+def _picture(found: Plan) -> dict[str, str | None]:
+    """Return what ``picture`` adds to the document: none where no choice bears the load."""
+    try:
+        return {"picture": _svg(found)[0]}
+    except ValueError:
+        return {"picture": None}
 
 
 _DRAWN: dict[str, Callable[[Plan], tuple[str, str]]] = {
