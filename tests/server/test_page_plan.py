@@ -146,7 +146,9 @@ def test_what_does_not_fit_says_what_would_help(plans: Chrome) -> None:
     assert says(plans, "#answer", "does not fit on one")
     assert find(plans, "#answer code").text.startswith("--")
     assert find(plans, "#bar b").is_displayed()  # where the device ends
-    assert find(plans, "details").get_attribute("open")  # it has a field that is filled
+    assert find(plans, "details:last-of-type").get_attribute(
+        "open"
+    )  # it has a field that is filled
 
 
 def test_what_is_wrong_is_said_and_the_old_plan_fades(plans: Chrome) -> None:
@@ -162,9 +164,75 @@ def test_what_is_wrong_is_said_and_the_old_plan_fades(plans: Chrome) -> None:
     field.send_keys(" ")
     sees(lambda: says(plans, "#facts", "14.7 B"))
     assert texts(plans, "#problem") == [""]
-    find(plans, "summary").click()
+    find(plans, "details:last-of-type summary").click()
     find(plans, "[name=gpu_memory_utilization]").send_keys("most")
     sees(lambda: says(plans, "#problem", "gpu_memory_utilization"))
+
+
+LOAD = {"prompt_tokens": "300", "new_tokens": "20", "request_rate": "4"}
+BOUNDS = {"ttft_ms": "900", "tpot_ms": "60", "tpot_at": "mean"}
+
+
+def test_a_load_shows_choices_and_their_picture(plans: Chrome, planner: Served) -> None:
+    give(plans, "llama-3.1-8b", on="l4,a100-80-sxm", **LOAD, **BOUNDS)
+    body = {"model": config("llama-3.1-8b"), "on": "l4,a100-80-sxm", "request_rate": 4.0}
+    lengths = {name: LOAD[name] for name in ("prompt_tokens", "new_tokens")}
+    found = ask(planner, **body, **lengths, slo=["ttft:p95:900", "tpot:mean:60"])
+    answer = found["answer"]
+    assert texts(plans, "#answer") == [f"{answer[0].upper()}{answer[1:]}."]
+    heads = texts(plans, "#choices-head th")
+    assert heads[3:5] == ["ttft p95, ms", "tpot mean, ms"]
+    shown = plans.execute_script(
+        "return [...document.querySelectorAll('#choices tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.innerText))"
+    )
+    assert len(shown) == len(found["choices"])
+    for cells, choice in zip(shown, found["choices"], strict=True):
+        assert cells[0].startswith(f"{choice['num_devices']} x {choice['device']}")
+        assert ("◆" in cells[0]) == choice["on_frontier"]
+        cost = choice["usd_per_hour"]
+        assert cells[1] == ("\N{EN DASH}" if cost is None else f"{cost:.2f}")
+        times = [float(one) for one in re.findall(r"\d+", cells[3])]
+        middle, low = (choice["ttft_ms"][name] for name in ("p95", "p95_low"))
+        assert times[:2] == pytest.approx([middle, low], abs=0.51)
+        assert cells[5].startswith(
+            "surely" if choice["surely_meets_slo"] else "likely" if choice["meets_slo"] else "no"
+        )
+        assert cells[6] == choice["limited_by"]
+    assert "stale" not in str(find(plans, "#plan").get_attribute("class"))
+    assert len(plans.find_elements(By.CSS_SELECTOR, "#picture svg circle")) == len(shown) + 2
+    assert not find(plans, "#computing").is_displayed()
+    plans.refresh()
+    sees(lambda: says(plans, "#answer", answer[1:]))
+    assert find(plans, "[name=request_rate]").get_attribute("value") == "4"
+    assert find(plans, "[name=tpot_at]").get_attribute("value") == "mean"
+    for name in (*LOAD, *BOUNDS):  # without a load it is a plan of memory again
+        plans.execute_script("arguments[0].value = ''", find(plans, f"[name={name}]"))
+    find(plans, "[name=context]").send_keys("2048")
+    sees(lambda: says(plans, "#answer", "It fits on"))
+    assert not find(plans, "#choices-part").is_displayed()
+
+
+def test_a_plan_for_a_load_says_that_it_computes_and_the_last_change_wins(plans: Chrome) -> None:
+    long = {"new_tokens": "4000", "max_concurrency": "200", "tpot_ms": "9", "tpot_at": "p99"}
+    url = plans.current_url.partition("#")[0]
+    state = {"config": json.dumps(config("llama-3.1-8b")), "on": "l4,h100-sxm"}
+    plans.get("about:blank")
+    plans.get(f"{url}#{urlencode(state | long | {'prompt_tokens': '60'})}")
+    sees(lambda: says(plans, "#computing", "Computing"))
+    assert not find(plans, "#plan").is_displayed()
+    plans.execute_script("arguments[0].value = ''", find(plans, "[name=tpot_ms]"))
+    plans.execute_script("arguments[0].value = '2'", find(plans, "[name=max_concurrency]"))
+    answers = find(plans, "[name=new_tokens]")
+    answers.clear()
+    answers.send_keys("5")
+    sees(lambda: says(plans, "#answer", "holds it for"))
+    assert not find(plans, "#computing").is_displayed()
+    assert texts(plans, "#problem") == [""]
+    assert len(rows(plans, "choices")) > 3
+    find(plans, "[name=request_rate]").send_keys("1")
+    sees(lambda: says(plans, "#problem", "request_rate says how requests arrive"))
+    assert not find(plans, "#computing").is_displayed()
 
 
 def test_downloads(planner: Served, tmp_path: Path) -> None:
@@ -191,6 +259,9 @@ def test_a_phone_shows_all_without_scrolling_sideways(plans: Chrome) -> None:
         assert plans.execute_script("return document.documentElement.scrollWidth") <= PHONE[0]
         for part in ("#answer", "#bar", "[name=on]"):
             assert find(plans, part).is_displayed()
+        give(plans, "gemma-3-1b", on="l4", **LOAD, **BOUNDS)
+        assert plans.execute_script("return document.documentElement.scrollWidth") <= PHONE[0]
+        assert find(plans, "#picture svg").is_displayed()
     finally:
         set_size(plans, DESK)
 

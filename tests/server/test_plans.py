@@ -183,12 +183,13 @@ def test_a_long_body_is_refused(served: Served) -> None:
     assert (status, "too much in it" in error["message"]) == (400, True)
 
 
-def test_plans_do_not_hold_up_answers(served: Served) -> None:
+@pytest.mark.parametrize("load", [{}, SHORT | {"request_rate": 9.0}], ids=["memory", "load"])
+def test_plans_do_not_hold_up_answers(served: Served, load: dict[str, Any]) -> None:
     """A plan over all devices is made in a thread: the loop, and with it all streams, go on."""
     done = threading.Event()
 
     def plan_all() -> None:
-        ask(served, model=config("deepseek-v3"), on="all")
+        ask(served, model=config("deepseek-v3"), on="all", **load)
         done.set()
 
     thread = threading.Thread(target=plan_all)
@@ -216,6 +217,13 @@ def test_a_load_gets_the_choices_that_the_command_makes(served: Served) -> None:
     assert drawn == found
     rows = csv.DictReader(io.StringIO(ask(served, **body, **load, format="csv").decode()))
     assert [row["device"] for row in rows] == [one["device"] for one in found["choices"]]
+
+
+def test_a_load_of_the_model_that_is_served_is_planned_for_this_machine(served: Served) -> None:
+    found = ask(served, **SHORT, max_concurrency=2)
+    assert {one["device"] for one in found["choices"]} == {"here"}
+    assert found["time"]["source"] in ("assumed", "calibrated")
+    assert found["answer"].startswith("1 x here holds it")
 
 
 def test_a_load_that_nothing_bears_has_no_picture(served: Served) -> None:

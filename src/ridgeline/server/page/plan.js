@@ -3,17 +3,22 @@
 
 import { call } from './api.js';
 import { element } from './dom.js';
+import { showChoices } from './plan_choices.js';
 import { showPlan } from './plan_result.js';
 
 const WAIT_MS = 150; // after the last key
 const LONGEST = 32_000; // characters of a config that an address may hold
-const NUMBERS = ['context', 'concurrency', 'max_num_batched_tokens', 'block_size', 'gpu_memory_utilization'];
+const AGAIN_MS = 700; // when another's plan for a load is being made
+const NUMBERS = ['context', 'concurrency', 'max_num_batched_tokens', 'block_size', 'gpu_memory_utilization', 'request_rate', 'max_concurrency'];
+const LOAD = ['prompt_tokens', 'new_tokens', 'request_rate', 'max_concurrency', 'ttft_ms', 'tpot_ms'];
+const PERCENTILES = ['p95', 'p50', 'p90', 'p99', 'mean'];
 const at = (id) => document.getElementById(id);
 const form = at('form');
 
 let waiting = null;
 let shown = ''; // the state that was asked for last, as text
 let asking = null; // an AbortController while a request is under way
+let computed = () => {}; // ends what says so
 
 // --- the form ----------------------------------------------------------------------------------
 
@@ -24,6 +29,7 @@ function fillChoices({ models, devices, dtypes, kv_cache_dtypes: caches, engines
   choose('dtype', dtypes, "model's");
   choose('kv_cache_dtype', caches, "engine's");
   choose('engine', engines, 'fitting');
+  for (const name of ['ttft_at', 'tpot_at']) choose(name, PERCENTILES.slice(1), PERCENTILES[0]);
   form.elements.model.replaceChildren(...models.map((name) => new Option(name, name)), new Option('a config.json', ''));
   at('model-field').hidden = models.length === 0;
   const named = (device) => new Option(`${device.id}  –  ${device.name}, ${gibOf(device.usable_bytes)}`, device.id);
@@ -49,8 +55,10 @@ function readForm() {
 }
 
 /** Return the body of a request. Throws an Error in words for a config that is no JSON object. */
-function bodyOf({ config, ...wishes }) {
-  const body = { ...wishes };
+function bodyOf({ config, ttft_ms: ttft, ttft_at: ttftAt, tpot_ms: tpot, tpot_at: tpotAt, ...wishes }) {
+  const body = { ...wishes, compare_published: true };
+  const bounds = [['ttft', ttftAt, ttft], ['tpot', tpotAt, tpot]].filter((one) => one[2]);
+  if (bounds.length > 0) body.slo = bounds.map(([metric, percentile, ms]) => `${metric}:${percentile ?? PERCENTILES[0]}:${ms}`);
   for (const name of NUMBERS) if (body[name] && !Number.isNaN(Number(body[name]))) body[name] = Number(body[name]);
   if (body.model) return body;
   try {
@@ -89,13 +97,38 @@ function showConfig() {
 
 // --- plans -------------------------------------------------------------------------------------
 
+/** Ask for a plan, again while another's is being made. */
 async function post(body, signal) {
-  return call('v1/plan', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
+  for (;;) {
+    try {
+      return await call('v1/plan', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
+    } catch (error) {
+      if (error.code !== 'plan_busy') throw error;
+      await new Promise((resolve) => { setTimeout(resolve, AGAIN_MS); });
+    }
+  }
+}
+
+/** Say, for a load, that the plan is being made, and for how long. Returns what ends that. */
+function compute(state) {
+  if (!LOAD.some((name) => state[name])) return () => {};
+  const begin = performance.now();
+  const tell = () => {
+    at('computing').textContent = `Computing: choices are simulated, ${Math.round((performance.now() - begin) / 1000)} s…`;
+    at('computing').hidden = false;
+  };
+  tell();
+  const timer = setInterval(tell, 1000);
+  return () => {
+    clearInterval(timer);
+    at('computing').hidden = true;
+  };
 }
 
 /** Ask for what the form says, and show it. */
 async function update() {
   asking?.abort();
+  computed();
   const state = readForm();
   shown = JSON.stringify(state);
   toAddress(state);
@@ -109,8 +142,12 @@ async function update() {
   const mine = asking = new AbortController();
   form.setAttribute('aria-busy', 'true');
   try {
-    const response = await post({ ...bodyOf(state), compare_published: true }, mine.signal);
-    showPlan(await response.json(), chooseDevice);
+    const body = bodyOf(state);
+    computed = compute(state);
+    if (!at('computing').hidden) at('plan').classList.add('stale');
+    const found = await (await post({ ...body, picture: true }, mine.signal)).json();
+    showPlan(found, chooseDevice);
+    showChoices(found, body.slo ?? []);
     at('problem').textContent = '';
     at('plan').classList.remove('stale');
   } catch (error) {
@@ -118,7 +155,9 @@ async function update() {
     at('problem').textContent = error.message;
     at('plan').classList.add('stale'); // what is shown belongs to what was asked before
   }
-  if (asking === mine) form.removeAttribute('aria-busy');
+  if (asking !== mine) return;
+  computed();
+  form.removeAttribute('aria-busy');
 }
 
 function chooseDevice(id) {
@@ -144,14 +183,16 @@ const NAMES = { json: 'plan.json', csv: 'plan.csv', markdown: 'plan.md', svg: 'p
 
 /** Let the browser keep the plan in another form. */
 async function download(format) {
+  const done = compute(readForm());
   try {
-    const response = await post({ ...bodyOf(readForm()), compare_published: true, format });
+    const response = await post({ ...bodyOf(readForm()), format });
     const link = element('a', { href: URL.createObjectURL(await response.blob()), download: NAMES[format] });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
   } catch (error) {
     at('problem').textContent = error.message;
   }
+  done();
 }
 
 async function start() {

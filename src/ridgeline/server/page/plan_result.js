@@ -37,12 +37,13 @@ export function showPlan(plan, choose) {
 
 const row = (name, value, how) => element('tr', {}, element('td', {}, name), element('td', {}, value), element('td', {}, how));
 
-function showFacts({ model, memory, answer }) {
+function showFacts({ model, memory, answer, choices }) {
   const billions = (count) => `${(count / 1e9).toFixed(count < 1e10 ? 2 : 1)} B`;
   const active = model.num_active_params < model.num_params ? `, ${billions(model.num_active_params)} of them active` : '';
   at('facts').textContent = `${model.name}: ${billions(model.num_params)} parameters${active}; ${model.kinds.join(', ')}`;
-  at('answer').replaceChildren('It ', ...flagged(answer), '.');
-  at('answer').className = memory.fits ? 'answer fits' : 'answer';
+  // Of memory the answer is what "it" does; for a load it is a sentence of its own.
+  at('answer').replaceChildren(choices ? '' : 'It ', ...flagged(choices ? answer[0].toUpperCase() + answer.slice(1) : answer), '.');
+  at('answer').className = (choices ? choices[0]?.meets_slo : memory.fits) ? 'answer fits' : 'answer';
 }
 
 function showBar({ device, num_devices: count, per_device: one }) {
