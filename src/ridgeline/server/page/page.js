@@ -25,7 +25,6 @@ function openSettings() {
     field.oninput = () => check(field);
   }
   at('tune-default').checked = false;
-  dialog.returnValue = '';
   dialog.showModal();
 }
 
@@ -37,9 +36,8 @@ function check(field) {
   if (note) note.textContent = problem;
 }
 
-/** Take over what was entered; Done has checked it, Escape discards it. */
+/** Take over what was entered; Done has checked it, and Escape does not submit. */
 function keepSettings() {
-  if (at('tune-dialog').returnValue !== 'ok') return;
   const chosen = {};
   for (const field of at('tune-dialog').querySelectorAll('[name]')) {
     const isNumber = field.type === 'number';
@@ -90,7 +88,8 @@ function chooseModel() {
 new MutationObserver(showTabs).observe(document.body, { attributeFilter: ['data-view'] });
 showTabs();
 at('tune-button').onclick = openSettings;
-at('tune-dialog').onclose = keepSettings;
+// Not onclose, which waits for the next frame: a tab that goes to the background has none.
+at('tune-dialog').querySelector('form').onsubmit = keepSettings;
 at('export').onclick = exportAll;
 at('import').onclick = () => at('import-file').click();
 at('import-file').onchange = importChosen;
