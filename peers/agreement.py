@@ -4,9 +4,10 @@
 
 GUIDELLM is the program of guidellm 0.8, installed in an environment of its own. In each round both
 send the same number of prompts, as many at once, and ask for answers of one length; no prompt comes
-twice, so that the prefix cache helps neither. The server has one thread, which leaves a core to the
-client. The medians of all rounds and the ratio within each round are printed as a table; the last
-line on standard output is the result as JSON.
+twice, so that the prefix cache helps neither. The server has one core of its own and the client the
+others, or a client that computes more would slow the server that it measures. The medians of all
+rounds and the ratio within each round are printed as a table; the last line on standard output is
+the result as JSON.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=48)
     flags = parser.parse_args()
     rng, rounds = random.Random(), []
+    first, *others = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {first})  # the server inherits it
     with tempfile.TemporaryDirectory() as name, server(flags.model, "--threads", "1") as port:
+        os.sched_setaffinity(0, others)
         folder, url = Path(name), f"http://127.0.0.1:{port}"
         export = [_RIDGELINE, "export", "tokenizer", flags.model, str(folder / "tokenizer")]
         subprocess.run(export, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
