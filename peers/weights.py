@@ -123,23 +123,26 @@ def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 def _hf_config(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
     arch = checkpoint.arch
-    if arch.qk_norm or arch.o_bias or any(arch.windows) or arch.rope.divisors:
+    first = arch.layers[0]
+    mixer, rope = first.mixer, first.mixer.rope
+    is_plain = all(layer == first for layer in arch.layers) and mixer.window is None
+    if not is_plain or mixer.qk_norm or mixer.o_bias or rope is None or rope.divisors:
         raise ValueError(f"{checkpoint.path.name}: only plain Llama and Qwen2 models are rewritten")
-    family = "qwen2" if arch.qkv_bias else "llama"
+    family = "qwen2" if mixer.qkv_bias else "llama"
     config = {
         "model_type": family,
         "architectures": ["Qwen2ForCausalLM" if family == "qwen2" else "LlamaForCausalLM"],
         "hidden_act": "silu",
         "num_hidden_layers": arch.num_layers,
         "hidden_size": arch.hidden_size,
-        "intermediate_size": arch.intermediate_size,
-        "num_attention_heads": arch.num_heads,
-        "num_key_value_heads": arch.num_kv_heads,
-        "head_dim": arch.head_dim,
+        "intermediate_size": first.ffn.size,
+        "num_attention_heads": mixer.num_heads,
+        "num_key_value_heads": mixer.num_kv_heads,
+        "head_dim": mixer.head_dim,
         "vocab_size": arch.vocab_size,
         "max_position_embeddings": arch.max_position,
         "rms_norm_eps": arch.norm_eps,
-        "rope_theta": arch.rope.theta,
+        "rope_theta": rope.theta,
         "tie_word_embeddings": arch.tied_embeddings,
         "eos_token_id": list(checkpoint.eos_ids),
         "bos_token_id": checkpoint.bos_id,

@@ -5,28 +5,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.tensors import Checkpoint, Tensor
-from ridgeline.physics.arch import ModelArch, Rope
+from ridgeline.physics.arch import Attention, Layer, Mlp, ModelArch, Rope
 
 Arrays = dict[str, NDArray[np.float32]]
 
+_ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(theta=1e4, dim=8))
 PLAIN = ModelArch(
-    num_layers=2,
+    layers=(Layer(_ATTENTION, Mlp(40)),) * 2,
     hidden_size=24,
-    intermediate_size=40,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
     vocab_size=50,
     max_position=1024,
     norm_eps=1e-5,
-    rope=Rope(theta=1e4, dim=8),
-    windows=(None, None),
 )
+
+
+def changed(arch: ModelArch, windows: tuple[int | None, ...] = (), **facts: Any) -> ModelArch:
+    """The same with other facts, of the model or of every layer; ``windows`` gives their number."""
+    layers = arch.layers
+    if windows:
+        mixers = [replace(layers[0].mixer, window=window) for window in windows]
+        layers = tuple(replace(layers[0], mixer=mixer) for mixer in mixers)
+    for name in list(facts):
+        for part, kind in (("mixer", Attention), ("ffn", Mlp)):
+            if name in kind.__dataclass_fields__:
+                fact = {name: facts.pop(name)}
+                changes = [{part: replace(getattr(layer, part), **fact)} for layer in layers]
+                layers = tuple(
+                    replace(layer, **change) for layer, change in zip(layers, changes, strict=True)
+                )
+                break
+    return replace(arch, layers=layers, **facts)
+
+
 _LONG = Rope(
     theta=1e4,
     dim=8,
@@ -38,16 +54,16 @@ _LONG = Rope(
 ARCHS = {
     "plain": PLAIN,
     "tied": replace(PLAIN, tied_embeddings=True),
-    "qkv bias": replace(PLAIN, qkv_bias=True),
-    "all biases": replace(PLAIN, qkv_bias=True, o_bias=True),
-    "qk norm": replace(PLAIN, qk_norm=True, norm_eps=1e-2),
-    "window": replace(PLAIN, windows=(5, 5)),
-    "mixed windows": replace(PLAIN, windows=(None, 1)),
-    "partial rope": replace(PLAIN, rope=Rope(theta=1e3, dim=4)),
-    "scaled rope": replace(PLAIN, rope=replace(_LONG, long_divisors=())),
-    "long rope": replace(PLAIN, rope=_LONG),
-    "one kv head": replace(PLAIN, num_kv_heads=1),
-    "as many kv heads": replace(PLAIN, num_kv_heads=4),
+    "qkv bias": changed(PLAIN, qkv_bias=True),
+    "all biases": changed(PLAIN, qkv_bias=True, o_bias=True),
+    "qk norm": changed(PLAIN, qk_norm="head", norm_eps=1e-2),
+    "window": changed(PLAIN, windows=(5, 5)),
+    "mixed windows": changed(PLAIN, windows=(None, 1)),
+    "partial rope": changed(PLAIN, rope=Rope(theta=1e3, dim=4)),
+    "scaled rope": changed(PLAIN, rope=replace(_LONG, long_divisors=())),
+    "long rope": changed(PLAIN, rope=_LONG),
+    "one kv head": changed(PLAIN, num_kv_heads=1),
+    "as many kv heads": changed(PLAIN, num_kv_heads=4),
 }
 
 
@@ -96,27 +112,29 @@ def _attention(
     i: int,
     upto: int,
 ) -> NDArray[np.float64]:
+    mixer = arch.layers[i].mixer
+
     def project(name: str, heads: int) -> NDArray[np.float64]:
-        out = x @ layer[name].T + (layer[f"{name}_bias"] if arch.qkv_bias else 0)
-        out = out.reshape(len(x), heads, arch.head_dim)
+        out = x @ layer[name].T + (layer[f"{name}_bias"] if mixer.qkv_bias else 0)
+        out = out.reshape(len(x), heads, mixer.head_dim)
         if name != "v":
-            out = _norm(out, layer[f"{name}_norm"], arch) if arch.qk_norm else out
+            out = _norm(out, layer[f"{name}_norm"], arch) if mixer.qk_norm else out
             for position in range(len(x)):
                 for head in range(heads):
-                    out[position, head] = _rotated(arch.rope, out[position, head], position, upto)
+                    out[position, head] = _rotated(mixer.rope, out[position, head], position, upto)
         return out
 
-    q, k = project("q", arch.num_heads), project("k", arch.num_kv_heads)
-    v = project("v", arch.num_kv_heads)
-    window = arch.windows[i] or len(x)
+    q, k = project("q", mixer.num_heads), project("k", mixer.num_kv_heads)
+    v = project("v", mixer.num_kv_heads)
+    window = mixer.window or len(x)
     out = np.empty_like(q)
     for position in range(len(x)):
         seen = slice(max(0, position - window + 1), position + 1)
-        for head in range(arch.num_heads):
-            kv_head = head * arch.num_kv_heads // arch.num_heads
-            weights = np.exp(k[seen, kv_head] @ q[position, head] / np.sqrt(arch.head_dim))
+        for head in range(mixer.num_heads):
+            kv_head = head * mixer.num_kv_heads // mixer.num_heads
+            weights = np.exp(k[seen, kv_head] @ q[position, head] / np.sqrt(mixer.head_dim))
             out[position, head] = weights @ v[seen, kv_head] / weights.sum()
-    return out.reshape(len(x), -1) @ layer["o"].T + (layer["o_bias"] if arch.o_bias else 0)
+    return out.reshape(len(x), -1) @ layer["o"].T + (layer["o_bias"] if mixer.o_bias else 0)
 
 
 def _rotated(

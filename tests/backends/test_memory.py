@@ -16,7 +16,7 @@ from ridgeline.backends.held import held
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
-from tests.tiny import ARCHS, PLAIN, checkpoint
+from tests.tiny import ARCHS, PLAIN, changed, checkpoint
 
 SHAPE = {"num_blocks": 40, "block_size": 16, "max_model_len": 512, "num_threads": 2}
 WIDE = replace(PLAIN, vocab_size=5000)
@@ -72,7 +72,7 @@ def test_of_the_reference(arch: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "f32"])
 def test_of_the_cpu_backend(dtype: str, kernels: Path) -> None:
-    arch = replace(WIDE, qkv_bias=True)
+    arch = changed(WIDE, qkv_bias=True)
     runner = CpuRunner(
         checkpoint(arch), dtype=dtype, cache_dtype="int8", max_num_batched_tokens=64,
         kernel_cache=kernels, **SHAPE,

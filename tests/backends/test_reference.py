@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -19,7 +18,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.physics import costs
 from ridgeline.physics.arch import ModelArch
-from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, plain_logits, random_arrays
+from tests.tiny import ARCHS, PLAIN, Arrays, changed, checkpoint, plain_logits, random_arrays
 
 NUM_BLOCKS, MAX_LEN = 40, 64
 VOCAB = PLAIN.vocab_size
@@ -158,7 +157,7 @@ def made(name: str, block_size: int) -> ReferenceRunner:
 
 def test_a_prompt_longer_than_every_tile() -> None:
     """Queries attend 256 at a time, and logits of prompt_logprobs come 256 at a time."""
-    arch = replace(PLAIN, windows=(None, 100))
+    arch = changed(PLAIN, windows=(None, 100))
     tokens = tuple(int(token) for token in np.random.default_rng(1).integers(0, VOCAB, 600))
     runner = ReferenceRunner(checkpoint(arch), num_blocks=41, block_size=16, max_model_len=640)
     wanted = plain_logits(arch, random_arrays(arch), tokens, 640)

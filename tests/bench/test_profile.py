@@ -166,16 +166,18 @@ def test_traffic_is_what_the_weights_and_the_cache_are(
     assert traffic["linears"].read_bytes == steps * packed
     record = runner.sizes.heads.record_bytes / 16  # of a token and head, padding and scales too
     positions = (20 + 1) + (20 + 2)
-    wanted = positions * record * arch.num_kv_heads * arch.num_layers
+    mixer = arch.layers[0].mixer
+    wanted = positions * record * mixer.num_kv_heads * arch.num_layers
     assert traffic["attention"].read_bytes == pytest.approx(wanted, abs=steps)
 
 
 def test_a_prompt_leaves_most_of_the_last_layer_out(llm: LLM, counters: Counters) -> None:
     arch = llm.arch
     phase = measured(llm, counters, Shape("prefill", 1, 40, 1), True)
-    keys_and_values = 2 * arch.num_kv_heads * arch.head_dim * arch.hidden_size
-    queries = arch.num_heads * arch.head_dim * arch.hidden_size
-    rest = queries + 3 * arch.intermediate_size * arch.hidden_size  # o is as large as q
+    mixer = arch.layers[0].mixer
+    keys_and_values = 2 * mixer.num_kv_heads * mixer.head_dim * arch.hidden_size
+    queries = mixer.num_heads * mixer.head_dim * arch.hidden_size
+    rest = queries + 3 * arch.layers[0].ffn.size * arch.hidden_size  # o is as large as q
     layer = keys_and_values + queries + rest
     wanted = 40 * ((arch.num_layers - 1) * layer + keys_and_values + queries) + rest
     assert phase.traffic["linears"].ops == phase.num_steps * 2 * wanted

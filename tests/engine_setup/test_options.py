@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import usable_cpus
 from ridgeline.physics import costs
-from tests.tiny import PLAIN
+from tests.tiny import PLAIN, changed
 
 MIB = 1 << 20
 # 48 KiB of K/V per token: cache sizes of some MiB matter, as with real models.
-ARCH = replace(PLAIN, num_layers=24, windows=(None,) * 24, head_dim=128, max_position=4096)
+ARCH = changed(PLAIN, windows=(None,) * 24, head_dim=128, max_position=4096)
 TOKEN_BYTES = costs.kv_bytes_per_token(ARCH, 4)
 WEIGHT_BYTES = costs.weight_bytes(ARCH, 4)
 
@@ -218,7 +218,7 @@ def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> Non
     (_, short, _), (_, long, _) = (
         footprint(ARCH, Setup("f32", "f32", 16, 1, length, 256, 2048)) for length in (256, 4096)
     )
-    assert long - short > 4 * 2 * ARCH.num_heads * (1 << 20)
+    assert long - short > 4 * 2 * ARCH.layers[0].mixer.num_heads * (1 << 20)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from ridgeline.models.families import model_from_config
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.physics.arch import Attention, ModelArch
 from tests.models.tiny import (
     CONFIG,
     as_tensors,
@@ -32,15 +33,27 @@ SPLIT = {
 }
 
 
+def mixer(arch: ModelArch) -> Attention:
+    return arch.layers[0].mixer
+
+
+def reaches(arch: ModelArch) -> tuple[int | None, ...]:
+    return tuple(layer.mixer.window for layer in arch.layers)
+
+
 def test_llama_of_hugging_face() -> None:
     raw = hf_weights(CONFIG)
     arch, tensors = model_from_config(CONFIG, as_tensors(raw), "model")
-    assert (arch.num_layers, arch.hidden_size, arch.intermediate_size) == (2, 32, 64)
-    assert (arch.num_heads, arch.num_kv_heads, arch.head_dim) == (4, 2, 8)
+    assert (arch.num_layers, arch.hidden_size, arch.layers[0].ffn.size) == (2, 32, 64)
+    assert (mixer(arch).num_heads, mixer(arch).num_kv_heads, mixer(arch).head_dim) == (4, 2, 8)
     assert (arch.vocab_size, arch.max_position, arch.norm_eps) == (40, 128, 1e-5)
-    assert (arch.rope.theta, arch.rope.dim, arch.rope.divisors) == (10000.0, 8, ())
-    assert arch.windows == (None, None)
-    assert (arch.qkv_bias, arch.o_bias, arch.qk_norm) == (False, False, False)
+    assert (mixer(arch).rope.theta, mixer(arch).rope.dim, mixer(arch).rope.divisors) == (
+        10000.0,
+        8,
+        (),
+    )
+    assert reaches(arch) == (None, None)
+    assert (mixer(arch).qkv_bias, mixer(arch).o_bias, mixer(arch).qk_norm) == (False, False, "")
     assert not arch.tied_embeddings
     assert {name: t.shape for name, t in tensors.items()} == arch.matrix_shapes()
     wanted = {
@@ -68,19 +81,21 @@ def test_a_tied_model_needs_and_uses_no_head() -> None:
 def test_biases_and_norms() -> None:
     qwen2 = CONFIG | {"architectures": ["Qwen2ForCausalLM"]}
     arch, tensors = hf(qwen2, biases="qkv")
-    assert (arch.qkv_bias, arch.o_bias) == (True, False)
-    assert not hf(qwen2 | {"attention_bias": True}, biases="qkv")[0].o_bias  # it never has one
+    assert (mixer(arch).qkv_bias, mixer(arch).o_bias) == (True, False)
+    assert (
+        not hf(qwen2 | {"attention_bias": True}, biases="qkv")[0].layers[0].mixer.o_bias
+    )  # it never has one
     assert tensors["layers.1.k_bias"].name == "model.layers.1.self_attn.k_proj.bias"
     arch, _ = hf(CONFIG | {"attention_bias": True}, biases="qkvo")
-    assert (arch.qkv_bias, arch.o_bias) == (True, True)
+    assert (mixer(arch).qkv_bias, mixer(arch).o_bias) == (True, True)
 
     qwen3 = CONFIG | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
     arch, tensors = hf(qwen3, norms=True)
-    assert (arch.qk_norm, arch.head_dim, arch.rope.dim) == (True, 16, 16)
+    assert (mixer(arch).qk_norm, mixer(arch).head_dim, mixer(arch).rope.dim) == ("head", 16, 16)
     assert tensors["layers.0.q"].shape == (64, 32)
     silent = {k: v for k, v in qwen3.items() if k != "head_dim"}
     raw = as_tensors(hf_weights(qwen3 | {"head_dim": 128}, norms=True))
-    assert model_from_config(silent, raw, "model")[0].head_dim == 128
+    assert model_from_config(silent, raw, "model")[0].layers[0].mixer.head_dim == 128
     assert tensors["layers.0.q_norm"].name == "model.layers.0.self_attn.q_norm.weight"
 
 
@@ -88,7 +103,7 @@ def test_fused_projections_are_split_by_rows() -> None:
     config = CONFIG | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
     raw = hf_weights(config, fused=True)
     arch, tensors = model_from_config(config, as_tensors(raw), "model")
-    assert arch.rope.dim == 4
+    assert mixer(arch).rope.dim == 4
     qkv = raw["model.layers.1.self_attn.qkv_proj.weight"]
     gate_up = raw["model.layers.1.mlp.gate_up_proj.weight"]
     parts = {
@@ -132,7 +147,8 @@ def test_fused_projections_are_split_by_rows() -> None:
 def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     config = CONFIG | {"architectures": [name]} | changes
     biases = "qkv" if name.startswith("Qwen2") else ""
-    assert hf(config, fused=name.startswith("Phi3"), biases=biases)[0].windows == windows
+    arch, _ = hf(config, fused=name.startswith("Phi3"), biases=biases)
+    assert reaches(arch) == windows
 
 
 @pytest.mark.parametrize(
@@ -205,8 +221,11 @@ def test_gguf_gives_what_the_same_weights_give_in_a_directory(arch: str) -> None
     wanted_arch, wanted = hf(config, **kinds)
     raw = gguf_weights(config, arch, **kinds)
     found_arch, found = from_gguf({f"{arch}.attention.key_length": 8}, raw, arch)
-    assert found_arch.rope.dim == wanted_arch.rope.dim
-    assert (found_arch.qkv_bias, found_arch.qk_norm) == (wanted_arch.qkv_bias, wanted_arch.qk_norm)
+    assert mixer(found_arch).rope.dim == mixer(wanted_arch).rope.dim
+    assert (mixer(found_arch).qkv_bias, mixer(found_arch).qk_norm) == (
+        mixer(wanted_arch).qkv_bias,
+        mixer(wanted_arch).qk_norm,
+    )
     assert list(found) == list(wanted)
     for canonical in wanted:
         np.testing.assert_array_equal(
@@ -218,7 +237,7 @@ def test_only_rotating_rows_of_a_llama_file_move() -> None:
     raw = gguf_weights(CONFIG, "llama")
     rows = raw["blk.0.attn_k.weight"]
     arch, tensors = from_gguf({"llama.rope.dimension_count": 4}, raw)
-    assert arch.rope.dim == 4
+    assert mixer(arch).rope.dim == 4
     order = [0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13, 14, 15]
     np.testing.assert_array_equal(tensors["layers.0.k"].to_f32(), rows[order])
 
@@ -248,7 +267,7 @@ def test_biases_of_a_llama_file_move_with_their_rows() -> None:
         raw[f"blk.{i}.attn_v.bias"] = halves["k"]
         raw[f"blk.{i}.attn_output.bias"] = halves["q"]
     arch, tensors = from_gguf({}, raw)
-    assert (arch.qkv_bias, arch.o_bias) == (True, True)
+    assert (mixer(arch).qkv_bias, mixer(arch).o_bias) == (True, True)
     for part in ("q", "k"):
         np.testing.assert_array_equal(tensors[f"layers.1.{part}_bias"].to_f32(), halves[part])
 
@@ -256,12 +275,15 @@ def test_biases_of_a_llama_file_move_with_their_rows() -> None:
 def test_facts_of_a_gguf_file() -> None:
     raw = gguf_weights(CONFIG, "llama")
     arch, _ = from_gguf({"llama.attention.sliding_window": 12}, raw)
-    assert arch.windows == (12, 12)
+    assert reaches(arch) == (12, 12)
     assert (arch.vocab_size, arch.max_position, arch.tied_embeddings) == (40, 128, False)
     del raw["output.weight"]
     assert from_gguf({}, raw)[0].tied_embeddings
     qwen = gguf_weights(CONFIG, "qwen2", biases="qkv")
-    assert from_gguf({"qwen2.attention.sliding_window": 12}, qwen, "qwen2")[0].windows[0] is None
+    assert (
+        from_gguf({"qwen2.attention.sliding_window": 12}, qwen, "qwen2")[0].layers[0].mixer.window
+        is None
+    )
 
 
 @pytest.mark.parametrize(

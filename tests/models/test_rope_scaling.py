@@ -20,7 +20,7 @@ def test_llama3_scaling() -> None:
         "original_max_position_embeddings": 64,
     }
     rope = arch_of(rope_scaling=scaling, rope_theta=500.0, head_dim=16, num_attention_heads=2,
-                   num_key_value_heads=1).rope  # fmt: skip
+                   num_key_value_heads=1).layers[0].mixer.rope  # fmt: skip
     wanted = []
     for i in range(8):
         frequency = 500.0 ** (-2 * i / 16)
@@ -41,15 +41,20 @@ def test_llama3_scaling() -> None:
 
 
 def test_linear_scaling_under_its_old_name() -> None:
-    rope = arch_of(rope_scaling={"type": "linear", "factor": 4.0}).rope
+    rope = arch_of(rope_scaling={"type": "linear", "factor": 4.0}).layers[0].mixer.rope
     assert rope.divisors == (4.0,) * 4
 
 
 def test_the_newer_place_of_rope_parameters() -> None:
     parameters = {"rope_type": "linear", "factor": 2, "rope_theta": 5000}
-    rope = arch_of(rope_theta=None, rope_parameters=parameters).rope
+    rope = arch_of(rope_theta=None, rope_parameters=parameters).layers[0].mixer.rope
     assert (rope.theta, rope.divisors) == (5000.0, (2.0,) * 4)
-    assert arch_of(rope_theta=None, rope_parameters={"rope_type": "default"}).rope.theta == 10000.0
+    assert (
+        arch_of(rope_theta=None, rope_parameters={"rope_type": "default"})
+        .layers[0]
+        .mixer.rope.theta
+        == 10000.0
+    )
 
 
 def yarn_divisors(theta: float, dim: int, factor: float, original: int) -> list[float]:
@@ -70,7 +75,7 @@ def yarn_divisors(theta: float, dim: int, factor: float, original: int) -> list[
 def test_yarn_scaling(theta: float, original: int) -> None:
     one_head = {"head_dim": 32, "num_attention_heads": 1, "num_key_value_heads": 1}
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
-    rope = arch_of(rope_scaling=scaling, rope_theta=theta, **one_head).rope
+    rope = arch_of(rope_scaling=scaling, rope_theta=theta, **one_head).layers[0].mixer.rope
     wanted = yarn_divisors(theta, 32, 4.0, original)
     assert rope.divisors == pytest.approx(wanted)
     assert any(1.1 < d < 3.9 for d in wanted)
@@ -79,13 +84,13 @@ def test_yarn_scaling(theta: float, original: int) -> None:
 def test_yarn_extends_the_context_and_cools_attention() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     arch = arch_of(rope_scaling=scaling)
-    assert arch.rope.attention_factor == pytest.approx(1 + 0.1 * math.log(4))
+    assert arch.layers[0].mixer.rope.attention_factor == pytest.approx(1 + 0.1 * math.log(4))
     assert arch.max_position == 4096
     given = arch_of(rope_scaling=scaling | {"attention_factor": 1.5})
-    assert given.rope.attention_factor == 1.5
+    assert given.layers[0].mixer.rope.attention_factor == 1.5
     weighted = arch_of(rope_scaling=scaling | {"mscale": 2.0, "mscale_all_dim": 0.5})
     wanted = (1 + 0.2 * math.log(4)) / (1 + 0.05 * math.log(4))
-    assert weighted.rope.attention_factor == pytest.approx(wanted)
+    assert weighted.layers[0].mixer.rope.attention_factor == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
@@ -98,7 +103,7 @@ def test_longrope_under_each_of_its_names(name: str) -> None:
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 256,
     }
-    rope = hf(config, fused=True)[0].rope
+    rope = hf(config, fused=True)[0].layers[0].mixer.rope
     assert rope.divisors_for(256) == (1.0, 1.5)
     assert rope.divisors_for(257) == (2.0, 8.5)
     wanted = math.sqrt(1 + math.log(4096 / 256) / math.log(256))
@@ -108,17 +113,17 @@ def test_longrope_under_each_of_its_names(name: str) -> None:
 def test_rope_of_a_gguf_file() -> None:
     raw = gguf_weights(CONFIG, "llama")
     linear = from_gguf({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, raw)
-    assert linear[0].rope.divisors == (2.0,) * 4
+    assert linear[0].layers[0].mixer.rope.divisors == (2.0,) * 4
     yarn = {
         "llama.rope.scaling.type": "yarn",
         "llama.rope.scaling.factor": 4.0,
         "llama.rope.scaling.original_context_length": 1024,
     }
-    rope = from_gguf(yarn, raw)[0].rope
+    rope = from_gguf(yarn, raw)[0].layers[0].mixer.rope
     assert rope.divisors == pytest.approx(yarn_divisors(10000.0, 8, 4.0, 1024))
     assert rope.attention_factor == pytest.approx(1 + 0.1 * math.log(4))
     raw["rope_freqs.weight"] = np.array([1, 2, 4, 8], np.float32)
-    assert from_gguf({}, raw)[0].rope.divisors == (1.0, 2.0, 4.0, 8.0)
+    assert from_gguf({}, raw)[0].layers[0].mixer.rope.divisors == (1.0, 2.0, 4.0, 8.0)
     with pytest.raises(ModelFileError, match="rope scaling 'dynamic'"):
         from_gguf({"llama.rope.scaling.type": "dynamic"}, raw)
 
@@ -130,7 +135,7 @@ def test_rope_of_a_gguf_file() -> None:
         "phi3.rope.scaling.original_context_length": 64,
         "phi3.rope.scaling.attn_factor": 1.25,
     }
-    rope = from_gguf(keys, phi, "phi3")[0].rope
+    rope = from_gguf(keys, phi, "phi3")[0].layers[0].mixer.rope
     assert (rope.divisors_for(64), rope.divisors_for(65)) == ((1.0, 1.5), (2.0, 8.5))
     assert rope.attention_factor == 1.25
     phi["rope_factors_long.weight"][1] = np.nan

@@ -8,47 +8,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from ridgeline.physics import costs
-from ridgeline.physics.arch import ModelArch, Rope
+from ridgeline.physics.arch import Attention, Layer, Mlp, ModelArch, Rope
 
+_ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=6, rope=Rope(theta=1e4, dim=6))
 ARCH = ModelArch(
-    num_layers=3,
+    layers=tuple(Layer(replace(_ATTENTION, window=window), Mlp(20)) for window in (None, 5, 1)),
     hidden_size=12,
-    intermediate_size=20,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
     vocab_size=50,
     max_position=64,
     norm_eps=1e-5,
-    rope=Rope(theta=1e4, dim=6),
-    windows=(None, 5, 1),
     tied_embeddings=True,
 )
 SMOLLM2 = ModelArch(
-    num_layers=30,
+    layers=(Layer(Attention(9, 3, 64, Rope(theta=1e5, dim=64)), Mlp(1536)),) * 30,
     hidden_size=576,
-    intermediate_size=1536,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
     vocab_size=49152,
     max_position=8192,
     norm_eps=1e-5,
-    rope=Rope(theta=1e5, dim=64),
-    windows=(None,) * 30,
     tied_embeddings=True,
 )
+
+
+def with_attention(**facts: Any) -> ModelArch:
+    layers = [replace(layer, mixer=replace(layer.mixer, **facts)) for layer in ARCH.layers]
+    return replace(ARCH, layers=tuple(layers))
+
+
 VARIANTS = [
     ARCH,
     replace(ARCH, tied_embeddings=False),
-    replace(ARCH, qkv_bias=True, o_bias=True),
-    replace(ARCH, qk_norm=True),
+    with_attention(qkv_bias=True, o_bias=True),
+    with_attention(qk_norm="head"),
 ]
 # (start, num_tokens, rows): decodes and chunks, short of, across and beyond the window of 5
 WORKS = [
@@ -93,13 +90,14 @@ class Counter:
         num_tokens, num_rows = (sum(w[i] for w in work) for i in (1, 2))
         x = np.zeros((num_tokens, arch.hidden_size), np.float32)
         self.embedding_rows += num_tokens
-        for i, window in enumerate(arch.windows):
+        for i, layer in enumerate(arch.layers):
+            mixer, window = layer.mixer, layer.mixer.window
             prefix = f"layers.{i}."
             for norm in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):
                 if prefix + norm in self.arrays:
                     self.weight(prefix + norm)
             q, _, _ = (self.linear(x, prefix + name) for name in "qkv")
-            q = q.reshape(num_tokens, arch.num_heads, arch.head_dim)
+            q = q.reshape(num_tokens, mixer.num_heads, mixer.head_dim)
             row = 0
             for start, count, _ in work:
                 seen: set[int] = set()
@@ -110,12 +108,12 @@ class Counter:
                         if p <= position and (window is None or position - p < window)
                     ]
                     seen.update(visible)
-                    keys = np.zeros((len(visible), arch.head_dim), np.float32)
-                    for head in range(arch.num_heads):
+                    keys = np.zeros((len(visible), mixer.head_dim), np.float32)
+                    for head in range(mixer.num_heads):
                         scores = self.matmul(q[row, head][None], keys.T)
                         self.matmul(scores, keys)
                     row += 1
-                self.kv_values_read += 2 * len(seen) * arch.num_kv_heads * arch.head_dim
+                self.kv_values_read += 2 * len(seen) * mixer.kv_size
             self.linear(q.reshape(num_tokens, -1), prefix + "o")
             inner = self.linear(x, prefix + "gate") * self.linear(x, prefix + "up")
             x = self.linear(inner, prefix + "down")
@@ -138,7 +136,7 @@ def test_weights_are_the_arrays(arch: ModelArch) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
 def test_the_cache_is_its_array(dtype: type[np.generic]) -> None:
     num_tokens = 7
-    cache = np.empty((ARCH.num_layers, 2, num_tokens, ARCH.num_kv_heads, ARCH.head_dim), dtype)
+    cache = np.empty((ARCH.num_layers, 2, num_tokens, 2, 6), dtype)
     assert num_tokens * costs.kv_bytes_per_token(ARCH, cache.itemsize) == cache.nbytes
 
 

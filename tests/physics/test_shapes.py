@@ -79,9 +79,14 @@ def test_families_that_the_engine_runs_have_the_same_weights_and_windows(name: s
     model_type = architecture.removesuffix("ForCausalLM").lower()
     shape = shape_of_config({**config, "model_type": model_type})
     assert weight_params(shape) == costs.weight_params(arch)
-    assert tuple(layer.cache.window for layer in shape.layers) == arch.windows
+    assert tuple(layer.cache.window for layer in shape.layers) == tuple(
+        layer.mixer.window for layer in arch.layers
+    )
     assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(arch, 2)
-    assert (shape.num_heads, shape.num_kv_heads) == (arch.num_heads, arch.num_kv_heads)
+    assert (shape.num_heads, shape.num_kv_heads) == (
+        arch.layers[0].mixer.num_heads,
+        arch.layers[0].mixer.num_kv_heads,
+    )
 
 
 @pytest.mark.parametrize("name", ARCHS)
@@ -89,7 +94,9 @@ def test_an_arch_has_the_same_weights_as_a_shape(name: str) -> None:
     shape = shape_of_arch(ARCHS[name], "tiny")
     assert weight_params(shape) == costs.weight_params(ARCHS[name])
     assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(ARCHS[name], 2)
-    assert tuple(layer.cache.window for layer in shape.layers) == ARCHS[name].windows
+    assert tuple(layer.cache.window for layer in shape.layers) == tuple(
+        layer.mixer.window for layer in ARCHS[name].layers
+    )
 
 
 def test_kinds_say_what_is_special() -> None:

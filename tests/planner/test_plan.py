@@ -27,7 +27,7 @@ from ridgeline.planner.stored import config_of_gguf
 from ridgeline.planner.words import gib, sentence
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.physics.test_shapes import PUBLISHED
-from tests.tiny import ARCHS, checkpoint
+from tests.tiny import ARCHS, changed, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -169,7 +169,7 @@ def test_packed_weights_have_the_size_that_was_foretold(name: str, dtype: str) -
 
 def test_blocks_that_padding_breaks_up_are_foretold_too() -> None:
     """Heads of 8 channels are padded, so the columns of o move, and its blocks of 32 with them."""
-    arch = replace(ARCHS["plain"], hidden_size=64, intermediate_size=64, vocab_size=70)
+    arch = changed(ARCHS["plain"], hidden_size=64, size=64, vocab_size=70)
     plain = checkpoint(arch)
     kind = gguf.GGMLQuantizationType.Q4_0
     tensors = {

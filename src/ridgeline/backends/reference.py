@@ -22,6 +22,16 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.face import Counters, Footprint, Held, Setup, Surroundings, Traffic
 from ridgeline.backends.held import held
+from ridgeline.backends.reference_parts import (
+    Norm,
+    feed_forward,
+    linear,
+    load_layer,
+    normalised,
+    normalised_heads,
+    rotate,
+    softcapped,
+)
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.backends.states import States
@@ -41,21 +51,6 @@ Ints = NDArray[np.intp]
 _QUERY_TILE = 256  # tokens of one prompt
 _SCORES = 1 << 21  # per head: tokens times positions that they look at
 _POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Layer:
-    """Weights of one block, ``(out, in)``; absent biases and norms are None."""
-
-    attn_norm: Floats
-    qkv: Floats
-    qkv_bias: Floats | None
-    qk_norm: Floats | None  # [H + K, 1]-broadcastable: q's for query heads, k's for key heads
-    o: Floats
-    o_bias: Floats | None
-    mlp_norm: Floats
-    gate_up: Floats
-    down: Floats
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -98,8 +93,12 @@ class ReferenceRunner:
 
         self._blas = ThreadpoolController()
         self._load(checkpoint, progress or (lambda done, total: None))
-        self._cos, self._sin = rope_tables(self.arch.rope, max_model_len)
-        shape = (num_blocks, block_size, self.arch.num_kv_heads, self.arch.head_dim)
+        ropes = [layer.mixer.rope for layer in self.arch.layers]
+        self._ropes = {  # cosines and sines
+            rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
+        }
+        attention = self.arch.layers[0].mixer
+        shape = (num_blocks, block_size, attention.num_kv_heads, attention.head_dim)
         self.k_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
         self.v_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
         self._states = States(num_blocks, block_size, self.arch.hidden_size)
@@ -139,15 +138,15 @@ class ReferenceRunner:
 
     def memory(self) -> dict[str, Held]:
         """Return what every array takes that is kept from step to step."""
-        layers = self._layers
-        biases = [a for one in layers for a in (one.qkv_bias, one.qk_norm, one.o_bias)]
-        norms = [norm for layer in layers for norm in (layer.attn_norm, layer.mlp_norm)]
+        matrices = [layer.matrices() for layer in self._layers]
+        outer = (self._norm.weight, self._norm.bias, self._head_bias)
+        vectors = [array for layer in self._layers for array in layer.vectors()]
         found = {
-            "weights.embedding": held([self._embed]),
-            "weights.attention": held(a for layer in layers for a in (layer.qkv, layer.o)),
-            "weights.mlp": held(a for layer in layers for a in (layer.gate_up, layer.down)),
-            "weights.norms": held([self._norm, *norms, *(a for a in biases if a is not None)]),
-            "weights.rope": held([self._cos, self._sin]),
+            "weights.embedding": held([self._embed, *self._positions]),
+            "weights.attention": held(a for layer in matrices for a in layer["attention"]),
+            "weights.mlp": held(a for layer in matrices for a in layer["mlp"]),
+            "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
+            "weights.rope": held(table for both in self._ropes.values() for table in both),
             "kv_cache": held([self.k_cache, self.v_cache]),
             "states": held([self._states.array]),
         }
@@ -167,27 +166,49 @@ class ReferenceRunner:
         ids = np.array([token for work in items for token in work.tokens])
         position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
         slot_T = np.concatenate([_slots(work, block_size) for work in items])
-        cos, sin = self._cos[position_T, None], self._sin[position_T, None]
         groups = list(_groups(items, block_size))
         finite_T = np.ones(len(ids), bool)
-        num_q, num_qk = arch.num_heads, arch.num_heads + arch.num_kv_heads
         x = self._embed[ids]
-        for i, layer in enumerate(self._layers):
-            qkv = _linear(rms_norm(x, layer.attn_norm, arch.norm_eps), layer.qkv, layer.qkv_bias)
-            heads = qkv.reshape(len(ids), num_qk + arch.num_kv_heads, arch.head_dim)
-            qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
-            if layer.qk_norm is not None:
-                qk = rms_norm(qk, layer.qk_norm, arch.norm_eps)
-            qk = rotate(qk, cos, sin)
-            finite_T[~self._write(i, slot_T, qk[:, num_q:], v_TKD)] = False
-            out = np.empty((len(ids), num_q, arch.head_dim), np.float32)
-            for group in groups:
-                out[group.rows_BN] = self._attend(i, qk[group.rows_BN, :num_q], group)
-            x = x + _linear(out.reshape(len(ids), -1), layer.o, layer.o_bias)
-            gate_up = _linear(rms_norm(x, layer.mlp_norm, arch.norm_eps), layer.gate_up, None)
-            gate, up = np.split(gate_up, 2, axis=1)
-            x = x + _linear(silu(gate) * up, layer.down, None)
-        return rms_norm(x, self._norm, arch.norm_eps), finite_T
+        if arch.embed_scale != 1.0:
+            x = x * np.float32(arch.embed_scale)
+        for table in self._positions:
+            x = x + table[position_T + arch.position_offset]
+        added = np.float32(arch.residual_scale)
+        for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
+
+            def norm(rows: Floats, name: str, norms: dict[str, Norm] = weights.norms) -> Floats:
+                return normalised(rows, norms[name], arch) if name in norms else rows
+
+            row = norm(x, "attn_norm")
+            attended, finite = self._attention(i, row, position_T, slot_T, groups)
+            finite_T &= finite
+            x = x + added * norm(attended, "attn_post_norm")
+            if layer.norms != "beside":
+                row = norm(x, "mlp_norm")
+            x = x + added * norm(feed_forward(row, weights, layer), "mlp_post_norm")
+        return normalised(x, self._norm, arch), finite_T
+
+    def _attention(
+        self, index: int, x: Floats, position_T: Ints, slot_T: Ints, groups: list[_Group]
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return what a layer's attention adds, and which tokens' K/V were finite."""
+        layer, weights = self.arch.layers[index], self._layers[index]
+        mixer, num_q = layer.mixer, layer.mixer.num_heads
+        num_qk = num_q + mixer.num_kv_heads
+        qkv = linear(x, weights.qkv, weights.qkv_bias)
+        heads = qkv.reshape(len(x), num_qk + mixer.num_kv_heads, mixer.head_dim)
+        qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
+        if weights.q_norm is not None and weights.k_norm is not None:
+            eps = self.arch.norm_eps
+            qk = normalised_heads(qk, weights.q_norm, weights.k_norm, num_q, layer, eps)
+        if mixer.rope is not None:
+            cos, sin = self._ropes[mixer.rope]
+            qk = rotate(qk, cos[position_T, None], sin[position_T, None])
+        finite_T = self._write(index, slot_T, qk[:, num_q:], v_TKD)
+        out = np.empty((len(x), num_q, mixer.head_dim), np.float32)
+        for group in groups:
+            out[group.rows_BN] = self._attend(index, qk[group.rows_BN, :num_q], group)
+        return linear(out.reshape(len(x), -1), weights.o, weights.o_bias), finite_T
 
     def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
         """Store K and V; return which tokens were finite.
@@ -203,16 +224,18 @@ class ReferenceRunner:
         return finite
 
     def _attend(self, layer: int, q_BNHD: Floats, group: _Group) -> Floats:
-        """Return softmax(q k / sqrt(D)) v over each sequence's own blocks, as [B, N, H, D]."""
+        """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D]."""
         B, N, H, D = q_BNHD.shape
-        K = self.arch.num_kv_heads
+        mixer = self.arch.layers[layer].mixer
+        K = mixer.num_kv_heads
         k_BLKD = self.k_cache[layer][group.tables].reshape(B, -1, K, D)
         v_BLKD = self.v_cache[layer][group.tables].reshape(B, -1, K, D)
         q = q_BNHD.reshape(B, N, K, H // K, D).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, D)
         scores = q @ k_BLKD.transpose(0, 2, 3, 1)
-        scores *= np.float32(D**-0.5)
+        scores *= np.float32(mixer.score_scale)
+        scores = softcapped(scores, mixer.softcap)
         by_token = scores.reshape(B, K, H // K, N, -1)
-        mask_BNL = group.mask_BNL(self.block_size, self.arch.windows[layer])
+        mask_BNL = group.mask_BNL(self.block_size, mixer.window)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
         by_token -= by_token.max(axis=-1, keepdims=True)
         np.exp(by_token, out=by_token)
@@ -240,7 +263,10 @@ class ReferenceRunner:
         return answers
 
     def _logits(self, hidden: Floats) -> Floats:
-        return hidden @ self._head.T
+        logits = linear(hidden, self._head, self._head_bias)
+        if self.arch.logit_scale != 1.0:
+            logits *= np.float32(self.arch.logit_scale)
+        return softcapped(logits, self.arch.logit_softcap)
 
     # --- weights -------------------------------------------------------------------------------
 
@@ -254,33 +280,12 @@ class ReferenceRunner:
             progress(done, total)
             return tensor.to_f32()
 
-        def layer(i: int) -> _Layer:
-            def part(name: str) -> Floats:
-                return get(f"layers.{i}.{name}")
-
-            def stack(*names: str) -> Floats:
-                return np.concatenate([part(name) for name in names])
-
-            qk_norm = None
-            if arch.qk_norm:
-                q_norm, k_norm = part("q_norm"), part("k_norm")
-                qk_norm = np.stack([q_norm] * arch.num_heads + [k_norm] * arch.num_kv_heads)
-            return _Layer(
-                attn_norm=part("attn_norm"),
-                qkv=stack("q", "k", "v"),
-                qkv_bias=stack("q_bias", "k_bias", "v_bias") if arch.qkv_bias else None,
-                qk_norm=qk_norm,
-                o=part("o"),
-                o_bias=part("o_bias") if arch.o_bias else None,
-                mlp_norm=part("mlp_norm"),
-                gate_up=stack("gate", "up"),
-                down=part("down"),
-            )
-
         self._embed = get("embed")
-        self._layers = [layer(i) for i in range(arch.num_layers)]
-        self._norm = get("norm")
+        self._positions = [get("positions")] if arch.position_rows else []
+        self._layers = [load_layer(get, arch, i) for i in range(arch.num_layers)]
+        self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
+        self._head_bias = get("head_bias") if arch.head_bias else None
 
 
 def check(setup: Setup) -> Setup:
@@ -316,10 +321,11 @@ def describe() -> str:
 def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     """Return how much memory a setup takes."""
     num_tokens, max_model_len = setup.max_num_batched_tokens, setup.max_model_len
-    kv_size = arch.num_kv_heads * arch.head_dim
-    activations = 6 * arch.hidden_size + 4 * (arch.intermediate_size + kv_size)
-    activations += 4 * arch.num_heads * arch.head_dim
-    scores = 2 * arch.num_heads * min(_SCORES, num_tokens * max_model_len)
+    attention = arch.layers[0].mixer
+    kv_size = attention.kv_size
+    activations = 6 * arch.hidden_size + 4 * (arch.layers[0].ffn.size + kv_size)
+    activations += 4 * attention.q_size
+    scores = 2 * attention.num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
@@ -330,32 +336,6 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
     """Return the bytes of the weights as this backend holds them: all in f32."""
     return {"all": weight_bytes(checkpoint.arch, 4)}
-
-
-def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Rotate the first channels of each head; ``cos`` and ``sin`` are [T, 1, dim / 2]."""
-    half = cos.shape[-1]
-    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
-
-
-def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    """Divide by the root mean square over the last axis, then scale (Zhang & Sennrich, 2019)."""
-    mean_square: Floats = np.einsum("...i,...i->...", x, x) / np.float32(x.shape[-1])
-    scale: Floats = np.sqrt(mean_square + np.float32(eps))
-    return x / scale[..., None] * weight
-
-
-def silu(x: Floats) -> Floats:
-    """x * sigmoid(x)."""
-    out: Floats = np.exp(-x)
-    out += 1
-    return x / out
-
-
-def _linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
-    out: Floats = x @ weight.T
-    return out if bias is None else out + bias
 
 
 def _slots(work: Work, block_size: int) -> Ints:

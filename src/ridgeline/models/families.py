@@ -8,7 +8,7 @@ computes a model other than the one in the file. This module opens no file and d
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from ridgeline.models.facts import Facts
 from ridgeline.models.rope_scaling import rope_from_config, rope_from_gguf
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import Attention, Layer, Mlp, ModelArch
 
 _MAX_LAYERS = 4096
 
@@ -180,21 +180,22 @@ def model_from_config(
     head_dim = config.integer("head_dim", family.default_head_dim or hidden_size // num_heads)
     rope, max_position = rope_from_config(config, head_dim)
     attention_bias = config.flag("attention_bias", False)
-    arch = ModelArch(
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
+    attention = Attention(
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, "num_key_value_heads", num_heads),
         head_dim=head_dim,
+        rope=rope,
+        qkv_bias=family.qkv_bias or attention_bias,
+        o_bias=attention_bias and not family.qkv_bias,
+        qk_norm="head" if family.qk_norm else "",
+    )
+    mlp = Mlp(config.integer("intermediate_size"))
+    arch = ModelArch(
+        layers=_layers(attention, mlp, _windows(config, family, num_layers)),
+        hidden_size=hidden_size,
         vocab_size=config.integer("vocab_size"),
         max_position=max_position,
         norm_eps=config.number("rms_norm_eps"),
-        rope=rope,
-        windows=_windows(config, family, num_layers),
-        qkv_bias=family.qkv_bias or attention_bias,
-        o_bias=attention_bias and not family.qkv_bias,
-        qk_norm=family.qk_norm,
         tied_embeddings=config.flag("tie_word_embeddings", False),
     )
     buffers = [name for name in raw if name.endswith(".rotary_emb.inv_freq")]
@@ -232,21 +233,22 @@ def model_from_gguf(
     if meta.integer("attention.value_length", head_dim) != head_dim:
         meta.fail(f"{name}.attention.value_length differs from key_length, which is not supported")
     window = meta.integer("attention.sliding_window", 0, low=0) if family.windowed else 0
-    arch = ModelArch(
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=meta.integer("feed_forward_length"),
+    attention = Attention(
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(meta, "attention.head_count_kv", num_heads),
         head_dim=head_dim,
+        rope=rope_from_gguf(meta, head_dim, raw),
+        qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in raw,
+        o_bias="blk.0.attn_output.bias" in raw,
+        qk_norm="head" if family.qk_norm else "",
+    )
+    mlp = Mlp(meta.integer("feed_forward_length"))
+    arch = ModelArch(
+        layers=_layers(attention, mlp, (window or None,) * num_layers),
+        hidden_size=hidden_size,
         vocab_size=raw["token_embd.weight"].shape[0],
         max_position=meta.integer("context_length"),
         norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
-        rope=rope_from_gguf(meta, head_dim, raw),
-        windows=(window or None,) * num_layers,
-        qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in raw,
-        o_bias="blk.0.attn_output.bias" in raw,
-        qk_norm=family.qk_norm,
         tied_embeddings="output.weight" not in raw,
     )
     return arch, _bind(meta, arch, raw, _GGUF_OUTER, "blk.{}.", family, _GGUF_ROPE_TENSORS)
@@ -271,6 +273,12 @@ def _num_kv_heads(facts: Facts, key: str, num_heads: int) -> int:
     if num_heads % num_kv_heads:
         facts.fail(f"{num_heads} heads cannot share {num_kv_heads} key and value heads evenly")
     return num_kv_heads
+
+
+def _layers(attention: Attention, mlp: Mlp, windows: tuple[int | None, ...]) -> tuple[Layer, ...]:
+    """Return layers that differ in their window alone; equal ones are the same object."""
+    kinds = {window: Layer(replace(attention, window=window), mlp) for window in set(windows)}
+    return tuple(kinds[window] for window in windows)
 
 
 def _windows(config: Facts, family: Family, num_layers: int) -> tuple[int | None, ...]:
@@ -342,9 +350,13 @@ def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
 
     Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
     """
-    order = np.arange(arch.head_dim)
-    order[: arch.rope.dim] = order[: arch.rope.dim].reshape(-1, 2).T.reshape(-1)
-    for name, tensor in tensors.items():
-        if name.endswith((".q", ".k", ".q_bias", ".k_bias")):
-            heads = np.arange(0, tensor.shape[0], arch.head_dim)
-            tensors[name] = tensor.reordered((heads[:, None] + order).reshape(-1))
+    for i, layer in enumerate(arch.layers):
+        rope, head_dim = layer.mixer.rope, layer.mixer.head_dim
+        if rope is None:
+            continue
+        order = np.arange(head_dim)
+        order[: rope.dim] = order[: rope.dim].reshape(-1, 2).T.reshape(-1)
+        for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
+            if name in tensors:
+                heads = np.arange(0, tensors[name].shape[0], head_dim)
+                tensors[name] = tensors[name].reordered((heads[:, None] + order).reshape(-1))

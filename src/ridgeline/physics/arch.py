@@ -7,6 +7,7 @@ This module holds no tensors, reads no files, and knows no file format.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,67 +46,181 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelArch:
-    """Shapes and switches of one decoder: pre-norm attention and SwiGLU blocks with RMS norms.
+class Attention:
+    """Attention with a key and a value for each token and key/value head.
 
     Attributes:
-        num_layers: blocks.
-        hidden_size: width of the residual stream.
-        intermediate_size: width of the gated MLP.
         num_heads: query heads.
         num_kv_heads: key and value heads; each serves ``num_heads // num_kv_heads`` query heads.
         head_dim: channels per head.
-        vocab_size: rows of the embedding.
-        max_position: context length the model was trained for, tokens.
-        norm_eps: epsilon of the RMS norms.
-        rope: rotary embedding.
-        windows: per layer, how many last tokens a token sees (itself included); None sees all.
+        rope: rotary embedding; None turns nothing (NoPE).
+        window: how many last tokens a token sees (itself included); None sees all.
+        scale: of the products of queries and keys; None means ``head_dim ** -0.5``.
+        softcap: scores become ``softcap * tanh(score / softcap)``; 0 leaves them.
+        qk_norm: RMS norm of q and k before rope: "" for none, over each "head", or over the whole
+            "width" of all heads.
         qkv_bias: the q, k and v projections have a bias.
-        o_bias: the output projection of attention has a bias.
-        qk_norm: RMS norm over each head's channels of q and k before rope.
-        tied_embeddings: the output head is the embedding.
+        o_bias: the output projection has a bias.
     """
 
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rope: Rope | None
+    window: int | None = None
+    scale: float | None = None
+    softcap: float = 0.0
+    qk_norm: Literal["", "head", "width"] = ""
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def q_size(self) -> int:
+        """Channels of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Channels of all key heads, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
+        q_size, kv_size = self.q_size, self.kv_size
+        found: dict[str, tuple[int, ...]] = {
+            "q": (q_size, hidden_size),
+            "k": (kv_size, hidden_size),
+            "v": (kv_size, hidden_size),
+            "o": (hidden_size, q_size),
+        }
+        if self.qkv_bias:
+            found |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
+        if self.o_bias:
+            found["o_bias"] = (hidden_size,)
+        if self.qk_norm == "head":
+            found |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+        elif self.qk_norm == "width":
+            found |= {"q_norm": (q_size,), "k_norm": (kv_size,)}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """A dense feed-forward network.
+
+    Attributes:
+        size: inner width.
+        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh) or "relu".
+        gated: a gate, put through the activation, multiplies the inner values; without a gate the
+            activation is theirs.
+        bias: all its projections have a bias.
+    """
+
+    size: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
+        found: dict[str, tuple[int, ...]] = {"gate": (self.size, hidden_size)} if self.gated else {}
+        found |= {"up": (self.size, hidden_size), "down": (hidden_size, self.size)}
+        if self.bias:
+            found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block: a mixer of tokens, and what each token goes through by itself.
+
+    Attributes:
+        mixer: attention.
+        ffn: the feed-forward network.
+        norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
+            norms), or "beside": one norm before both, which read the same row.
+    """
+
+    mixer: Attention
+    ffn: Mlp
+    norms: Literal["before", "behind", "around", "beside"] = "before"
+
+    @property
+    def norm_names(self) -> tuple[str, ...]:
+        """Canonical names of the norms over the residual stream."""
+        before, behind = ("attn_norm", "mlp_norm"), ("attn_post_norm", "mlp_post_norm")
+        every = {"before": before, "behind": behind, "around": before + behind}
+        return every.get(self.norms, before[:1])
+
+    def shapes(self, hidden_size: int, *, norm_bias: bool) -> dict[str, tuple[int, ...]]:
+        """Return canonical name and shape of each of its tensors."""
+        norms: dict[str, tuple[int, ...]] = dict.fromkeys(self.norm_names, (hidden_size,))
+        if norm_bias:
+            norms |= {f"{name}_bias": shape for name, shape in norms.items()}
+        return norms | self.mixer.shapes(hidden_size) | self.ffn.shapes(hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArch:
+    """A decoder: its layers, and what stands before and behind them.
+
+    Attributes:
+        layers: blocks, in order; equal ones may be the same object.
+        hidden_size: width of the residual stream.
+        vocab_size: rows of the embedding.
+        max_position: context length the model was trained for, tokens.
+        norm_eps: epsilon of the norms.
+        norm: "rms" (Zhang and Sennrich, 2019) or "layer", which subtracts the mean.
+        norm_bias: norms over the residual stream have a bias.
+        embed_scale: multiplies the rows of the embedding.
+        residual_scale: multiplies what a mixer or a feed-forward network adds.
+        logit_scale: multiplies logits.
+        logit_softcap: logits become ``softcap * tanh(logit / softcap)``; 0 leaves them.
+        position_rows: rows of a learnt embedding of positions; 0 for none.
+        position_offset: the row of position 0.
+        head_bias: the output head has a bias.
+        tied_embeddings: the output head is the embedding.
+    """
+
+    layers: tuple[Layer, ...]
+    hidden_size: int
     vocab_size: int
     max_position: int
     norm_eps: float
-    rope: Rope
-    windows: tuple[int | None, ...]
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    position_rows: int = 0
+    position_offset: int = 0
+    head_bias: bool = False
     tied_embeddings: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks."""
+        return len(self.layers)
 
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, self.hidden_size)}
-        for i in range(self.num_layers):
-            layer: dict[str, tuple[int, ...]] = {
-                "attn_norm": (self.hidden_size,),
-                "q": (q_size, self.hidden_size),
-                "k": (kv_size, self.hidden_size),
-                "v": (kv_size, self.hidden_size),
-                "o": (self.hidden_size, q_size),
-                "mlp_norm": (self.hidden_size,),
-                "gate": (self.intermediate_size, self.hidden_size),
-                "up": (self.intermediate_size, self.hidden_size),
-                "down": (self.hidden_size, self.intermediate_size),
-            }
-            if self.qkv_bias:
-                layer |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
-            if self.o_bias:
-                layer["o_bias"] = (self.hidden_size,)
-            if self.qk_norm:
-                layer |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+        if self.position_rows:
+            shapes["positions"] = (self.position_rows, self.hidden_size)
+        for i, layer in enumerate(self.layers):
+            of_layer = layer.shapes(self.hidden_size, norm_bias=self.norm_bias)
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}
         shapes["norm"] = (self.hidden_size,)
+        if self.norm_bias:
+            shapes["norm_bias"] = (self.hidden_size,)
         if not self.tied_embeddings:
             shapes["head"] = (self.vocab_size, self.hidden_size)
+        if self.head_bias:
+            shapes["head_bias"] = (self.vocab_size,)
         return shapes

@@ -170,19 +170,21 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
     layers = tuple(
         _layer(
             attention(
-                hidden, arch.num_heads, arch.num_kv_heads, arch.head_dim, window,
-                qkv_bias=arch.qkv_bias, o_bias=arch.o_bias,
-                qk_norm="head" if arch.qk_norm else "",
+                hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
+                qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
             ),
-            mlp(hidden, arch.intermediate_size),
-            norms(hidden, 2),
+            mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias),
+            norms(hidden, len(layer.norm_names), biased=arch.norm_bias),
         )
-        for window in arch.windows
+        for layer in arch.layers
+        for mixer, ffn in [(layer.mixer, layer.ffn)]
     )  # fmt: skip
+    first = arch.layers[0].mixer
     return Shape(
-        name, hidden, arch.vocab_size, arch.max_position, arch.num_heads, arch.num_kv_heads, layers,
+        name, hidden, arch.vocab_size, arch.max_position, first.num_heads, first.num_kv_heads,
+        layers,
         _embedding(hidden, arch.vocab_size),
-        _end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=False),
+        _end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=arch.norm_bias),
         is_tied=arch.tied_embeddings,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import Attention, ModelArch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def weight_bytes(arch: ModelArch, bytes_per_param: float) -> int:
 
 def kv_bytes_per_token(arch: ModelArch, bytes_per_value: float) -> int:
     """Return the cache bytes of one token: a key and a value per layer, KV head and channel."""
-    return round(2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * bytes_per_value)
+    return round(2 * sum(layer.mixer.kv_size for layer in arch.layers) * bytes_per_value)
 
 
 def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value: float) -> int:
@@ -65,31 +65,36 @@ def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value:
     A layer sees the ``start + num_tokens`` positions so far, but with a window ``w`` only those
     that some token of the chunk sees: ``w - 1`` before its first token, and the chunk.
     """
-    positions = sum(
-        start + num_tokens if window is None else min(start, window - 1) + num_tokens
-        for window in arch.windows
-    )
-    return round(2 * positions * arch.num_kv_heads * arch.head_dim * bytes_per_value)
+    values = 0
+    for layer in arch.layers:
+        window = layer.mixer.window
+        before = start if window is None else min(start, window - 1)
+        values += 2 * (before + num_tokens) * layer.mixer.kv_size
+    return round(values * bytes_per_value)
 
 
 def linear_flops(arch: ModelArch, num_tokens: int) -> int:
     """Return the FLOPs of all layers' linear maps: 2 per weight and token. Without the head."""
-    q_size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-    attention = 2 * q_size + 2 * kv_size  # q and o, k and v: each times hidden_size
-    mlp = 3 * arch.intermediate_size  # gate, up, down: each times hidden_size
-    return 2 * num_tokens * arch.num_layers * arch.hidden_size * (attention + mlp)
+    weights = 0
+    for layer in arch.layers:
+        shapes = layer.mixer.shapes(arch.hidden_size) | layer.ffn.shapes(arch.hidden_size)
+        weights += sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    return 2 * num_tokens * weights
 
 
 def attention_flops(arch: ModelArch, start: int, num_tokens: int) -> int:
-    """Return the FLOPs of attention for a chunk, over the keys that each token really sees.
+    """Return the FLOPs of all layers' attention for a chunk: see ``layer_attention_flops``."""
+    return sum(layer_attention_flops(layer.mixer, start, num_tokens) for layer in arch.layers)
 
-    Per layer, query head and visible key: ``2 head_dim`` for the score, the same for the value.
+
+def layer_attention_flops(attention: Attention, start: int, num_tokens: int) -> int:
+    """Return the FLOPs of one layer's attention, over the keys that each token really sees.
+
+    Per query head and visible key: ``2 head_dim`` for the score, the same for the value.
     """
-    keys = sum(
-        _visible_keys(start + num_tokens, window) - _visible_keys(start, window)
-        for window in arch.windows
-    )
-    return 4 * arch.num_heads * arch.head_dim * keys
+    window = attention.window
+    keys = _visible_keys(start + num_tokens, window) - _visible_keys(start, window)
+    return 4 * attention.q_size * keys
 
 
 def head_flops(arch: ModelArch, num_rows: int) -> int:

@@ -17,7 +17,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import Rope
-from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
+from tests.tiny import ARCHS, PLAIN, changed, checkpoint, random_arrays
 
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
@@ -124,10 +124,10 @@ def test_a_cache_of_half_floats(make: Make, name: str) -> None:
 
 
 # Heads without padding: what is packed has the file's groups of 32.
-WIDE = replace(
+WIDE = changed(
     PLAIN,
     hidden_size=96,
-    intermediate_size=160,
+    size=160,
     num_heads=3,
     num_kv_heads=1,
     head_dim=32,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -14,7 +13,7 @@ from ridgeline.backends.cpu.layout.pack import pack
 from ridgeline.models.tensors import Checkpoint, Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.test_runner import FORMATS, TOKENS, WIDE, Make, error, make, reference
-from tests.tiny import checkpoint, random_arrays
+from tests.tiny import changed, checkpoint, random_arrays
 
 __all__ = ["make"]  # a fixture
 
@@ -59,7 +58,7 @@ def test_the_files_own_blocks(make: Make, head: str) -> None:
     assert error(runner.prompt_logits(TOKENS[:40]), wanted) < 0.06
 
 
-BROAD = replace(WIDE, hidden_size=256, intermediate_size=512, num_heads=8)
+BROAD = changed(WIDE, hidden_size=256, size=512, num_heads=8)
 
 
 def blocks_of_256(dtypes: dict[str, str]) -> Checkpoint:

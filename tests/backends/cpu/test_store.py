@@ -30,7 +30,7 @@ from tests.models.tiny import (
     vocabulary,
     write_gguf,
 )
-from tests.tiny import PLAIN, checkpoint, random_arrays
+from tests.tiny import PLAIN, changed, checkpoint, random_arrays
 
 ARRAYS = {
     "layers.0.q": Packed("w4", np.arange(2 * 3 * 640, dtype=np.uint8).reshape(2, 3, 640)),
@@ -218,7 +218,7 @@ def test_only_models_worth_it_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
 def test_numpy_says_nothing_of_damaged_weights(value: float, dtype: str) -> None:
     """The answers' own error is one line. A warning (here an error) would be two, with a path."""
-    arch = replace(PLAIN, qkv_bias=True)
+    arch = changed(PLAIN, qkv_bias=True)
     sizes = weights.model_sizes(arch, dtype, "int8")
     for name in arch.matrix_shapes():
         arrays = random_arrays(arch)

@@ -87,16 +87,17 @@ class Weights:
 
 def head_shape(arch: ModelArch, cache: str) -> Heads:
     """Return the padded shape of a model's heads, and the cache's format."""
-    pairs = arch.rope.dim // 2
+    attention = arch.layers[0].mixer
+    pairs = _pairs(arch)
     return Heads(
-        num_heads=arch.num_heads,
-        num_kv_heads=arch.num_kv_heads,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
         half=_to_lanes(pairs),
-        rest=_to_lanes(arch.head_dim - 2 * pairs),
-        num_channels=arch.head_dim,
+        rest=_to_lanes(attention.head_dim - 2 * pairs),
+        num_channels=attention.head_dim,
         cache=cache,
-        qkv_bias=arch.qkv_bias,
-        qk_norm=arch.qk_norm,
+        qkv_bias=attention.qkv_bias,
+        qk_norm=bool(attention.qk_norm),
         eps=arch.norm_eps,
     )
 
@@ -107,10 +108,10 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
         num_layers=arch.num_layers,
         num_channels=arch.hidden_size,
         hidden=padded(arch.hidden_size),
-        intermediate=padded(arch.intermediate_size),
+        intermediate=padded(arch.layers[0].ffn.size),
         heads=head_shape(arch, cache),
         activations=_ACTIVATIONS.get(dtype, "groups"),
-        o_bias=arch.o_bias,
+        o_bias=arch.layers[0].mixer.o_bias,
         vocab_size=arch.vocab_size,
     )
 
@@ -145,7 +146,7 @@ def footprint(
     )
     step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
     step_bytes += PRUNED_ROWS * sizes.proxy_stride
-    cached = arch.num_layers * arch.num_kv_heads * sizes.heads.record_bytes // TOKENS
+    cached = arch.num_layers * sizes.heads.num_kv_heads * sizes.heads.record_bytes // TOKENS
     sketch_bytes = 0
     if kind == "w8":
         sketch_bytes = arch.vocab_size * sizes.hidden * FORMATS["s5"].record_bytes // TILE**2
@@ -187,8 +188,9 @@ def _pack_all(
     total, done = checkpoint.nbytes, 0
     arrays: dict[str, Packed] = {}
     rope_order, plain = _channels(arch, heads)
-    q_rows, k_rows = (_heads(rope_order, n, arch) for n in (arch.num_heads, arch.num_kv_heads))
-    v_rows, o_columns = (_heads(plain, n, arch) for n in (arch.num_kv_heads, arch.num_heads))
+    counts = heads.num_heads, heads.num_kv_heads
+    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
+    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
 
     def matrix(
         name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
@@ -212,13 +214,13 @@ def _pack_all(
         "q": (q_rows, None),
         "k": (k_rows, None),
         "v": (v_rows, None),
-        "o": (None, o_columns if heads.size != arch.head_dim else None),
+        "o": (None, o_columns if heads.size != heads.num_channels else None),
     }
     for i in range(arch.num_layers):
         prefix = f"layers.{i}."
-        for name in ("attn_norm", "mlp_norm", *(["o_bias"] if arch.o_bias else [])):
+        for name in ("attn_norm", "mlp_norm", *(["o_bias"] if sizes.o_bias else [])):
             arrays[prefix + name] = Packed("", vector(prefix + name, sizes.hidden))
-        if arch.qkv_bias:
+        if heads.qkv_bias:
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
             arrays[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
@@ -226,7 +228,7 @@ def _pack_all(
             sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
             by_row = np.append(sizes_of_keys, np.float32(0))[k_rows]  # 0 where there is no channel
             arrays[prefix + "key_spreads"] = Packed("", by_row)
-        if arch.qk_norm:
+        if heads.qk_norm:
             norms = [vector(prefix + name, heads.size, rope_order) for name in ("q_norm", "k_norm")]
             arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
         for name in MATRICES:
@@ -254,7 +256,7 @@ def _assemble(
     """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
-    layers[:, words["window"]] = [window or 0 for window in arch.windows]
+    layers[:, words["window"]] = [layer.mixer.window or 0 for layer in arch.layers]
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
             continue
@@ -273,7 +275,9 @@ def _assemble(
         for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
             layers[i, words[word]] = address(data)
             biases.append(data)
-    cos, sin = rope_tables(arch.rope, max_model_len)
+    rope = arch.layers[0].mixer.rope
+    assert rope is not None
+    cos, sin = rope_tables(rope, max_model_len)
     padding = ((0, 0), (0, sizes.heads.half - cos.shape[1]))
     return Weights(
         layers=layers,
@@ -320,20 +324,27 @@ def head_dtype(dtype: str, file_dtype: str) -> str:
 
 def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
     """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
-    pairs = arch.rope.dim // 2
+    pairs, num_channels = _pairs(arch), heads.num_channels
     rope_order = np.full(heads.size, -1)
     rope_order[:pairs] = np.arange(pairs)
     rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
-    rest = arch.head_dim - 2 * pairs
-    rope_order[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, arch.head_dim)
+    rest = num_channels - 2 * pairs
+    rope_order[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, num_channels)
     plain = np.full(heads.size, -1)
-    plain[: arch.head_dim] = np.arange(arch.head_dim)
+    plain[:num_channels] = np.arange(num_channels)
     return rope_order, plain
 
 
-def _heads(channels: Index, count: int, arch: ModelArch) -> Index:
-    first = np.arange(count)[:, None] * arch.head_dim
+def _heads(channels: Index, count: int, heads: Heads) -> Index:
+    first = np.arange(count)[:, None] * heads.num_channels
     return np.where(channels < 0, -1, channels + first).reshape(-1)
+
+
+def _pairs(arch: ModelArch) -> int:
+    """Pairs of channels that rotate."""
+    rope = arch.layers[0].mixer.rope
+    assert rope is not None
+    return rope.dim // 2
 
 
 def _to_lanes(count: int) -> int:

@@ -22,7 +22,7 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
     rows = {"q": heads.num_heads * heads.size} | dict.fromkeys(
         "kv", heads.num_kv_heads * heads.size
     )
-    moved = heads.size != arch.head_dim
+    moved = heads.size != heads.num_channels
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": sizes.hidden * 4}
 

@@ -8,12 +8,20 @@ the last layer prompts take keys and values, and one token the rest: ``backends.
 
 from __future__ import annotations
 
+import math
+
 from ridgeline.backends.cpu.layout.load import Weights
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
 from ridgeline.backends.face import Traffic
 from ridgeline.core.records import StepRecord
 from ridgeline.physics.arch import ModelArch
-from ridgeline.physics.costs import attention_flops, head_flops, kv_read_bytes, linear_flops
+from ridgeline.physics.costs import (
+    attention_flops,
+    head_flops,
+    kv_read_bytes,
+    layer_attention_flops,
+    linear_flops,
+)
 
 _FORMS = {"floats": "f32", "bf16": "bf16"}  # of activations; all others are bytes
 
@@ -33,14 +41,16 @@ def step_traffic(
     ]
     num_rows = sum(drawn)
     head = weights.sketch if weights.sketch and weights.prunes(num_rows) else weights.head
-    bytes_per_value = heads.record_bytes / (2 * TOKENS * arch.head_dim)
+    bytes_per_value = heads.record_bytes / (2 * TOKENS * heads.num_channels)
     without_output: list[tuple[int, int]] = []
     if num_tokens > MIXED_ROWS:
         pairs = zip(step.work, drawn, strict=True)
         without_output = [(start, n - num_drawn) for (_, start, n), num_drawn in pairs]
-    behind_keys = arch.num_heads * arch.head_dim + 3 * arch.intermediate_size  # o, gate, up, down
-    left_out = 2 * sum(n for _, n in without_output) * behind_keys * arch.hidden_size
-    unseen = sum(attention_flops(arch, start, n) for start, n in without_output) // arch.num_layers
+    last = arch.layers[-1]  # of which only keys and values are computed, for such tokens
+    shapes = last.ffn.shapes(arch.hidden_size) | {"o": (last.mixer.q_size, arch.hidden_size)}
+    behind_keys = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    left_out = 2 * sum(n for _, n in without_output) * behind_keys
+    unseen = sum(layer_attention_flops(last.mixer, start, n) for start, n in without_output)
     return {
         "linears": Traffic(
             sum(

@@ -1,0 +1,189 @@
+"""The parts of a decoder in numpy, float32: norms, activations, rotation, and a layer's weights.
+
+Each is a plain function of arrays. It knows no batch, no cache and no sequence: see ``reference``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.physics.arch import Layer, ModelArch
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Norm:
+    """A norm's weight, and its bias if it has one."""
+
+    weight: Floats
+    bias: Floats | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerWeights:
+    """Weights of one layer, ``(out, in)``; absent biases and norms are None.
+
+    Projections of one input are stacked: q, k and v; gate and up.
+    """
+
+    norms: dict[str, Norm]  # by canonical name
+    qkv: Floats
+    qkv_bias: Floats | None
+    q_norm: Floats | None
+    k_norm: Floats | None
+    o: Floats
+    o_bias: Floats | None
+    gate_up: Floats
+    gate_up_bias: Floats | None
+    down: Floats
+    down_bias: Floats | None
+
+    def matrices(self) -> dict[str, list[Floats]]:
+        """Return the matrices of attention and of the feed-forward network."""
+        return {"attention": [self.qkv, self.o], "mlp": [self.gate_up, self.down]}
+
+    def vectors(self) -> list[Floats]:
+        """Return norms and biases."""
+        norms = [array for norm in self.norms.values() for array in (norm.weight, norm.bias)]
+        others = (self.qkv_bias, self.q_norm, self.k_norm, self.o_bias, self.gate_up_bias)
+        return [array for array in (*norms, *others, self.down_bias) if array is not None]
+
+
+def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> LayerWeights:
+    """Return a layer's weights; ``get`` returns a tensor by its canonical name."""
+    layer = arch.layers[index]
+
+    def part(name: str) -> Floats:
+        return get(f"layers.{index}.{name}")
+
+    def both(*names: str) -> Floats:
+        return np.concatenate([part(name) for name in names])
+
+    def stack(wanted: bool, *names: str) -> Floats | None:
+        return both(*names) if wanted else None
+
+    mixer, ffn = layer.mixer, layer.ffn
+    inner = ("gate", "up") if ffn.gated else ("up",)
+    return LayerWeights(
+        norms={
+            name: Norm(part(name), part(f"{name}_bias") if arch.norm_bias else None)
+            for name in layer.norm_names
+        },
+        qkv=both("q", "k", "v"),
+        qkv_bias=stack(mixer.qkv_bias, "q_bias", "k_bias", "v_bias"),
+        q_norm=stack(bool(mixer.qk_norm), "q_norm"),
+        k_norm=stack(bool(mixer.qk_norm), "k_norm"),
+        o=part("o"),
+        o_bias=stack(mixer.o_bias, "o_bias"),
+        gate_up=both(*inner),
+        gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
+        down=part("down"),
+        down_bias=stack(ffn.bias, "down_bias"),
+    )
+
+
+def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
+    """Return ``x`` times the transposed weight, plus the bias."""
+    out: Floats = x @ weight.T
+    return out if bias is None else out + bias
+
+
+def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Rotate the first channels of each head; ``cos`` and ``sin`` are [T, 1, dim / 2]."""
+    half = cos.shape[-1]
+    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Divide by the root mean square over the last axis, then scale (Zhang & Sennrich, 2019)."""
+    mean_square: Floats = np.einsum("...i,...i->...", x, x) / np.float32(x.shape[-1])
+    scale: Floats = np.sqrt(mean_square + np.float32(eps))
+    return x / scale[..., None] * weight
+
+
+def normalised(x: Floats, norm: Norm, arch: ModelArch) -> Floats:
+    """Return rows of the residual stream after a norm of the model's kind.
+
+    A "layer" norm (Ba et al., 2016) subtracts the mean first.
+    """
+    if arch.norm == "layer":
+        x = x - x.mean(axis=-1, keepdims=True)
+    out = rms_norm(x, norm.weight, arch.norm_eps)
+    if norm.bias is not None:
+        out += norm.bias
+    return out
+
+
+def normalised_heads(
+    heads: Floats, q_norm: Floats, k_norm: Floats, num_q: int, layer: Layer, eps: float
+) -> Floats:
+    """Return query and key heads, ``[tokens, heads, channels]``, after their own norms.
+
+    The norm is over each head's channels, or over all query heads together and all key heads.
+    """
+    if layer.mixer.qk_norm == "head":
+        num_k = heads.shape[1] - num_q
+        return rms_norm(heads, np.stack([q_norm] * num_q + [k_norm] * num_k), eps)
+    parts = (heads[:, :num_q], q_norm), (heads[:, num_q:], k_norm)
+    return np.concatenate(
+        [rms_norm(part.reshape(len(part), -1), w, eps).reshape(part.shape) for part, w in parts],
+        axis=1,
+    )
+
+
+def silu(x: Floats) -> Floats:
+    """x * sigmoid(x)."""
+    out: Floats = np.exp(-x)
+    out += 1
+    return x / out
+
+
+def gelu(x: Floats) -> Floats:
+    """x times the share of a normal distribution below x (Hendrycks and Gimpel, 2016)."""
+    below = np.frompyfunc(lambda value: 0.5 * (1.0 + math.erf(value * 0.5**0.5)), 1, 1)
+    out: Floats = x * below(x.astype(np.float64)).astype(np.float32)
+    return out
+
+
+def gelu_tanh(x: Floats) -> Floats:
+    """Return GELU by its approximation with tanh (the same paper)."""
+    inner = np.float32((2 / math.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
+    out: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return out
+
+
+def relu(x: Floats) -> Floats:
+    """x where it is positive, else 0."""
+    return np.maximum(x, np.float32(0))
+
+
+ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu,
+}  # fmt: skip
+
+
+def feed_forward(x: Floats, weights: LayerWeights, layer: Layer) -> Floats:
+    """Return what the feed-forward network makes of normed rows."""
+    act = ACTIVATIONS[layer.ffn.activation]
+    inner = linear(x, weights.gate_up, weights.gate_up_bias)
+    if layer.ffn.gated:
+        gate, up = np.split(inner, 2, axis=1)
+        inner = act(gate) * up
+    else:
+        inner = act(inner)
+    return linear(inner, weights.down, weights.down_bias)
+
+
+def softcapped(values: Floats, cap: float) -> Floats:
+    """Return ``cap * tanh(value / cap)``; a cap of 0 changes nothing."""
+    if not cap:
+        return values
+    out: Floats = np.float32(cap) * np.tanh(values / np.float32(cap))
+    return out
