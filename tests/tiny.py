@@ -3,6 +3,7 @@ computed the plain way: one sequence, no cache, no batch, float64, a loop over p
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,11 @@ def changed(arch: ModelArch, windows: tuple[int | None, ...] = (), **facts: Any)
     return replace(arch, layers=layers, **facts)
 
 
+def standing(arch: ModelArch, norms: Any) -> ModelArch:
+    """The same with norms elsewhere."""
+    return replace(arch, layers=tuple(replace(layer, norms=norms) for layer in arch.layers))
+
+
 _LONG = Rope(
     theta=1e4,
     dim=8,
@@ -64,6 +70,37 @@ ARCHS = {
     "long rope": changed(PLAIN, rope=_LONG),
     "one kv head": changed(PLAIN, num_kv_heads=1),
     "as many kv heads": changed(PLAIN, num_kv_heads=4),
+    "norms behind": standing(changed(PLAIN, qk_norm="width"), "behind"),
+    "norms around": changed(
+        standing(PLAIN, "around"),
+        activation="gelu_tanh",
+        embed_scale=24**0.5,
+        scale=0.25,
+        softcap=2.0,
+        logit_softcap=3.0,
+    ),
+    "beside": changed(standing(PLAIN, "beside"), norm="layer", logit_scale=0.25, activation="gelu"),
+    "two ropes": replace(
+        changed(PLAIN, residual_scale=0.6),
+        layers=(
+            replace(PLAIN.layers[0], mixer=replace(_ATTENTION, rope=None)),
+            replace(PLAIN.layers[0], mixer=replace(_ATTENTION, rope=Rope(1e3, 8), window=5)),
+        ),
+    ),
+    "learnt positions": changed(
+        PLAIN,
+        rope=None,
+        norm="layer",
+        norm_bias=True,
+        position_rows=1026,
+        position_offset=2,
+        qkv_bias=True,
+        o_bias=True,
+        gated=False,
+        activation="relu",
+        bias=True,
+        head_bias=True,
+    ),
 }
 
 
@@ -73,7 +110,7 @@ def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
     arrays = {}
     for name, shape in arch.matrix_shapes().items():
         values = rng.normal(0, 1, shape)
-        if name.endswith("norm"):
+        if name.endswith("norm"):  # their biases are as small as other biases
             values = 1 + values / 4
         elif name != "embed" or arch.tied_embeddings:
             values *= 2 / np.sqrt(shape[-1])
@@ -95,14 +132,57 @@ def plain_logits(
 ) -> NDArray[np.float64]:
     """Logits after each token, ``[tokens, vocab]``."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
-    x = w["embed"][list(tokens)]
+    x = w["embed"][list(tokens)] * arch.embed_scale
+    if arch.position_rows:
+        x = x + w["positions"][arch.position_offset :][: len(tokens)]
     for i in range(arch.num_layers):
         layer = {n.removeprefix(f"layers.{i}."): a for n, a in w.items()}
-        x = x + _attention(arch, layer, _norm(x, layer["attn_norm"], arch), i, max_model_len)
-        y = _norm(x, layer["mlp_norm"], arch)
-        gate = y @ layer["gate"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ layer["up"].T)) @ layer["down"].T
-    return _norm(x, w["norm"], arch) @ w["embed" if arch.tied_embeddings else "head"].T
+
+        def norm(
+            x: NDArray[np.float64], name: str, layer: dict[str, NDArray[np.float64]] = layer
+        ) -> NDArray[np.float64]:
+            if name not in layer:
+                return x
+            if arch.norm == "layer":
+                x = x - x.mean(axis=-1, keepdims=True)
+            return _norm(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
+
+        seen = norm(x, "attn_norm")
+        made = _attention(arch, layer, seen, i, max_model_len)
+        x = x + arch.residual_scale * norm(made, "attn_post_norm")
+        if arch.layers[i].norms != "beside":
+            seen = norm(x, "mlp_norm")
+        x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
+    if arch.norm == "layer":
+        x = x - x.mean(axis=-1, keepdims=True)
+    x = _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
+    logits = x @ w["embed" if arch.tied_embeddings else "head"].T + w.get("head_bias", 0.0)
+    return _capped(arch.logit_scale * logits, arch.logit_softcap)
+
+
+def _mlp(
+    arch: ModelArch, layer: dict[str, NDArray[np.float64]], x: NDArray[np.float64], i: int
+) -> NDArray[np.float64]:
+    def act(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        if name == "relu":
+            return np.where(x > 0, x, 0)
+        if name == "silu":
+            return x / (1 + np.exp(-x))
+        if name == "gelu":
+            return x * np.array([[0.5 + 0.5 * math.erf(v / 2**0.5) for v in row] for row in x])
+        return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+    name = arch.layers[i].ffn.activation
+    up = x @ layer["up"].T + layer.get("up_bias", 0.0)
+    if arch.layers[i].ffn.gated:
+        inner = act(x @ layer["gate"].T + layer.get("gate_bias", 0.0)) * up
+    else:
+        inner = act(up)
+    return inner @ layer["down"].T + layer.get("down_bias", 0.0)
+
+
+def _capped(x: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
+    return cap * np.tanh(x / cap) if cap else x
 
 
 def _attention(
@@ -116,9 +196,11 @@ def _attention(
 
     def project(name: str, heads: int) -> NDArray[np.float64]:
         out = x @ layer[name].T + (layer[f"{name}_bias"] if mixer.qkv_bias else 0)
+        if name != "v" and mixer.qk_norm == "width":
+            out = _norm(out, layer[f"{name}_norm"], arch)
         out = out.reshape(len(x), heads, mixer.head_dim)
         if name != "v":
-            out = _norm(out, layer[f"{name}_norm"], arch) if mixer.qk_norm else out
+            out = _norm(out, layer[f"{name}_norm"], arch) if mixer.qk_norm == "head" else out
             for position in range(len(x)):
                 for head in range(heads):
                     out[position, head] = _rotated(mixer.rope, out[position, head], position, upto)
@@ -132,14 +214,17 @@ def _attention(
         seen = slice(max(0, position - window + 1), position + 1)
         for head in range(mixer.num_heads):
             kv_head = head * mixer.num_kv_heads // mixer.num_heads
-            weights = np.exp(k[seen, kv_head] @ q[position, head] / np.sqrt(mixer.head_dim))
+            scores = k[seen, kv_head] @ q[position, head] * mixer.score_scale
+            weights = np.exp(_capped(scores, mixer.softcap))
             out[position, head] = weights @ v[seen, kv_head] / weights.sum()
     return out.reshape(len(x), -1) @ layer["o"].T + (layer["o_bias"] if mixer.o_bias else 0)
 
 
 def _rotated(
-    rope: Rope, channels: NDArray[np.float64], position: int, upto: int
+    rope: Rope | None, channels: NDArray[np.float64], position: int, upto: int
 ) -> NDArray[np.float64]:
+    if rope is None:
+        return channels
     half = rope.dim // 2
     is_long = rope.long_divisors and upto > rope.original_max_position
     divisors = (rope.long_divisors if is_long else rope.divisors) or (1.0,) * half

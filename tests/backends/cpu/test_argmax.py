@@ -18,7 +18,7 @@ ENTRY = np.dtype([("value", "<f4"), ("non_finite", "<f4"), ("place", "<i8")])
 @pytest.fixture(scope="module", params=["host", "arm"])
 def machine(request: pytest.FixtureRequest) -> Machine:
     def emit(module: ir.Module) -> None:
-        emit_head(module)
+        emit_head(module, 0.0)
 
     return build(emit, request.param)
 

@@ -26,7 +26,7 @@ PLAIN = Heads(
     num_channels=32,
     cache="int8",
     qkv_bias=False,
-    qk_norm=False,
+    qk_norm="",
     eps=1e-5,
 )
 SHAPES = {
@@ -36,7 +36,7 @@ SHAPES = {
     "group 7, biases": replace(
         PLAIN, num_heads=14, num_kv_heads=2, half=32, num_channels=64, qkv_bias=True
     ),
-    "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm=True),
+    "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm="head"),
 }
 # What is built on which processor: everything here, and one of each elsewhere.
 CASES = [("host", shape, "int8") for shape in SHAPES]

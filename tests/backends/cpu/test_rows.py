@@ -7,6 +7,7 @@ import pytest
 from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.rows import emit_rows
+from ridgeline.backends.cpu.layout.shapes import Block
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
 
@@ -18,7 +19,7 @@ RNG = np.random.default_rng(8)
 @pytest.fixture(scope="module", params=TARGETS)
 def machine(request: pytest.FixtureRequest) -> Machine:
     def emit(module: ir.Module) -> None:
-        emit_rows(module, NUM_CHANNELS, EPS, ("groups", "rows", "bf16"))
+        emit_rows(module, NUM_CHANNELS, EPS, ("groups", "rows", "bf16"), Block())
 
     return build(emit, request.param)
 
@@ -33,7 +34,7 @@ def test_norm(machine: Machine, size: int, spread: float) -> None:
     x, weight = numbers(size, spread), numbers(size)
     x[size - 6 :] = weight[size - 6 :] = 0
     out = at(np.full(size + 16, 7, np.float32))
-    machine.run("norm", x, weight, out, size)
+    machine.run("norm", x, weight, 0, out, size)
     assert same_bits(out[:size], twins.norm(x[None], weight, NUM_CHANNELS, EPS)[0])
     assert (out[size:] == 7).all()
     exact = x / np.sqrt((x.astype(np.float64) ** 2).sum() / NUM_CHANNELS + EPS) * weight
@@ -42,7 +43,7 @@ def test_norm(machine: Machine, size: int, spread: float) -> None:
 
 def test_norm_of_zeros_is_zeros(machine: Machine) -> None:
     zeros, out = at(np.zeros(32, np.float32)), at(np.ones(32, np.float32))
-    machine.run("norm", zeros, numbers(32), out, 32)
+    machine.run("norm", zeros, numbers(32), 0, out, 32)
     assert not out.any()
 
 
@@ -63,13 +64,13 @@ def test_gate(machine: Machine, size: int) -> None:
     gate, up = numbers(size, 4), numbers(size)
     gate[:8] = [0, -0.0, 87, -87, 1e4, -1e4, 88.5, -88.5]
     out = at(np.zeros(size, np.float32))
-    machine.run("gate", gate, up, out, size)
+    machine.run("gate", gate, up, 0, 0, out, size)
     assert same_bits(out, twins.gate(gate, up))
     wide = gate.astype(np.float64)
     exact = wide / (1 + np.exp(-wide.clip(-700))) * up
     np.testing.assert_allclose(out, exact, rtol=1e-6, atol=1e-33)
     out_in_place = at(gate)
-    machine.run("gate", out_in_place, up, out_in_place, size)
+    machine.run("gate", out_in_place, up, 0, 0, out_in_place, size)
     assert same_bits(out_in_place, out)
 
 
@@ -166,5 +167,5 @@ def test_what_is_not_finite_shows_wherever_it_is(machine: Machine, bad: float) -
         assert np.isfinite(act_scales["scale"][1]).all()
         row, out = numbers(576), at(np.zeros(576, np.float32))
         row[place * 18] = bad
-        machine.run("norm", row, at(np.ones(576, np.float32)), out, 576)
+        machine.run("norm", row, at(np.ones(576, np.float32)), 0, out, 576)
         assert not np.isfinite(out[place * 18])

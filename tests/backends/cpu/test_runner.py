@@ -37,6 +37,7 @@ FORMATS = {
 }
 
 ROUNDED = ["all biases", "qk norm", "mixed windows", "partial rope", "long rope", "one kv head"]
+ROUNDED += ["norms behind", "norms around", "beside", "two ropes", "learnt positions"]
 
 Make = Callable[..., CpuRunner]
 
@@ -282,9 +283,17 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
 # --- the same numbers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int8-row", "int4"])
-def test_a_text_in_pieces(make: Make, kind: str) -> None:
-    runner = make("mixed windows", kind, num_threads=2)
+KINDS = ["f32", "bf16", "int8", "int8-row", "int4"]
+OTHERS = ["norms behind", "norms around", "beside", "two ropes", "learnt positions"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("mixed windows", kind) for kind in KINDS]
+    + [(name, KINDS[2 + i % 2]) for i, name in enumerate(OTHERS)],
+)
+def test_a_text_in_pieces(make: Make, name: str, kind: str) -> None:
+    runner = make(name, kind, num_threads=2)
     whole = runner.prompt_logits(TOKENS)
     for sizes in ([1] * 20, [3, 4, 1, 2, 60], [70, 5], [16, 16, 33], [66, 2, 11], [7, 17, 15, 6]):
         runner.cache[:] = 0
@@ -306,13 +315,17 @@ def crowd() -> Step:
     )
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int8-row"])
-def test_any_number_of_threads(make: Make, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("plain", kind) for kind in KINDS[:-1]]
+    + [(name, KINDS[3 - i % 2]) for i, name in enumerate(OTHERS)],
+)
+def test_any_number_of_threads(make: Make, name: str, kind: str) -> None:
     few = step(work(TOKENS[:1], (13,)), work(TOKENS[3:5], (14,)))
     some = step(work(TOKENS[2:10], (13,)), work(TOKENS[7:8], (14,)), work(TOKENS[:5], (15,)))
     wanted = None
     for num_threads in (1, 2, 3, 4):
-        runner = make("plain", kind, num_threads=num_threads)
+        runner = make(name, kind, num_threads=num_threads)
         got = [*map(runner.execute, (crowd(), few, some)), runner.prompt_logits(TOKENS).tobytes()]
         wanted = wanted or got
         assert got == wanted

@@ -159,6 +159,12 @@ class CpuRunner:
         buffers.non_finite[: len(batch.tokens)] = 0
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
             buffers.x[row] = self.weights.embedding[token]
+        rows = buffers.x[: len(batch.tokens)]
+        if self.arch.embed_scale != 1.0:
+            rows *= np.float32(self.arch.embed_scale)
+        if self.arch.position_rows:
+            places = np.array(batch.positions) + self.arch.position_offset
+            rows += self.weights.positions[places]
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
                 buffers.by_row[name][: len(values)] = values

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 
+from ridgeline.backends.cpu.emit.activations import softcapped
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.draw import DRAW
 from ridgeline.backends.cpu.emit.gemm import MATMUL
@@ -31,7 +32,7 @@ from ridgeline.backends.cpu.emit.ir import (
     sqrt,
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
-from ridgeline.backends.cpu.emit.rows import COPY, FLOATS, NORM, quantise
+from ridgeline.backends.cpu.emit.rows import ADD_BIAS, COPY, FLOATS, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.draw_entries import ENTRY_BYTES, scratch_bytes
@@ -53,6 +54,7 @@ _PAUSE = 64  # steps until pruning is tried again
 _SHORTEST, _LONGEST = 1e-12, 1e18
 
 _ARGMAX = Kernel("argmax", ("logits", "size", "first_id", "argmax"))
+_SOFTCAP = Kernel("softcap", ("x", "size"))
 _LENGTH = Kernel("length", ("x", "size", "out"))
 _Tiles = tuple[Value, Value, Value]  # of a product: the first, the end, and which is read next
 
@@ -76,10 +78,16 @@ class BoundPruning:
             self._share, self._pause = 0.0, _PAUSE
 
 
-def emit_head(module: object) -> None:
-    """Emit what the head is made of, besides products: argmax and ``length``."""
+def emit_head(module: object, logit_softcap: float) -> None:
+    """Emit what the head is made of, besides products: argmax, ``length`` and ``softcap``."""
     _emit_best(module)
     _emit_length(module)
+    if logit_softcap:
+        fn = _SOFTCAP.begin(module)
+        x, size = fn.args
+        with fn.loop(size * 4, step=64) as at:
+            fn.store(softcapped(fn.load(x + at, FLOATS, 4), logit_softcap), x + at, 4)
+        fn.finish()
 
 
 def _emit_length(module: object) -> None:
@@ -141,7 +149,10 @@ def head(thread: Thread) -> None:
         target = args["head_x"] + j * sizes.head_x_stride
         out = target if form == "floats" else thread.floats("in", fn.i64(0))
         x = args["x"] + row * (sizes.hidden * 4)
-        NORM.call(fn, x=x, weight=args["final_norm"], out=out, size=sizes.hidden)
+        NORM.call(
+            fn, x=x, weight=args["final_norm"], bias=args["final_norm_bias"], out=out,
+            size=sizes.hidden,
+        )  # fmt: skip
         if form != "floats":
             act_scales = args["head_act_scales"] + j * act_scales_stride
             rotated = thread.local("rotated")
@@ -193,12 +204,17 @@ def _all_logits(thread: Thread) -> None:
         size = fn.lower((until - t) * TILE, sizes.vocab_size - t * TILE)
         with fn.loop(count) as j:
             row, source = low + j, logits + j * stride
+            if sizes.head_bias:
+                biases = args["head_bias"] + t * (TILE * 4)
+                ADD_BIAS.call(fn, x=source, y=biases, size=(until - t) * TILE)
             _ARGMAX.call(
                 fn, logits=source, size=size, first_id=t * TILE,
                 argmax=_entry(thread, "argmax", row),
             )  # fmt: skip
             place = fn.load(args["logits_rows"] + row * 4, I32, 4).signed(I64)
             with fn.when(place >= 0):
+                if sizes.logit_softcap:  # which changes nothing of their order
+                    _SOFTCAP.call(fn, x=source, size=(until - t) * TILE)
                 target = args["logits"] + place * args["logits_stride"] + t * (TILE * 4)
                 COPY.call(fn, x=target, y=source, size=(until - t) * TILE)
 

@@ -14,7 +14,7 @@ from ridgeline.backends.cpu.emit.attention import ROPE
 from ridgeline.backends.cpu.emit.gemm import GEMV_TILES, MATMUL
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
-from ridgeline.backends.cpu.emit.rows import NORM, quantise
+from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, SHARE_BYTES, STOLEN
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
@@ -133,11 +133,52 @@ class Thread:
         base: Value = getattr(self, scope if keeps else "local")(f"{group}_floats")
         return base + row * self.sizes.float_stride
 
-    def norm(self, x: Value, weight: Value, row: Value, scope: str = "local") -> None:
-        """Norm a row of x into row ``row`` of the activations."""
+    def norm(self, layer: Words, name: str, x: Value, row: Value, scope: str = "local") -> None:
+        """Take a row of x, after this norm if the model has it, into row ``row`` of activations."""
         floats = self.floats("in", row, scope)
-        NORM.call(self.fn, x=x, weight=weight, out=floats, size=self.sizes.hidden)
+        if name in self.sizes.block.norm_names:
+            self._norm(layer, name, x, floats)
+        else:
+            COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
         self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
+
+    def _norm(self, layer: Words, name: str, x: Value, out: Value) -> None:
+        NORM.call(
+            self.fn, x=x, weight=layer[name], bias=layer[f"{name}_bias"], out=out,
+            size=self.sizes.hidden,
+        )  # fmt: skip
+
+    def add(self, layer: Words, part: str, x: Value, y: Value) -> None:
+        """Add to a row of x what attention ("attn") or the "mlp" made, after its norm if any."""
+        fn, sizes, post_norm = self.fn, self.sizes, f"{part}_post_norm"
+        if post_norm in sizes.block.norm_names:
+            y, made = self.local("rotated"), y
+            self._norm(layer, post_norm, made, y)
+        ADD.call(fn, x=x, y=y, size=sizes.hidden)
+        has_bias = sizes.o_bias if part == "attn" else sizes.block.mlp_bias
+        if has_bias:
+            bias = layer["o_bias" if part == "attn" else "down_bias"]
+            ADD.call(fn, x=x, y=bias, size=sizes.hidden)
+
+    def after_attention(self, layer: Words, x: Value, y: Value, row: Value, scope: str) -> None:
+        """Add what attention made to a row of x; leave what the feed-forward network reads."""
+        if self.sizes.block.is_parallel:  # of x as it is before
+            names = self.sizes.block.norm_names
+            name = "mlp_norm" if "mlp_norm" in names else "attn_norm"
+            self.norm(layer, name, x, row, scope)
+        self.add(layer, "attn", x, y)
+        if not self.sizes.block.is_parallel:
+            self.norm(layer, "mlp_norm", x, row, scope)
+
+    def gate(
+        self, layer: Words, channel: Any, gate: Value, up: Value, out: Value, size: Any
+    ) -> None:
+        """Make inner values of a row, from this channel on, of its gates and ups."""
+        at = channel * 4
+        GATE.call(
+            self.fn, gate=gate, up=up, gate_bias=layer["gate_bias"] + at,
+            up_bias=layer["up_bias"] + at, out=out, size=size,
+        )  # fmt: skip
 
     def quantise(
         self, group: str, source: Value, row: Value, size: Any, at: Any = 0, scope: str = "local"
@@ -201,8 +242,8 @@ class Thread:
         angle = position * (heads.half * 4)
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
         ROPE.call(
-            self.fn, row=qkv, bias=layer["qkv_bias"], key_bias=key_bias, cos=args["cos"] + angle,
-            sin=args["sin"] + angle, norms=layer["qk_norms"],
+            self.fn, row=qkv, bias=layer["qkv_bias"], key_bias=key_bias, cos=layer["cos"] + angle,
+            sin=layer["sin"] + angle, norms=layer["qk_norms"],
             query=args["queries"] + row * heads.query_bytes, record=record,
             token=position & (TOKENS - 1), kv_head=kv_head, non_finite=args["non_finite"] + row * 4,
         )  # fmt: skip

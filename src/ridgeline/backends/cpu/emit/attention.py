@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from ridgeline.backends.cpu.emit.activations import softcapped
 from ridgeline.backends.cpu.emit.float_attention import emit_float_scores, emit_float_weigh
 from ridgeline.backends.cpu.emit.ir import (
     F16,
@@ -98,6 +99,7 @@ _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
+_Norm = tuple[Value, Value | None]  # where its weights are, and its scale if it is known
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the act_scales of these
 
 
@@ -143,14 +145,15 @@ def _emit_rope(module: object, heads: Heads) -> None:
     q_heads = kv_head * (heads.group * head_bytes)
     keys = (kv_head + heads.num_heads) * head_bytes
     size = fn.value(0.0, F32)
+    of_queries, of_keys = _qk_norms(fn, heads, row, norms, kv_head)
     for g in range(heads.group):
-        rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, norms)
+        rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, of_queries(g))
         head = kv_head * heads.group + g
         _store_query(fn, heads, rotated, query, head)
         if heads.splits_key_bias:
             _store_bias_factors(fn, heads, rotated, key_bias, query, head)
         size = size + largest_of(rotated)
-    rotated = _rotated(fn, heads, load(keys), cos, sin, norms + head_bytes)
+    rotated = _rotated(fn, heads, load(keys), cos, sin, of_keys(0))
     plain = load(keys + heads.num_kv_heads * head_bytes)
     if heads.cache == "int8":
         _store_bytes(fn, heads, rotated, plain, record, token)
@@ -163,16 +166,46 @@ def _emit_rope(module: object, heads: Heads) -> None:
     fn.finish()
 
 
+def _qk_norms(
+    fn: Function, heads: Heads, row: Value, norms: Value, kv_head: Value
+) -> tuple[Callable[[int], _Norm], Callable[[int], _Norm]]:
+    """Return what says where the weights of a query's or key's norm are, and its scale if known."""
+    head_bytes = heads.size * 4
+    if heads.qk_norm != "width":
+        return lambda g: (norms, None), lambda g: (norms + head_bytes, None)
+    q_bytes, k_bytes = heads.num_heads * head_bytes, heads.num_kv_heads * head_bytes
+    q_scale, k_scale = (
+        _scale_of_width(fn, heads, row + first, size)
+        for first, size in ((0, q_bytes), (q_bytes, k_bytes))
+    )
+    first = norms + kv_head * (heads.group * head_bytes)
+    key = norms + q_bytes + kv_head * head_bytes
+    return lambda g: (first + g * head_bytes, q_scale), lambda g: (key, k_scale)
+
+
+def _scale_of_width(fn: Function, heads: Heads, x: Value, num_bytes: int) -> Value:
+    """Return what divides all heads by their root mean square, 16 times."""
+    total = fn.var(fn.lanes(F32, [0.0] * 16))
+    with fn.loop(fn.i64(num_bytes), step=64) as at:
+        value = fn.load(x + at, FLOATS, 4)
+        total.set(fma(value, value, total.get()))
+    num_heads = num_bytes // (4 * heads.size)
+    mean = total.get().reduce(lambda a, b: a + b) * (1.0 / (num_heads * heads.num_channels))
+    return (1.0 / sqrt(mean + heads.eps)).splat(16)
+
+
 def _rotated(
-    fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, norm: Value
+    fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: _Norm
 ) -> list[Value]:
     """Return a head's vectors after its norm, if any, and rope (Su et al., 2021)."""
     if heads.qk_norm:
-        total = x[0] * x[0]
-        for value in x[1:]:
-            total = fma(value, value, total)
-        mean = total.reduce(lambda a, b: a + b) * (1.0 / heads.num_channels)
-        scale = (1.0 / sqrt(mean + heads.eps)).splat(16)
+        norm, scale = of_norm
+        if scale is None:
+            total = x[0] * x[0]
+            for value in x[1:]:
+                total = fma(value, value, total)
+            mean = total.reduce(lambda a, b: a + b) * (1.0 / heads.num_channels)
+            scale = (1.0 / sqrt(mean + heads.eps)).splat(16)
         x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
     pairs = heads.half // 16
     first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
@@ -184,7 +217,7 @@ def _rotated(
 
 
 def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
-    softmax_scale = heads.num_channels**-0.5
+    softmax_scale = heads.score_scale
     if heads.cache != "int8":
         for i, value in enumerate(x):
             fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)
@@ -395,6 +428,9 @@ def _emit_softmax(module: object, heads: Heads) -> None:
         for block, visible in blocks():
             for row, top in zip(rows, tops, strict=True):
                 score = fn.load(row + block * 64, FLOATS, 4)
+                if heads.softcap:
+                    score = softcapped(score, heads.softcap)
+                    fn.store(score, row + block * 64, 4)
                 top.set(maximum(visible(score, _LOWEST), top.get()))
         highest = [top.get().reduce(maximum).splat(16) for top in tops]
         for block, visible in blocks():

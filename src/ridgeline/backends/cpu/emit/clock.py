@@ -21,6 +21,7 @@ _KIND_OF = {
     "draw": "head",
     "attend": "attention",
     "barrier": "barrier",
+    **dict.fromkeys(("add_bias", "softcap"), "head"),
     **dict.fromkeys(("rope", "norm", "add", "copy", "gate", "length"), "row operations"),
     **{f"quantise_{form}": "row operations" for form in VALUE_BYTES},
 }

@@ -126,9 +126,9 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     if is_x86 and not target.features.get("f16c"):
         emit_half_floats(module)
     emit_linear(module, target.processor, kinds)
-    emit_rows(module, sizes.num_channels, eps, [sizes.activations])
+    emit_rows(module, sizes.num_channels, eps, [sizes.activations], sizes.block)
     emit_attention(module, target.processor.dot, sizes.heads)
-    emit_head(module)
+    emit_head(module, sizes.logit_softcap)
     emit_draw(module, sizes.vocab_size)
     emit_step(module, sizes, kinds)
     emit_threads(module, is_x86, futex)

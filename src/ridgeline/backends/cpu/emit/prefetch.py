@@ -128,10 +128,11 @@ class RecordPrefetch:
 
 def next_share(thread: Thread, i: Value, layer: Words, matrix: str) -> Value:
     """Return the address of this thread's share of the matrix that follows layer i's ``matrix``."""
-    if matrix == MATRICES[-1]:
+    order = [name for name in MATRICES if name != "gate" or thread.sizes.block.gated]
+    if matrix == order[-1]:
         last = thread.fn.i64(thread.sizes.num_layers - 1)
         layer, _ = thread.layer(thread.fn.lower(i + 1, last))
-    following = MATRICES[(MATRICES.index(matrix) + 1) % len(MATRICES)]
+    following = order[(order.index(matrix) + 1) % len(order)]
     first = thread.first_tile(layer[f"{following}_num_tiles"], thread.number)
     return thread.tile(layer, following, first)
 

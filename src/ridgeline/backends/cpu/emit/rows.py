@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.backends.cpu.emit.activations import activated
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I8,
@@ -16,7 +17,6 @@ from ridgeline.backends.cpu.emit.ir import (
     Function,
     Value,
     absolute,
-    exp,
     fma,
     maximum,
     select,
@@ -26,15 +26,16 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, MAX_ROTATED, TILE
+from ridgeline.backends.cpu.layout.shapes import Block
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
 NOTHING = 1e-30  # what is smaller counts as zero where it would divide
 _CHUNK = 64  # channels that are mixed in one go
 
-NORM = Kernel("norm", ("x", "weight", "out", "size"))
-ADD, COPY = (Kernel(name, ("x", "y", "size")) for name in ("add", "copy"))
-GATE = Kernel("gate", ("gate", "up", "out", "size"))
+NORM = Kernel("norm", ("x", "weight", "bias", "out", "size"))
+ADD, ADD_BIAS, COPY = (Kernel(name, ("x", "y", "size")) for name in ("add", "add_bias", "copy"))
+GATE = Kernel("gate", ("gate", "up", "gate_bias", "up_bias", "out", "size"))
 _HADAMARD = Kernel("hadamard", ("x", "out", "size"))
 
 
@@ -46,58 +47,97 @@ def quantise(form: str) -> Kernel:
     return Kernel(f"quantise_{form}", ("x", "out", "act_scales", "size", "scratch"))
 
 
-def emit_rows(module: object, num_channels: int, eps: float, activations: Sequence[str]) -> None:
+def emit_rows(
+    module: object, num_channels: int, eps: float, activations: Sequence[str], block: Block
+) -> None:
     """Emit the row kernels for a model of this width; ``size`` counts floats everywhere.
 
     ``activations`` are the forms that there is a ``quantise`` for; floats need none.
     """
-    _emit_norm(module, num_channels, eps)
-    _emit_add(module)
-    _emit_gate(module)
+    _emit_norm(module, num_channels, eps, block)
+    _emit_add(module, block.residual_scale)
+    _emit_gate(module, block)
     emitters = {"groups": _emit_groups, "rows": _emit_row_bytes, "bf16": _emit_bf16}
     for form in activations:
         if form in emitters:
             emitters[form](module)
 
 
-def _emit_norm(module: object, num_channels: int, eps: float) -> None:
-    """``norm``: out = x / rms(x) * weight, over ``num_channels`` of ``size``.
+def _emit_norm(module: object, num_channels: int, eps: float, block: Block) -> None:
+    """``norm``: out = x / rms(x) * weight + bias, over ``num_channels`` of ``size``.
 
-    RMS norm (Zhang & Sennrich, 2019).
+    RMS norm (Zhang & Sennrich, 2019), or layer norm (Ba et al., 2016), which subtracts the mean
+    first. A model without biases ignores ``bias``.
     """
     fn = NORM.begin(module)
-    x, weight, out, size = fn.args
+    x, weight, bias, out, size = fn.args
+    lanes, end = fn.lanes(I32, list(range(16))), fn.value(num_channels, I32).splat(16)
+    middle = _mean(fn, x, size, num_channels) if block.norm == "layer" else None
+
+    def load(at: Value) -> Value:
+        value = fn.load(x + at, FLOATS, 4)
+        if middle is None:
+            return value
+        channel = lanes + (at >> 2).signed(I32).splat(16)
+        return select(channel < end, value - middle, 0.0)  # padding stays zero
+
     squares = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
     with fn.loop(size * 4, step=_GROUP_BYTES) as at:
         for i, total in enumerate(squares):
-            value = fn.load(x + at + 64 * i, FLOATS, 4)
+            value = load(at + 64 * i)
             total.set(fma(value, value, total.get()))
     mean = (squares[0].get() + squares[1].get()).reduce(lambda a, b: a + b) * (1.0 / num_channels)
     scale = (1.0 / sqrt(mean + eps)).splat(16)
     with fn.loop(size * 4, step=64) as at:
-        value = fn.load(x + at, FLOATS, 4) * scale * fn.load(weight + at, FLOATS, 4)
+        value = load(at) * scale * fn.load(weight + at, FLOATS, 4)
+        if block.norm_bias:
+            value = value + fn.load(bias + at, FLOATS, 4)
         fn.store(value, out + at, 4)
     fn.finish()
 
 
-def _emit_add(module: object) -> None:
-    """``add``: x += y. ``copy``: x = y."""
-    for kernel in (ADD, COPY):
+def _mean(fn: Function, x: Value, size: Value, num_channels: int) -> Value:
+    """Return the mean of a row's channels, 16 times."""
+    total = fn.var(fn.lanes(F32, [0.0] * 16))
+    with fn.loop(size * 4, step=64) as at:
+        total.set(total.get() + fn.load(x + at, FLOATS, 4))
+    return (total.get().reduce(lambda a, b: a + b) * (1.0 / num_channels)).splat(16)
+
+
+def _emit_add(module: object, residual_scale: float) -> None:
+    """``add``: x += y, times the model's scale. ``add_bias``: x += y. ``copy``: x = y."""
+    for kernel in (ADD, ADD_BIAS, COPY):
         fn = kernel.begin(module)
         x, y, size = fn.args
         with fn.loop(size * 4, step=64) as at:
             value = fn.load(y + at, FLOATS, 4)
-            fn.store(fn.load(x + at, FLOATS, 4) + value if kernel is ADD else value, x + at, 4)
+            if kernel is ADD and residual_scale != 1.0:
+                value = value * residual_scale
+            if kernel is not COPY:
+                value = fn.load(x + at, FLOATS, 4) + value
+            fn.store(value, x + at, 4)
         fn.finish()
 
 
-def _emit_gate(module: object) -> None:
-    """``gate``: out = gate * sigmoid(gate) * up (SwiGLU; Shazeer, 2020)."""
+def _emit_gate(module: object, block: Block) -> None:
+    """``gate``: out = activation(gate) * up (SwiGLU; Shazeer, 2020), or activation(up).
+
+    The biases are added before; a model without them, or without gates, ignores what it lacks.
+    """
     fn = GATE.begin(module)
-    gate, up, out, size = fn.args
+    gate, up, gate_bias, up_bias, out, size = fn.args
+
+    def load(values: Value, biases: Value, at: Value) -> Value:
+        value = fn.load(values + at, FLOATS, 4)
+        return value + fn.load(biases + at, FLOATS, 4) if block.mlp_bias else value
+
     with fn.loop(size * 4, step=64) as at:
-        g = fn.load(gate + at, FLOATS, 4)
-        fn.store(g / (exp(-g) + 1.0) * fn.load(up + at, FLOATS, 4), out + at, 4)
+        inner = load(up, up_bias, at)
+        if block.gated:
+            inner = activated(block.activation, load(gate, gate_bias, at)) * inner
+        else:
+            inner = activated(block.activation, inner)
+        fn.store(inner, out + at, 4)
     fn.finish()
 
 

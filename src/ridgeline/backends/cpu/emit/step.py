@@ -28,7 +28,7 @@ from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import next_address, next_share, prefetch_next_head
-from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE
+from ridgeline.backends.cpu.emit.rows import COPY
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.formats import TILE
@@ -139,7 +139,7 @@ def _by_outputs(thread: Thread, scope: str) -> None:
     attend = _attend_rows if scope == "shared" else _attend_heads
     with thread.layers() as (i, layer, cache):
         with fn.loop(rows[1], start=rows[0]) as m:
-            thread.norm(x + m * x_bytes, layer["attn_norm"], m, scope)
+            thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope)
         thread.barrier(scope)
         for matrix, column in thread.qkv():
             out = thread.shared("qkv") + column
@@ -190,8 +190,7 @@ def _feed_forward(
     _share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
-        _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
-        thread.norm(x + m * x_bytes, layer["mlp_norm"], m, scope)
+        thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
     thread.barrier(scope)
     _gated_share(thread, i, layer, scope)
     thread.barrier()
@@ -205,7 +204,7 @@ def _feed_forward(
     _share_of_matmul(thread, i, layer, "down", y, x_bytes, "gated", gated)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
-        ADD.call(fn, x=x + m * x_bytes, y=y + m * x_bytes, size=sizes.hidden)
+        thread.add(layer, "mlp", x + m * x_bytes, y + m * x_bytes)
 
 
 def _attended_to_activations(
@@ -215,12 +214,6 @@ def _attended_to_activations(
     if thread.sizes.activations == "floats":
         COPY.call(thread.fn, x=thread.floats("in", row, scope), y=attended, size=size)
     thread.quantise("in", attended, row, size, scope=scope)
-
-
-def _add_attention(thread: Thread, layer: Words, x: Value, y: Value) -> None:
-    ADD.call(thread.fn, x=x, y=y, size=thread.sizes.hidden)
-    if thread.sizes.o_bias:
-        ADD.call(thread.fn, x=x, y=layer["o_bias"], size=thread.sizes.hidden)
 
 
 def _share_of_matmul(
@@ -241,18 +234,20 @@ def _gated_share(thread: Thread, i: Value, layer: Words, scope: str) -> None:
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.args["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
     up, share = gate + sizes.intermediate * 4, next_share(thread, i, layer, "up")
-    with thread.pieces(i, "gate", layer["gate_num_tiles"]) as tiles:
-        behind = thread.tile(layer, "up", tiles[0])
-        thread.matmul(layer, "gate", tiles, num_rows, gate, stride, behind, "in", scope)
-        behind = next_address(thread, layer, "gate", tiles[1], share)
+    first_matrix = sizes.block.inner[0]
+    with thread.pieces(i, "gate", layer[f"{first_matrix}_num_tiles"]) as tiles:
+        if sizes.block.gated:
+            behind = thread.tile(layer, "up", tiles[0])
+            thread.matmul(layer, "gate", tiles, num_rows, gate, stride, behind, "in", scope)
+        behind = next_address(thread, layer, first_matrix, tiles[1], share)
         thread.matmul(layer, "up", tiles, num_rows, up, stride, behind, "in", scope)
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
             at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
             if sizes.activations == "rows":
-                GATE.call(fn, gate=gate + at, up=up + at, out=gate + at, size=size)
+                thread.gate(layer, first, gate + at, up + at, gate + at, size)
             else:
-                GATE.call(fn, gate=gate + at, up=up + at, out=out, size=size)
+                thread.gate(layer, first, gate + at, up + at, out, size)
                 thread.quantise("gated", out, m, size, first, "shared")
 
 
@@ -287,7 +282,7 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     """Norm a block of rows, compute queries, keys and values, and store them."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     with fn.loop(high - low) as m:
-        thread.norm(args["x"] + (low + m) * (sizes.hidden * 4), layer["attn_norm"], m)
+        thread.norm(layer, "attn_norm", args["x"] + (low + m) * (sizes.hidden * 4), m)
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
         _whole_matmul(thread, layer, matrix, high - low, out, sizes.qkv * 4)
@@ -329,14 +324,14 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
         _attended_to_activations(thread, attended, m)
     _whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
     with fn.loop(num_rows) as m:
-        _add_attention(thread, layer, x + m * x_bytes, y + m * x_bytes)
-        thread.norm(x + m * x_bytes, layer["mlp_norm"], m)
-    _whole_matmul(thread, layer, "gate", num_rows, gate, stride)
+        thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
+    if sizes.block.gated:
+        _whole_matmul(thread, layer, "gate", num_rows, gate, stride)
     _whole_matmul(thread, layer, "up", num_rows, up, stride)
     with fn.loop(num_rows) as m:
         out = thread.floats("gated", m)
-        GATE.call(fn, gate=gate + m * stride, up=up + m * stride, out=out, size=sizes.intermediate)
+        thread.gate(layer, 0, gate + m * stride, up + m * stride, out, sizes.intermediate)
         thread.quantise("gated", out, m, sizes.intermediate)
     _whole_matmul(thread, layer, "down", num_rows, y, x_bytes, "gated")
     with fn.loop(num_rows) as m:
-        ADD.call(fn, x=x + m * x_bytes, y=y + m * x_bytes, size=sizes.hidden)
+        thread.add(layer, "mlp", x + m * x_bytes, y + m * x_bytes)

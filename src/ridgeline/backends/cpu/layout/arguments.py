@@ -7,10 +7,10 @@ ARGUMENTS = (
     "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
     "layers", "x", "queries", "cache", "layer_stride", "records_stride",
     "tables", "table_stride", "positions", "sequences",
-    "non_finite", "items", "blocks", "block_bounds", "output_begins", "cos", "sin",
+    "non_finite", "items", "blocks", "block_bounds", "output_begins",
     "rope_by_pair", "rope_by_pair_stride",
     "local_memory", "local_stride", "scores_stride",
-    "final_norm",
+    "final_norm", "final_norm_bias", "head_bias",
     "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",
     "head_rows", "logits_rows", "logits", "logits_stride", "argmax", "head_x", "head_act_scales",
     "proxy_tiles", "proxy_kind", "proxy_num_tiles", "proxy_num_records", "proxy_tile_bytes",
@@ -21,8 +21,10 @@ ARGUMENTS = (
 MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER = (
-    "window", "attn_norm", "mlp_norm", "qkv_bias", "qk_norms", "o_bias",
-    "key_bias", "key_bias_pairs",
+    "window", "cos", "sin", "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
+    "attn_norm_bias", "mlp_norm_bias", "attn_post_norm_bias", "mlp_post_norm_bias",
+    "qkv_bias", "qk_norms", "o_bias", "key_bias", "key_bias_pairs",
+    "gate_bias", "up_bias", "down_bias",
     *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
 )  # fmt: skip
 # Work that threads steal from each other.

@@ -6,7 +6,7 @@ It turns a ``Checkpoint`` into one array of layer words and keeps the memory the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout import store as packed
-from ridgeline.backends.cpu.layout.arguments import LAYER, MATRICES, MATRIX
+from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, Sizes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Block, Heads, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import ModelArch, Rope
 from ridgeline.physics.costs import weight_bytes
 
 Floats = NDArray[np.float32]
@@ -50,12 +50,14 @@ class Weights:
 
     layers: NDArray[np.int64]  # [num_layers, words]
     embedding: NDArray[np.floating]  # [vocabulary, padded hidden]
+    positions: Floats  # [positions, padded hidden], the learnt embedding of them; or empty
     final_norm: Floats
+    final_norm_bias: Floats  # empty if there is none, as the next
+    head_bias: Floats
     head: Matrix
     sketch: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
-    cos: Floats  # [positions, half]
-    sin: Floats
+    ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
@@ -76,7 +78,7 @@ class Weights:
     def made(self) -> dict[str, list[NDArray[Any]]]:
         """Return what is made of that, and of the model's facts, at each start."""
         return {
-            "rope": [self.cos, self.sin, self.rope_by_pair],
+            "rope": [*self.ropes, self.rope_by_pair],
             "derived": [self.layers, *self.biases],
         }
 
@@ -97,13 +99,20 @@ def head_shape(arch: ModelArch, cache: str) -> Heads:
         num_channels=attention.head_dim,
         cache=cache,
         qkv_bias=attention.qkv_bias,
-        qk_norm=bool(attention.qk_norm),
+        qk_norm=attention.qk_norm,
         eps=arch.norm_eps,
+        scale=attention.scale,
+        softcap=attention.softcap,
     )
 
 
 def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
-    """Return the padded widths of a model."""
+    """Return the padded widths of a model.
+
+    Raises ValueError for layers that differ in more than their window and rope.
+    """
+    _check_layers(arch)
+    first = arch.layers[0]
     return Sizes(
         num_layers=arch.num_layers,
         num_channels=arch.hidden_size,
@@ -113,7 +122,35 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
         activations=_ACTIVATIONS.get(dtype, "groups"),
         o_bias=arch.layers[0].mixer.o_bias,
         vocab_size=arch.vocab_size,
+        block=Block(
+            norm_names=first.norm_names,
+            norm=arch.norm,
+            norm_bias=arch.norm_bias,
+            is_parallel=first.norms == "beside",
+            residual_scale=arch.residual_scale,
+            activation=first.ffn.activation,
+            gated=first.ffn.gated,
+            mlp_bias=first.ffn.bias,
+        ),
+        head_bias=arch.head_bias,
+        logit_softcap=arch.logit_softcap,
     )
+
+
+def _check_layers(arch: ModelArch) -> None:
+    first = arch.layers[0]
+    for i, layer in enumerate(arch.layers):
+        mixer = replace(layer.mixer, window=first.mixer.window, rope=first.mixer.rope)
+        if replace(layer, mixer=mixer) != first:
+            raise ValueError(f"layer {i} has another shape than layer 0: use --backend reference")
+    ropes = {layer.mixer.rope for layer in arch.layers}
+    has_post_norm = "attn_post_norm" in first.norm_names
+    if len({rope.dim for rope in ropes if rope}) > 1:
+        raise ValueError("layers rotate different numbers of channels: use --backend reference")
+    if first.mixer.qkv_bias and (len(ropes) > 1 or first.mixer.qk_norm == "width"):
+        raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
+    if has_post_norm and (first.mixer.o_bias or first.ffn.bias):
+        raise ValueError("a bias before a norm behind: use --backend reference")
 
 
 def scores_stride(max_model_len: int) -> int:
@@ -216,10 +253,11 @@ def _pack_all(
         "v": (v_rows, None),
         "o": (None, o_columns if heads.size != heads.num_channels else None),
     }
+    vectors = vector_sizes(sizes)
     for i in range(arch.num_layers):
         prefix = f"layers.{i}."
-        for name in ("attn_norm", "mlp_norm", *(["o_bias"] if sizes.o_bias else [])):
-            arrays[prefix + name] = Packed("", vector(prefix + name, sizes.hidden))
+        for name, size in vectors.items():
+            arrays[prefix + name] = Packed("", vector(prefix + name, size))
         if heads.qkv_bias:
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
@@ -229,15 +267,27 @@ def _pack_all(
             by_row = np.append(sizes_of_keys, np.float32(0))[k_rows]  # 0 where there is no channel
             arrays[prefix + "key_spreads"] = Packed("", by_row)
         if heads.qk_norm:
-            norms = [vector(prefix + name, heads.size, rope_order) for name in ("q_norm", "k_norm")]
+            places_of = {"q_norm": rope_order, "k_norm": rope_order}
+            if heads.qk_norm == "width":
+                places_of = {"q_norm": q_rows, "k_norm": k_rows}
+            norms = [vector(prefix + n, len(order), order) for n, order in places_of.items()]
             arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
-        for name in MATRICES:
+        for name in ("q", "k", "v", "o", *sizes.block.inner, "down"):
             matrix(prefix + name, *places.get(name, (None, None)))
-    arrays["norm"] = Packed("", vector("norm", sizes.hidden))
+    for name, size in outer_sizes(arch, sizes).items():
+        arrays[name] = Packed("", vector(name, size))
+    if arch.position_rows:
+        table = np.zeros((arch.position_rows, sizes.hidden), np.float32)
+        table[:, : arch.hidden_size] = checkpoint.tensors["positions"].to_f32()
+        arrays["positions"] = Packed("", table)
     head = "embed" if arch.tied_embeddings else "head"
     matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
     arrays["head"] = arrays.pop(head)
-    if arrays["head"].kind == "w8" and (found := proxy(Matrix(*arrays["head"]))):
+    if (
+        arrays["head"].kind == "w8"
+        and not arch.head_bias
+        and (found := proxy(Matrix(*arrays["head"])))
+    ):
         arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
         arrays["distances"] = Packed("", aligned_copy(found[1]))
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
@@ -275,25 +325,76 @@ def _assemble(
         for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
             layers[i, words[word]] = address(data)
             biases.append(data)
-    rope = arch.layers[0].mixer.rope
-    assert rope is not None
-    cos, sin = rope_tables(rope, max_model_len)
-    padding = ((0, 0), (0, sizes.heads.half - cos.shape[1]))
+    tables = _rope_tables(arch, heads, max_model_len)
+    for i, layer in enumerate(arch.layers):
+        for word, table in zip(("cos", "sin"), tables[layer.mixer.rope], strict=True):
+            layers[i, words[word]] = address(table)
+    final_norm, final_norm_bias, head_bias = (
+        _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
+        for name in ("norm", "norm_bias", "head_bias")
+    )
+    pairs, (cos, sin) = _pairs(arch), tables[arch.layers[0].mixer.rope]
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
-        final_norm=arrays["norm"].data,
+        positions=arrays["positions"].data if arch.position_rows else np.zeros(0, np.float32),
+        final_norm=final_norm,
+        final_norm_bias=final_norm_bias,
+        head_bias=head_bias,
         head=Matrix(*arrays["head"]),
         sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
-        cos=np.pad(cos, padding),
-        sin=np.pad(sin, padding),
-        rope_by_pair=rope_by_pair(heads, cos, sin),
+        ropes=[table for both in tables.values() for table in both],
+        rope_by_pair=rope_by_pair(heads, cos[:, :pairs], sin[:, :pairs]),
         biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
         arrays=arrays,
         is_mapped=is_mapped,
     )
+
+
+def _scaled(norm: Floats, logit_scale: float) -> Floats:
+    """Return the last norm: a larger one scales all logits, whatever the head's weights are."""
+    return norm if logit_scale == 1.0 else norm * np.float32(logit_scale)
+
+
+def vector_sizes(sizes: Sizes) -> dict[str, int]:
+    """Return the padded lengths of a layer's norms and biases, but those of its heads."""
+    block, hidden = sizes.block, sizes.hidden
+    found = dict.fromkeys(block.norm_names, hidden)
+    if block.norm_bias:
+        found |= {f"{name}_bias": hidden for name in block.norm_names}
+    if sizes.o_bias:
+        found["o_bias"] = hidden
+    if block.mlp_bias:
+        found |= {f"{name}_bias": sizes.intermediate for name in block.inner}
+        found["down_bias"] = hidden
+    return found
+
+
+def outer_sizes(arch: ModelArch, sizes: Sizes) -> dict[str, int]:
+    """Return the padded lengths of the vectors behind the layers."""
+    found = {"norm": sizes.hidden}
+    if arch.norm_bias:
+        found["norm_bias"] = sizes.hidden
+    if arch.head_bias:
+        found["head_bias"] = padded(arch.vocab_size)
+    return found
+
+
+def _rope_tables(
+    arch: ModelArch, heads: Heads, max_model_len: int
+) -> dict[Rope | None, tuple[Floats, Floats]]:
+    """Return cosines and sines, padded, of each rope; where nothing turns they are 1 and 0."""
+    found: dict[Rope | None, tuple[Floats, Floats]] = {}
+    for rope in dict.fromkeys(layer.mixer.rope for layer in arch.layers):
+        shape = (max_model_len, heads.half)
+        cos, sin = np.ones(shape, np.float32), np.zeros(shape, np.float32)
+        if rope:
+            padding = ((0, 0), (0, heads.half - rope.dim // 2))
+            cos, sin = (np.pad(table, padding) for table in rope_tables(rope, max_model_len))
+        found[rope] = cos, sin
+    return found
 
 
 def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.floating]:
@@ -342,9 +443,7 @@ def _heads(channels: Index, count: int, heads: Heads) -> Index:
 
 def _pairs(arch: ModelArch) -> int:
     """Pairs of channels that rotate."""
-    rope = arch.layers[0].mixer.rope
-    assert rope is not None
-    return rope.dim // 2
+    return max((layer.mixer.rope.dim // 2 for layer in arch.layers if layer.mixer.rope), default=0)
 
 
 def _to_lanes(count: int) -> int:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
-from ridgeline.backends.cpu.layout.load import embedding_type, head_dtype, model_sizes
+from ridgeline.backends.cpu.layout.load import (
+    embedding_type,
+    head_dtype,
+    model_sizes,
+    outer_sizes,
+    vector_sizes,
+)
 from ridgeline.backends.cpu.layout.pack import packed_kind, padded
 from ridgeline.models.tensors import Checkpoint
 
@@ -24,7 +30,8 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
     )
     moved = heads.size != heads.num_channels
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
-    found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": sizes.hidden * 4}
+    found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
+    vectors = vector_sizes(sizes) | outer_sizes(arch, sizes)
 
     for name, tensor in checkpoint.tensors.items():
         part = name.rpartition(".")[2]
@@ -33,17 +40,18 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
             num_inputs = sizes.attention if part == "o" and moved else tensor.shape[1]
             size = _matrix_bytes(kind, rows.get(part, tensor.shape[0]), num_inputs)
             found[_PARTS[part]] += size
-        elif part in ("attn_norm", "mlp_norm", "o_bias"):
-            found["norms"] += sizes.hidden * 4
+        elif part in vectors:
+            found["norms"] += vectors[part] * 4
         elif part in ("q_norm", "k_norm"):
-            found["norms"] += heads.size * 4
+            found["norms"] += (rows[part[0]] if heads.qk_norm == "width" else heads.size) * 4
         elif part in ("q_bias", "k_bias", "v_bias"):
             found["norms"] += rows[part[0]] * 4 * (2 if part == "k_bias" else 1)  # and its spread
+    found["embedding"] += arch.position_rows * sizes.hidden * 4
     name = "embed" if arch.tied_embeddings else "head"
     tensor = checkpoint.tensors[name]
     kind = packed_kind(tensor, head_dtype(dtype, tensor.dtype))
     found["head"] = _matrix_bytes(kind, *tensor.shape)
-    if kind == "w8":
+    if kind == "w8" and not arch.head_bias:
         outputs = padded(tensor.shape[0]) + TILE  # one tile more, of what all have in common
         found["sketch of the head"] = _matrix_bytes("s5", outputs, tensor.shape[1])
         found["sketch of the head"] += padded(tensor.shape[0]) * 4

@@ -26,13 +26,20 @@ class Heads:
     num_channels: int  # before padding
     cache: str  # int8, f16 or f32
     qkv_bias: bool
-    qk_norm: bool
+    qk_norm: str  # "", "head" or "width": see ``physics.arch.Attention``
     eps: float
+    scale: float | None = None  # of scores, if it does not follow from the number of channels
+    softcap: float = 0.0  # of scores; 0 for none
 
     @property
     def size(self) -> int:
         """Channels of a head, padded."""
         return 2 * self.half + self.rest
+
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.num_channels**-0.5 if self.scale is None else self.scale
 
     @property
     def group(self) -> int:
@@ -93,6 +100,25 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """What all layers are made of: see ``physics.arch``, which has the words."""
+
+    norm_names: tuple[str, ...] = ("attn_norm", "mlp_norm")
+    norm: str = "rms"
+    norm_bias: bool = False
+    is_parallel: bool = False  # attention and the feed-forward network read the same rows
+    residual_scale: float = 1.0
+    activation: str = "silu"
+    gated: bool = True
+    mlp_bias: bool = False
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The matrices that make the inner values of the feed-forward network."""
+        return ("gate", "up") if self.gated else ("up",)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Padded widths of a model, in floats, and where things are in a thread's local memory."""
 
@@ -104,6 +130,9 @@ class Sizes:
     activations: str  # the form that products take (see ``formats``)
     o_bias: bool
     vocab_size: int
+    block: Block
+    head_bias: bool = False
+    logit_softcap: float = 0.0
     profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
 
     @property
