@@ -25,7 +25,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 @pytest.fixture(scope="module")
 def here() -> Machine:
-    return build(emit_head)
+    return build(lambda module: emit_head(module, 0.0))
 
 
 def argmax(
