@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.tensors import Checkpoint, Tensor
-from ridgeline.physics.arch import Attention, Layer, Mlp, ModelArch, Rope
+from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch, Rope
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -86,6 +86,11 @@ ARCHS = {
             replace(PLAIN.layers[0], mixer=replace(_ATTENTION, rope=None)),
             replace(PLAIN.layers[0], mixer=replace(_ATTENTION, rope=Rope(1e3, 8), window=5)),
         ),
+    ),
+    "experts": replace(PLAIN, layers=(replace(PLAIN.layers[0], ffn=Experts(5, 2, 40)),) * 2),
+    "many experts": replace(
+        PLAIN,
+        layers=(replace(PLAIN.layers[0], ffn=Experts(20, 3, 32, normalised=False, scale=2.5)),) * 2,
     ),
     "learnt positions": changed(
         PLAIN,
@@ -172,12 +177,23 @@ def _mlp(
             return x * np.array([[0.5 + 0.5 * math.erf(v / 2**0.5) for v in row] for row in x])
         return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
-    name = arch.layers[i].ffn.activation
+    ffn = arch.layers[i].ffn
+    name = ffn.activation
+    if isinstance(ffn, Experts):
+        out = np.zeros_like(x)
+        for row, y in zip(out, x, strict=True):
+            shares = np.exp(layer["router"] @ y)
+            shares /= shares.sum()
+            chosen = sorted(range(ffn.num), key=lambda e: -shares[e])[: ffn.per_token]
+            total = shares[chosen].sum() if ffn.normalised else 1.0
+            for e in chosen:
+                inner, outer = (slice(e * n, (e + 1) * n) for n in (ffn.size, len(y)))
+                made = act(layer["gate"][inner] @ y) * (layer["up"][inner] @ y)
+                row += ffn.scale * shares[e] / total * (layer["down"][outer] @ made)
+        return out
     up = x @ layer["up"].T + layer.get("up_bias", 0.0)
-    if arch.layers[i].ffn.gated:
-        inner = act(x @ layer["gate"].T + layer.get("gate_bias", 0.0)) * up
-    else:
-        inner = act(up)
+    gate = act(x @ layer["gate"].T + layer.get("gate_bias", 0.0)) if ffn.gated else None
+    inner = act(up) if gate is None else gate * up
     return inner @ layer["down"].T + layer.get("down_bias", 0.0)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.physics.arch import Layer, ModelArch
+from ridgeline.physics.arch import Experts, Layer, ModelArch
 
 Floats = NDArray[np.float32]
 
@@ -43,10 +43,12 @@ class LayerWeights:
     gate_up_bias: Floats | None
     down: Floats
     down_bias: Floats | None
+    router: Floats | None
 
     def matrices(self) -> dict[str, list[Floats]]:
         """Return the matrices of attention and of the feed-forward network."""
-        return {"attention": [self.qkv, self.o], "mlp": [self.gate_up, self.down]}
+        mlp = [self.gate_up, self.down, *([] if self.router is None else [self.router])]
+        return {"attention": [self.qkv, self.o], "mlp": mlp}
 
     def vectors(self) -> list[Floats]:
         """Return norms and biases."""
@@ -85,6 +87,7 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
         gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
         down=part("down"),
         down_bias=stack(ffn.bias, "down_bias"),
+        router=stack(isinstance(ffn, Experts), "router"),
     )
 
 
@@ -171,6 +174,8 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 def feed_forward(x: Floats, weights: LayerWeights, layer: Layer) -> Floats:
     """Return what the feed-forward network makes of normed rows."""
+    if isinstance(layer.ffn, Experts):
+        return _met_experts(x, weights, layer.ffn)
     act = ACTIVATIONS[layer.ffn.activation]
     inner = linear(x, weights.gate_up, weights.gate_up_bias)
     if layer.ffn.gated:
@@ -179,6 +184,35 @@ def feed_forward(x: Floats, weights: LayerWeights, layer: Layer) -> Floats:
     else:
         inner = act(inner)
     return linear(inner, weights.down, weights.down_bias)
+
+
+def routes(x: Floats, router: Floats, experts: Experts) -> Floats:
+    """Return each expert's weight for each row, ``[rows, experts]``; 0 where it is not met."""
+    logits = x @ router.T
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    chosen = np.argsort(-shares, axis=1, kind="stable")[:, : experts.per_token]
+    found = np.zeros_like(shares)
+    np.put_along_axis(found, chosen, np.take_along_axis(shares, chosen, axis=1), axis=1)
+    if experts.normalised:
+        found /= found.sum(axis=1, keepdims=True)
+    out: Floats = found * np.float32(experts.scale)
+    return out
+
+
+def _met_experts(x: Floats, weights: LayerWeights, experts: Experts) -> Floats:
+    """Return the weighted sum of what each row's experts make of it."""
+    assert weights.router is not None
+    found, out, act = routes(x, weights.router, experts), np.zeros_like(x), experts.activation
+    gates, ups = np.split(weights.gate_up, 2)
+    for e in range(experts.num):
+        rows = np.flatnonzero(found[:, e])
+        if len(rows):
+            inner, outer = (slice(e * n, (e + 1) * n) for n in (experts.size, x.shape[1]))
+            row = x[rows]
+            made = ACTIVATIONS[act](row @ gates[inner].T) * (row @ ups[inner].T)
+            out[rows] += found[rows, e, None] * (made @ weights.down[outer].T)
+    return out
 
 
 def softcapped(values: Floats, cap: float) -> Floats:

@@ -134,6 +134,62 @@ class Mlp:
             found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
         return found
 
+    def active_weights(self, hidden_size: int) -> int:
+        """Return how many weights of matrices a token meets."""
+        return hidden_size * self.size * (3 if self.gated else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: gated networks, of which a token goes to a few (Shazeer et al., 2017).
+
+    The router's products are put through softmax, and the experts of the largest are met: of equal
+    ones the first. What they make is added up with the softmax as weights.
+
+    Attributes:
+        num: experts.
+        per_token: how many of them a token goes to.
+        size: inner width of each.
+        activation: as of ``Mlp``.
+        normalised: the weights of a token's experts are divided by their sum.
+        scale: multiplies them.
+    """
+
+    num: int
+    per_token: int
+    size: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    normalised: bool = True
+    scale: float = 1.0
+
+    @property
+    def gated(self) -> bool:
+        """Every expert has gates."""
+        return True
+
+    @property
+    def bias(self) -> bool:
+        """No projection has a bias."""
+        return False
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
+        inner, outer = self.num * self.size, self.num * hidden_size
+        return {
+            "router": (self.num, hidden_size),
+            "gate": (inner, hidden_size),
+            "up": (inner, hidden_size),
+            "down": (outer, self.size),
+        }
+
+    def active_weights(self, hidden_size: int) -> int:
+        """Return how many weights of matrices a token meets."""
+        return hidden_size * (self.num + 3 * self.per_token * self.size)
+
+    def expected_met(self, num_tokens: int) -> float:
+        """Return how many experts so many tokens meet together if all are equally likely."""
+        return self.num * (1.0 - (1.0 - self.per_token / self.num) ** num_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -147,7 +203,7 @@ class Layer:
     """
 
     mixer: Attention
-    ffn: Mlp
+    ffn: Mlp | Experts
     norms: Literal["before", "behind", "around", "beside"] = "before"
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import Experts, Mlp, ModelArch
 from ridgeline.physics.fields import Fields
 from ridgeline.physics.layers import (
     Part,
@@ -173,7 +173,7 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
                 hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
                 qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
             ),
-            mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias),
+            _ffn_shape(hidden, ffn),
             norms(hidden, len(layer.norm_names), biased=arch.norm_bias),
         )
         for layer in arch.layers
@@ -183,10 +183,19 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
     return Shape(
         name, hidden, arch.vocab_size, arch.max_position, first.num_heads, first.num_kv_heads,
         layers,
-        _embedding(hidden, arch.vocab_size),
-        _end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=arch.norm_bias),
+        _embedding(hidden, arch.vocab_size, arch.position_rows),
+        (
+            *_end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=arch.norm_bias),
+            *([vector("lm_head.bias", "head", arch.vocab_size)] if arch.head_bias else []),
+        ),
         is_tied=arch.tied_embeddings,
     )  # fmt: skip
+
+
+def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
+    if isinstance(ffn, Mlp):
+        return mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias)
+    return experts(hidden, ffn.size, ffn.num, ffn.per_token)
 
 
 def _decoder(config: Fields, name: str, family: Family) -> Shape:
@@ -230,8 +239,11 @@ def _layer(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Laye
     )
 
 
-def _embedding(hidden: int, vocab: int) -> tuple[Matrix, ...]:
-    return (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
+def _embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
+    found = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
+    if not positions:
+        return found
+    return *found, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
 
 
 def _end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.physics.arch import Attention, ModelArch
+from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,14 @@ def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value:
 
 
 def linear_flops(arch: ModelArch, num_tokens: int) -> int:
-    """Return the FLOPs of all layers' linear maps: 2 per weight and token. Without the head."""
+    """Return the FLOPs of all layers' linear maps: 2 per weight and token. Without the head.
+
+    Of experts only those that a token goes to count.
+    """
     weights = 0
     for layer in arch.layers:
-        shapes = layer.mixer.shapes(arch.hidden_size) | layer.ffn.shapes(arch.hidden_size)
-        weights += sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+        weights += 2 * (layer.mixer.q_size + layer.mixer.kv_size) * arch.hidden_size
+        weights += layer.ffn.active_weights(arch.hidden_size)
     return 2 * num_tokens * weights
 
 
@@ -123,6 +126,9 @@ def step_cost(
     params_read = num_tokens * arch.hidden_size  # of the embedding, one row per token
     if num_tokens:
         params_read += weight_params(arch) - num_embeddings * embedding_params
+        params_read -= round(
+            sum(_unmet_params(arch, layer.ffn, num_tokens) for layer in arch.layers)
+        )
     if num_rows:
         params_read += embedding_params  # the head
     return StepCost(
@@ -135,6 +141,13 @@ def step_cost(
         ),
         kv_write_bytes=num_tokens * kv_bytes_per_token(arch, bytes_per_kv_value),
     )
+
+
+def _unmet_params(arch: ModelArch, ffn: Mlp | Experts, num_tokens: int) -> float:
+    """Return the weights of a layer's experts that none of so many tokens is expected to meet."""
+    if isinstance(ffn, Mlp):
+        return 0.0
+    return (ffn.num - ffn.expected_met(num_tokens)) * 3 * ffn.size * arch.hidden_size
 
 
 def _visible_keys(num_tokens: int, window: int | None) -> int:

@@ -37,7 +37,15 @@ FORMATS = {
 }
 
 ROUNDED = ["all biases", "qk norm", "mixed windows", "partial rope", "long rope", "one kv head"]
-ROUNDED += ["norms behind", "norms around", "beside", "two ropes", "learnt positions"]
+ROUNDED += [
+    "norms behind",
+    "norms around",
+    "beside",
+    "two ropes",
+    "learnt positions",
+    "experts",
+    "many experts",
+]
 
 Make = Callable[..., CpuRunner]
 
@@ -284,7 +292,8 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
 
 
 KINDS = ["f32", "bf16", "int8", "int8-row", "int4"]
-OTHERS = ["norms behind", "norms around", "beside", "two ropes", "learnt positions"]
+OTHERS = ["norms behind", "norms around", "beside", "two ropes", "learnt positions", "experts"]
+OTHERS += ["many experts", "experts"]
 
 
 @pytest.mark.parametrize(

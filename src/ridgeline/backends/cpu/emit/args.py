@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ridgeline.backends.cpu.emit.attention import ROPE
+from ridgeline.backends.cpu.emit.experts import ROUTE
 from ridgeline.backends.cpu.emit.gemm import GEMV_TILES, MATMUL
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -169,6 +170,12 @@ class Thread:
         self.add(layer, "attn", x, y)
         if not self.sizes.block.is_parallel:
             self.norm(layer, "mlp_norm", x, row, scope)
+        if experts := self.sizes.experts:
+            out = getattr(self, scope)("routes") + row * experts.route_stride
+            ROUTE.call(
+                self.fn, x=self.floats("in", row, scope), router=layer["router"],
+                size=self.sizes.hidden, out=out,
+            )  # fmt: skip
 
     def gate(
         self, layer: Words, channel: Any, gate: Value, up: Value, out: Value, size: Any

@@ -25,6 +25,7 @@ from llvmlite import ir
 from ridgeline.backends.cpu.emit.argmax import emit_head
 from ridgeline.backends.cpu.emit.attention import emit_attention
 from ridgeline.backends.cpu.emit.draw import emit_draw
+from ridgeline.backends.cpu.emit.experts import emit_experts
 from ridgeline.backends.cpu.emit.gemm import emit_linear
 from ridgeline.backends.cpu.emit.isa import Processor, arm_features, describe, emit_half_floats
 from ridgeline.backends.cpu.emit.rows import emit_rows
@@ -130,6 +131,8 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     emit_attention(module, target.processor.dot, sizes.heads)
     emit_head(module, sizes.logit_softcap)
     emit_draw(module, sizes.vocab_size)
+    if sizes.experts:
+        emit_experts(module, sizes.experts)
     emit_step(module, sizes, kinds)
     emit_threads(module, is_x86, futex)
     return str(module)

@@ -23,6 +23,7 @@ from ridgeline.backends.cpu.emit.argmax import head
 from ridgeline.backends.cpu.emit.args import ATTEND, Thread
 from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
+from ridgeline.backends.cpu.emit.experts import met_experts
 from ridgeline.backends.cpu.emit.gemm import emit_matmul
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -192,6 +193,20 @@ def _feed_forward(
     with fn.loop(rows[1], start=rows[0]) as m:
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
     thread.barrier(scope)
+    if sizes.experts:
+        met_experts(thread, layer, thread.args["num_rows"], scope, shares_tiles=True)
+    else:
+        _gated_mlp(thread, i, layer, rows, scope)
+    thread.barrier()
+    made = thread.shared("expert_sums") if sizes.experts else y
+    with fn.loop(rows[1], start=rows[0]) as m:
+        thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
+
+
+def _gated_mlp(thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], scope: str) -> None:
+    """Take all rows through the feed-forward network, by outputs, into ``y``."""
+    fn, sizes = thread.fn, thread.sizes
+    y, x_bytes = thread.shared("y"), sizes.hidden * 4
     _gated_share(thread, i, layer, scope)
     thread.barrier()
     gated = "shared"
@@ -202,9 +217,6 @@ def _feed_forward(
             thread.quantise("gated", whole, m, sizes.intermediate, scope=scope)
         thread.barrier(scope)
     _share_of_matmul(thread, i, layer, "down", y, x_bytes, "gated", gated)
-    thread.barrier()
-    with fn.loop(rows[1], start=rows[0]) as m:
-        thread.add(layer, "mlp", x + m * x_bytes, y + m * x_bytes)
 
 
 def _attended_to_activations(
@@ -317,14 +329,26 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     num_rows = high - low
     x, y, x_bytes = args["x"] + low * (sizes.hidden * 4), thread.local("y"), sizes.hidden * 4
-    gate, stride = thread.local("gate_up"), sizes.gate_up_stride
-    up = gate + sizes.intermediate * 4
     with fn.loop(num_rows) as m:
         attended = thread.local("attended") + m * (sizes.attention * 4)
         _attended_to_activations(thread, attended, m)
     _whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
     with fn.loop(num_rows) as m:
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
+    if sizes.experts:
+        met_experts(thread, layer, num_rows, "local", shares_tiles=False)
+    else:
+        _whole_mlp(thread, layer, num_rows)
+    made = thread.local("expert_sums") if sizes.experts else y
+    with fn.loop(num_rows) as m:
+        thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
+
+
+def _whole_mlp(thread: Thread, layer: Words, num_rows: Value) -> None:
+    """Take this thread's rows through the feed-forward network, into ``y``."""
+    fn, sizes = thread.fn, thread.sizes
+    gate, stride = thread.local("gate_up"), sizes.gate_up_stride
+    up = gate + sizes.intermediate * 4
     if sizes.block.gated:
         _whole_matmul(thread, layer, "gate", num_rows, gate, stride)
     _whole_matmul(thread, layer, "up", num_rows, up, stride)
@@ -332,6 +356,4 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
         out = thread.floats("gated", m)
         thread.gate(layer, 0, gate + m * stride, up + m * stride, out, sizes.intermediate)
         thread.quantise("gated", out, m, sizes.intermediate)
-    _whole_matmul(thread, layer, "down", num_rows, y, x_bytes, "gated")
-    with fn.loop(num_rows) as m:
-        thread.add(layer, "mlp", x + m * x_bytes, y + m * x_bytes)
+    _whole_matmul(thread, layer, "down", num_rows, thread.local("y"), sizes.hidden * 4, "gated")

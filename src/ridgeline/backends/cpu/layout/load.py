@@ -21,12 +21,13 @@ from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Block, Heads, Sizes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Block, Experts, Heads, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics import arch as arch_parts
 from ridgeline.physics.arch import ModelArch, Rope
 from ridgeline.physics.costs import weight_bytes
 
@@ -112,7 +113,10 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
     Raises ValueError for layers that differ in more than their window and rope.
     """
     _check_layers(arch)
-    first = arch.layers[0]
+    first, experts = arch.layers[0], None
+    if isinstance(first.ffn, arch_parts.Experts):
+        ffn = first.ffn
+        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale)
     return Sizes(
         num_layers=arch.num_layers,
         num_channels=arch.hidden_size,
@@ -132,6 +136,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
             gated=first.ffn.gated,
             mlp_bias=first.ffn.bias,
         ),
+        experts=experts,
         head_bias=arch.head_bias,
         logit_softcap=arch.logit_softcap,
     )
@@ -254,6 +259,7 @@ def _pack_all(
         "o": (None, o_columns if heads.size != heads.num_channels else None),
     }
     vectors = vector_sizes(sizes)
+    places |= _expert_places(arch, sizes)
     for i in range(arch.num_layers):
         prefix = f"layers.{i}."
         for name, size in vectors.items():
@@ -274,6 +280,10 @@ def _pack_all(
             arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
         for name in ("q", "k", "v", "o", *sizes.block.inner, "down"):
             matrix(prefix + name, *places.get(name, (None, None)))
+        if sizes.experts:
+            router = np.zeros((sizes.experts.num, sizes.hidden), np.float32)
+            router[:, : arch.hidden_size] = checkpoint.tensors[prefix + "router"].to_f32()
+            arrays[prefix + "router"] = Packed("", router)
     for name, size in outer_sizes(arch, sizes).items():
         arrays[name] = Packed("", vector(name, size))
     if arch.position_rows:
@@ -351,6 +361,21 @@ def _assemble(
         arrays=arrays,
         is_mapped=is_mapped,
     )
+
+
+def _expert_places(arch: ModelArch, sizes: Sizes) -> dict[str, tuple[Index | None, Index | None]]:
+    """Return where the outputs of stacked experts come from: each is whole tiles."""
+    if sizes.experts is None:
+        return {}
+
+    def stacked(size: int, room: int) -> Index:
+        rows = np.full((sizes.experts.num if sizes.experts else 0, room), -1)
+        rows[:, :size] = np.arange(len(rows))[:, None] * size + np.arange(size)
+        return rows.reshape(-1)
+
+    inner = stacked(arch.layers[0].ffn.size, sizes.intermediate)
+    outer = stacked(arch.hidden_size, sizes.hidden)
+    return {"gate": (inner, None), "up": (inner, None), "down": (outer, None)}
 
 
 def _scaled(norm: Floats, logit_scale: float) -> Floats:

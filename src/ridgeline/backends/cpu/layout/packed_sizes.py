@@ -28,6 +28,9 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
     rows = {"q": heads.num_heads * heads.size} | dict.fromkeys(
         "kv", heads.num_kv_heads * heads.size
     )
+    if sizes.experts:
+        inner, outer = sizes.experts.num * sizes.intermediate, sizes.experts.num * sizes.hidden
+        rows |= {"gate": inner, "up": inner, "down": outer}
     moved = heads.size != heads.num_channels
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
@@ -40,6 +43,8 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
             num_inputs = sizes.attention if part == "o" and moved else tensor.shape[1]
             size = _matrix_bytes(kind, rows.get(part, tensor.shape[0]), num_inputs)
             found[_PARTS[part]] += size
+        elif part == "router":
+            found["MLP"] += tensor.shape[0] * sizes.hidden * 4
         elif part in vectors:
             found["norms"] += vectors[part] * 4
         elif part in ("q_norm", "k_norm"):

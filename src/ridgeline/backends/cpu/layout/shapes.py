@@ -119,6 +119,21 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """How many experts there are, and how a row's are chosen: see ``physics.arch``."""
+
+    num: int
+    per_token: int
+    normalised: bool
+    scale: float
+
+    @property
+    def route_stride(self) -> int:
+        """Bytes from row to row of the experts' weights: whole vectors."""
+        return -(-self.num // 16) * 64
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Padded widths of a model, in floats, and where things are in a thread's local memory."""
 
@@ -133,6 +148,7 @@ class Sizes:
     block: Block
     head_bias: bool = False
     logit_softcap: float = 0.0
+    experts: Experts | None = None
     profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
 
     @property
@@ -154,6 +170,11 @@ class Sizes:
     def float_stride(self) -> int:
         """Bytes from row to row of float activations: 0 if a row is quantised before the next."""
         return self.widest * 4 if self.activations == "floats" else 0
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a quantised activation."""
+        return VALUE_BYTES[self.activations]
 
     @property
     def value_stride(self) -> int:
@@ -208,12 +229,26 @@ class Sizes:
             "floors": PRUNED_ROWS * 4,
             "logits": ROW_BLOCK * 4 * HEAD_TILES * TILE * 4,
             **scratch_bytes(self.vocab_size),
+            **self._expert_bytes(),
         }
         offsets, at = {}, 0
         for name, length in lengths.items():
             offsets[name] = at
             at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
         return offsets | {"scores": at}
+
+    def _expert_bytes(self) -> dict[str, int]:
+        if self.experts is None:
+            return {}
+        return {
+            "routes": ROW_BLOCK * self.experts.route_stride,
+            "picked": ROW_BLOCK * 4,
+            "gathered_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
+            "gathered_values": ROW_BLOCK * self.value_stride,
+            "gathered_act_scales": ROW_BLOCK * self.act_scales_stride,
+            "expert_y": ROW_BLOCK * self.hidden * 4,
+            "expert_sums": ROW_BLOCK * self.hidden * 4,
+        }
 
     def local_bytes(self, scores_stride: int) -> int:
         """Return the bytes of a thread's local memory, for rows of scores of this stride."""

@@ -8,8 +8,6 @@ the last layer prompts take keys and values, and one token the rest: ``backends.
 
 from __future__ import annotations
 
-import math
-
 from ridgeline.backends.cpu.layout.load import Weights
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
 from ridgeline.backends.face import Traffic
@@ -47,8 +45,7 @@ def step_traffic(
         pairs = zip(step.work, drawn, strict=True)
         without_output = [(start, n - num_drawn) for (_, start, n), num_drawn in pairs]
     last = arch.layers[-1]  # of which only keys and values are computed, for such tokens
-    shapes = last.ffn.shapes(arch.hidden_size) | {"o": (last.mixer.q_size, arch.hidden_size)}
-    behind_keys = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    behind_keys = last.mixer.q_size * arch.hidden_size + last.ffn.active_weights(arch.hidden_size)
     left_out = 2 * sum(n for _, n in without_output) * behind_keys
     unseen = sum(layer_attention_flops(last.mixer, start, n) for start, n in without_output)
     return {

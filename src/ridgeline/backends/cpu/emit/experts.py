@@ -1,0 +1,212 @@
+"""A mixture of experts: which ones a row goes to, and the product of its rows with each.
+
+The matrices of all experts lie one below the other as one matrix, so an expert is a run of its
+tiles. Experts come in the order of their numbers, each with all rows at hand that chose it: those
+that nobody chose are not read, and a row's sum has one order, whatever rows are beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
+from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE
+from ridgeline.backends.cpu.layout.shapes import Experts
+
+if TYPE_CHECKING:
+    from ridgeline.backends.cpu.emit.args import Thread
+
+ROUTE = Kernel("route", ("x", "router", "size", "out"))
+_ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
+_MOVE = Kernel("move", ("x", "y", "num_bytes"))
+
+
+def emit_experts(module: object, experts: Experts) -> None:
+    """Emit ``route`` and what moves rows to experts and back."""
+    _emit_route(module, experts)
+    fn = _ADD_WEIGHTED.begin(module)
+    x, y, weight, size = fn.args
+    times = fn.load(weight, F32, 4).splat(16)
+    with fn.loop(size * 4, step=64) as at:
+        value = fma(fn.load(y + at, FLOATS, 4), times, fn.load(x + at, FLOATS, 4))
+        fn.store(value, x + at, 4)
+    fn.finish()
+    fn = _MOVE.begin(module)
+    x, y, num_bytes = fn.args
+    with fn.loop(num_bytes, step=16) as at:
+        for word in (0, 8):
+            fn.store(fn.load(y + at + word, I64, 8), x + at + word, 8)
+    fn.finish()
+
+
+def _emit_route(module: object, experts: Experts) -> None:
+    """``route``: each expert's weight for a row, 0 for those that it does not go to.
+
+    The softmax of the router's products; of these the ``per_token`` largest, of equals the first.
+    They are then divided by their sum where the model asks for it.
+    """
+    fn = ROUTE.begin(module)
+    x, router, size, out = fn.args
+    with fn.loop(experts.num) as e:
+        sums = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
+        row = router + e * (size * 4)
+        with fn.loop(size * 4, step=TILE * 4) as at:
+            for i, total in enumerate(sums):
+                place = at + 64 * i
+                value = fn.load(x + place, FLOATS, 4)
+                total.set(fma(value, fn.load(row + place, FLOATS, 4), total.get()))
+        dot = (sums[0].get() + sums[1].get()).reduce(lambda a, b: a + b)
+        fn.store(dot, out + e * 4, 4)
+    lanes = fn.lanes(I32, list(range(16)))
+    highest = fn.var(fn.lanes(F32, [-math.inf] * 16))
+    row_bytes = experts.route_stride
+
+    def visible(at: Value) -> Value:
+        index = lanes + (at >> 2).signed(I32).splat(16)
+        return select(index < experts.num, fn.load(out + at, FLOATS, 4), -1e30)
+
+    with fn.loop(fn.i64(row_bytes), step=64) as at:
+        highest.set(maximum(highest.get(), visible(at)))
+    top = highest.get().reduce(maximum).splat(16)
+    with fn.loop(fn.i64(row_bytes), step=64) as at:
+        fn.store(exp(visible(at) - top), out + at, 4)
+    _choose(fn, out, experts)
+    fn.finish()
+
+
+def _choose(fn: Function, out: Value, experts: Experts) -> None:
+    """Keep the largest of the exponentials at ``out``, as shares."""
+    everything = fn.var(fn.value(0.0, F32))
+    with fn.loop(experts.num) as e:
+        everything.set(everything.get() + fn.load(out + e * 4, F32, 4))
+    chosen = fn.var(fn.value(0.0, F32))
+    with fn.loop(experts.per_token):
+        best, place = fn.var(fn.value(-1.0, F32)), fn.var(fn.i64(0))
+        with fn.loop(experts.num) as e:
+            value = fn.load(out + e * 4, F32, 4)
+            better = value > best.get()
+            best.set(select(better, value, best.get()))
+            place.set(select(better, e, place.get()))
+        chosen.set(chosen.get() + best.get())
+        fn.store(-best.get(), out + place.get() * 4, 4)  # exponentials are positive: it is marked
+    whole = chosen.get() if experts.normalised else everything.get()
+    with fn.loop(experts.num) as e:
+        value = fn.load(out + e * 4, F32, 4)
+        fn.store(select(value < 0.0, -value / whole * experts.scale, 0.0), out + e * 4, 4)
+    # Not a number stays one: nothing compares with it, so no expert would be met.
+    fn.store(fn.load(out, F32, 4) + everything.get() * 0.0, out, 4)
+
+
+def met_experts(
+    thread: Thread, layer: Words, num_rows: Value, scope: str, *, shares_tiles: bool
+) -> None:
+    """Take the rows of activations through the experts that they go to; leave their sums.
+
+    Either all threads have the same rows and share each expert's tiles, or a thread has rows of
+    its own and takes all tiles. The sums are not in ``y``: others may still read it.
+    """
+    fn, sizes = thread.fn, thread.sizes
+    experts = sizes.experts
+    assert experts is not None
+    room = thread.shared if shares_tiles else thread.local
+    routes, y, y_stride = getattr(thread, scope)("routes"), room("expert_sums"), sizes.hidden * 4
+    inner, outer = sizes.intermediate // TILE, sizes.hidden // TILE
+
+    def own(num_tiles: int) -> tuple[Value, Value]:
+        if not shares_tiles:
+            return fn.i64(0), fn.i64(num_tiles)
+        tiles = fn.i64(num_tiles)
+        return thread.first_tile(tiles, thread.number), thread.first_tile(tiles, thread.number + 1)
+
+    first, end = own(outer)
+    with fn.loop(num_rows) as m, fn.loop(end * (TILE * 4), start=first * (TILE * 4), step=64) as at:
+        fn.store(fn.lanes(F32, [0.0] * 16), y + m * y_stride + at, 4)
+    with fn.loop(experts.num) as e:
+        count = _gather(thread, routes + e * 4, num_rows, scope)
+        with fn.when(count > 0):
+            _inner_values(thread, layer, e * inner, own(inner), count, shares_tiles)
+            made = thread.local("expert_y") - e * (outer * TILE * 4)
+            tiles = e * outer + first, e * outer + end
+            behind = thread.tile(layer, "down", tiles[1])
+            gated = "shared" if shares_tiles else "local"
+            thread.matmul(layer, "down", tiles, count, made, y_stride, behind, "gated", gated)
+            at, width = first * (TILE * 4), (end - first) * TILE
+            with fn.loop(count) as j:
+                m = thread.index(thread.local("picked") + j * 4)
+                _ADD_WEIGHTED.call(
+                    fn, x=y + m * y_stride + at,
+                    y=thread.local("expert_y") + j * y_stride + at,
+                    weight=routes + m * experts.route_stride + e * 4, size=width,
+                )  # fmt: skip
+            if shares_tiles:
+                thread.barrier()
+
+
+def _gather(thread: Thread, weights: Value, num_rows: Value, scope: str) -> Value:
+    """Copy the activations of rows with a weight, not 0, side by side; return how many."""
+    fn, sizes = thread.fn, thread.sizes
+    experts, memory = sizes.experts, getattr(thread, scope)
+    assert experts is not None
+    count = fn.var(fn.i64(0))
+    with fn.loop(num_rows) as m:
+        weight = fn.load(weights + m * experts.route_stride, F32, 4)
+        with fn.when(weight.equals(0.0).equals(0)):
+            j = count.get()
+            fn.store(m.signed(I32), thread.local("picked") + j * 4, 4)
+            if sizes.activations == "floats":
+                source = memory("in_floats") + m * sizes.float_stride
+                target = thread.local("gathered_floats") + j * sizes.float_stride
+                COPY.call(fn, x=target, y=source, size=sizes.hidden)
+            else:
+                stride, scales = sizes.value_stride, sizes.act_scales_stride
+                for name, step, size in (
+                    ("values", stride, sizes.hidden * sizes.value_bytes),
+                    ("act_scales", scales, sizes.hidden // TILE * ACT_SCALES_BYTES),
+                ):
+                    _MOVE.call(
+                        fn, x=thread.local(f"gathered_{name}") + j * step,
+                        y=memory(f"in_{name}") + m * step, num_bytes=size,
+                    )  # fmt: skip
+            count.set(j + 1)
+    return count.get()
+
+
+def _inner_values(
+    thread: Thread,
+    layer: Words,
+    before: Value,
+    own: tuple[Value, Value],
+    count: Value,
+    shared: bool,
+) -> None:
+    """Make an expert's inner values of the gathered rows."""
+    fn, sizes = thread.fn, thread.sizes
+    room, scope = (thread.shared, "shared") if shared else (thread.local, "local")
+    stride, gate = sizes.gate_up_stride, room("gate_up")
+    up = gate + sizes.intermediate * 4
+    tiles = before + own[0], before + own[1]
+    for matrix, target in (("gate", gate), ("up", up)):
+        behind = thread.tile(layer, matrix, tiles[1])
+        place = target - before * (TILE * 4)
+        thread.matmul(layer, matrix, tiles, count, place, stride, behind, "gathered")
+    first, size = own[0] * TILE, (own[1] - own[0]) * TILE
+    whole_rows = sizes.activations == "rows"  # whose scale needs all of a row
+    with fn.loop(count) as m:
+        at = m * stride + first * 4
+        if whole_rows:
+            thread.gate(layer, first, gate + at, up + at, gate + at, size)
+        else:
+            out = thread.floats("gated", m, scope) + first * 4
+            thread.gate(layer, first, gate + at, up + at, out, size)
+            thread.quantise("gated", out, m, size, first, scope)
+    if shared:
+        thread.barrier()
+    if whole_rows:
+        rows = (thread.number, thread.args["num_threads"]) if shared else (fn.i64(0), 1)
+        with fn.loop(count, start=rows[0], step=rows[1]) as m:
+            thread.quantise("gated", gate + m * stride, m, sizes.intermediate, scope=scope)
+        if shared:
+            thread.barrier()
