@@ -154,13 +154,17 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"architectures": ["Gemma3ForCausalLM"]}, r"'Gemma3ForCausalLM'.*supported: Llama.*Qwen3"),
+        (
+            {"architectures": ["NobodysForCausalLM"]},
+            r"'NobodysForCausalLM'.*supported: Llama.*Qwen3",
+        ),
         ({"architectures": None}, "architecture None"),
         ({"architectures": [["x"]]}, "architecture"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes', not true or false"),
         ({"num_local_experts": 8}, "num_local_experts"),
+        ({"a_strangers_key": 0.5}, "a_strangers_key is set.*changes what the model computes"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
@@ -289,9 +293,10 @@ def test_facts_of_a_gguf_file() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"general.architecture": "gemma3"}, "'gemma3' is not supported; supported: llama, phi3"),
+        ({"general.architecture": "nobodys"}, "'nobodys' is not supported; supported: llama, phi3"),
         ({"general.architecture": 3}, "general.architecture is 3"),
         ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.a_strangers_key": [1.0]}, "llama.a_strangers_key is set"),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
         ({"llama.attention.head_count_kv": np.array([2, 1])}, "head_count_kv is array"),
         ({"llama.attention.value_length": 16}, "value_length"),

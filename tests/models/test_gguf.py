@@ -310,7 +310,7 @@ def test_flipped_bits_are_survived(tiny_gguf: Path) -> None:
             damaged[rng.integers(header_bytes)] ^= 1 << rng.integers(8)
         outcomes.append(_outcome(damaged.tobytes()))
     assert outcomes.count("refused") > 300
-    assert outcomes.count("loaded") > 300
+    assert outcomes.count("loaded") > 200  # a key that nobody knows is refused
 
 
 def test_a_real_file_has_the_shapes_of_its_architecture() -> None:

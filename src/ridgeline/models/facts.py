@@ -7,8 +7,8 @@ must end in one clear line. This module does not know which keys mean what.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ridgeline.models.tensors import ModelFileError
@@ -27,11 +27,15 @@ class Facts:
         values: as parsed.
         where: the file, for messages.
         prefix: put before each key.
+        tensors: names of the tensors beside the configuration.
+        seen: keys that were asked for.
     """
 
     values: Mapping[str, Any]
     where: str
     prefix: str = ""
+    tensors: Collection[str] = ()
+    seen: set[str] = field(default_factory=set, compare=False)
 
     def fail(self, problem: str) -> NoReturn:
         """Raise ModelFileError with the file's name in front of ``problem``."""
@@ -39,6 +43,7 @@ class Facts:
 
     def get(self, key: str) -> Any:
         """Return the value as it is, None where it is absent."""
+        self.seen.add(self.prefix + key)
         return self.values.get(self.prefix + key)
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:

@@ -6,7 +6,7 @@ file and of formats it knows only the names of the block types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Tensor:
         shape: logical shape, row-major: ``(out, in)`` or ``(n,)``.
         stored: uint8 ``[rows, row_bytes]``; usually a read-only view of the mapped file.
         order: which of the stored rows stands where; None for all as they are.
+        parts: of a stack, in place of ``stored``.
     """
 
     name: str
@@ -38,16 +39,28 @@ class Tensor:
     shape: tuple[int, ...]
     stored: NDArray[np.uint8]
     order: NDArray[np.intp] | None = None
+    parts: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def stacked(cls, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """Return tensors of one type, one below the other; nothing is read yet."""
+        first = parts[0]
+        if any((p.dtype, p.shape[1:]) != (first.dtype, first.shape[1:]) for p in parts):
+            raise ModelFileError(f"the tensors {name!r} differ in type or width")
+        shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        return cls(name, first.dtype, shape, np.zeros((0, 0), np.uint8), parts=tuple(parts))
 
     @property
     def data(self) -> NDArray[np.uint8]:
         """The rows in order. Copied each time where they have one: packed weights need none."""
+        if self.parts:
+            return np.concatenate([part.data for part in self.parts])
         return self.stored if self.order is None else self.stored[self.order]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the encoded tensor."""
-        return int(self.stored.nbytes)
+        return sum(part.nbytes for part in self.parts) or int(self.stored.nbytes)
 
     def rows(self, index: slice | NDArray[np.intp], name: str = "") -> Tensor:
         """Return the rows that ``index`` selects, still encoded (rows are whole blocks)."""

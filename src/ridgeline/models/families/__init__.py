@@ -1,0 +1,236 @@
+"""Model families: from names in files to canonical names and structural facts.
+
+Literal tables say all that a family's name implies (``hf``, ``gguf``); everything else is read from
+the file. Every key of a config is read, refused, or on one list of harmless keys: a key that nobody
+knows may change what the model computes, so it ends in a message. This package opens no file and
+decodes no matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ridgeline.models.facts import Facts
+from ridgeline.models.families.gguf import FAMILIES as GGUF_FAMILIES
+from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.models.families.hf import FAMILIES as HF_FAMILIES
+from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
+from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
+from ridgeline.models.families.table import Family
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.arch import Layer, ModelArch
+
+__all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "model_from_config", "model_from_gguf"]
+
+_GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+# Of models that also see: their text half stands below one of these.
+_TEXT_HALVES = ("language_model.model.", "model.language_model.")
+_OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                 "model.multi_modal_projector.")  # fmt: skip
+
+
+def model_from_config(
+    values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+) -> tuple[ModelArch, dict[str, Tensor]]:
+    """Return the architecture and the canonical tensors of a Hugging Face directory.
+
+    Args:
+        values: config.json.
+        raw: tensors under the file's names.
+        where: the directory, for messages.
+
+    Raises:
+        ModelFileError: something is missing, out of range, misshapen or not supported.
+    """
+    named = values.get("architectures")
+    name = named[0] if type(named) is list and named else named
+    if type(values.get("text_config")) is dict:
+        values, raw = values["text_config"], _text_half(raw)
+    config = Facts(values, where, tensors=raw.keys())
+    family = HF_FAMILIES.get(name) if type(name) is str else None
+    if family is None:
+        config.fail(f"architecture {name!r} is not supported; supported: {', '.join(HF_FAMILIES)}")
+    _refuse(config, (*family.refuse, "quantization_config"))
+    for key, value in family.must.items():
+        if config.get(key) not in (None, value):
+            config.fail(f"{key} is {config.get(key)!r}, which is not supported; supported: {value}")
+    layers, max_position = layers_from_config(config, family)
+    arch = _model(config, family, layers, raw, max_position=max_position)
+    _all_understood(config, HARMLESS_IN_HF)
+    ignored = [name for name in raw if name.endswith(".rotary_emb.inv_freq")]
+    if arch.tied_embeddings:
+        ignored.append(family.outer["head"])
+    return arch, _bind(config, arch, raw, family, {*ignored})
+
+
+def model_from_gguf(
+    metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+) -> tuple[ModelArch, dict[str, Tensor]]:
+    """Return the architecture and the canonical tensors of a GGUF file.
+
+    Args:
+        metadata: the file's keys and values.
+        raw: tensors under the file's names.
+        where: the file, for messages.
+
+    Raises:
+        ModelFileError: something is missing, out of range, misshapen or not supported.
+    """
+    name = Facts(metadata, where).text("general.architecture")
+    meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
+    if name not in GGUF_FAMILIES:
+        meta.fail(f"architecture {name!r} is not supported; supported: {', '.join(GGUF_FAMILIES)}")
+    family = GGUF_FAMILIES[name]
+    _refuse(meta, family.refuse)
+    if "token_embd.weight" not in raw:
+        meta.fail("tensor 'token_embd.weight' is missing")
+    arch = _model(
+        meta,
+        family,
+        layers_from_gguf(meta, family, raw),
+        raw,
+        max_position=meta.integer("context_length"),
+        vocab_size=raw["token_embd.weight"].shape[0],
+        tied_embeddings="output.weight" not in raw,
+    )
+    _all_understood(meta, HARMLESS_IN_GGUF)
+    return arch, _bind(meta, arch, raw, family, {*_GGUF_ROPE_TENSORS})
+
+
+def _text_half(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a model's text half, under the names of a model of text alone."""
+    found = {}
+    for name, tensor in raw.items():
+        if name.startswith(_OTHER_HALVES):
+            continue
+        for prefix in _TEXT_HALVES:
+            if name.startswith(prefix):
+                name = "model." + name.removeprefix(prefix)
+        found[name.removeprefix("language_model.")] = tensor
+    return found
+
+
+def _model(
+    facts: Facts,
+    family: Family,
+    layers: tuple[Layer, ...],
+    raw: Mapping[str, Tensor],
+    **known: Any,
+) -> ModelArch:
+    if "positions" in family.outer:
+        in_file = family.outer["positions"]
+        if in_file not in raw:
+            facts.fail(f"tensor {in_file!r} is missing")
+        known["position_rows"] = raw[in_file].shape[0]
+    return ModelArch(layers=layers, **(family.read(facts) | known))
+
+
+def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
+    for key in keys:
+        value = facts.get(key)
+        if isinstance(value, np.ndarray) or value:  # an array has no truth value of its own
+            facts.fail(f"{facts.prefix}{key} is set, which is not supported")
+
+
+def _all_understood(facts: Facts, harmless: Set[str]) -> None:
+    """Refuse a key that says something and that nobody has read."""
+    for key, value in facts.values.items():
+        if not key.startswith(facts.prefix) or key in facts.seen:
+            continue
+        name = key.removeprefix(facts.prefix)
+        says_something = isinstance(value, np.ndarray) or bool(value)
+        if says_something and name not in harmless:
+            facts.fail(
+                f"{key} is set, which is not supported: nobody here knows whether it changes what "
+                f"the model computes"
+            )
+
+
+def _bind(
+    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family, ignored: Set[str]
+) -> dict[str, Tensor]:
+    """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
+    shapes = arch.matrix_shapes()
+    stacked: dict[str, list[str]] = {}  # name in the file -> its parts
+    for name in shapes:
+        if name in family.outer:
+            in_file = family.outer[name]
+        else:
+            _, index, part = name.split(".")
+            in_file = family.prefix.format(index) + family.layer[part]
+        stacked.setdefault(in_file, []).append(name)
+
+    tensors: dict[str, Tensor] = {}
+    used = set[str]()
+    for in_file, parts in stacked.items():
+        num_rows = sum(shapes[part][0] for part in parts)
+        wanted = (num_rows, *shapes[parts[0]][1:])
+        tensor, names = _found(facts, raw, in_file, wanted)
+        used.update(names)
+        begin = 0
+        for part in parts:
+            end = begin + shapes[part][0]
+            whole = len(parts) == 1
+            tensors[part] = tensor if whole else tensor.rows(slice(begin, end), f"{in_file}/{part}")
+            begin = end
+
+    left_over = sorted(raw.keys() - used - ignored)
+    if left_over:
+        facts.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
+    if family.interleaved:
+        _rotate_halves(arch, tensors)
+    if family.norm_offset:
+        for name in tensors:
+            if name.endswith("norm"):
+                tensors[name] = _raised(tensors[name], family.norm_offset)
+    return {name: tensors[name] for name in shapes}
+
+
+def _found(
+    facts: Facts, raw: Mapping[str, Tensor], in_file: str, wanted: tuple[int, ...]
+) -> tuple[Tensor, list[str]]:
+    """Return a tensor of this shape, and the names of what it is made of: of each expert one."""
+    names = [in_file]
+    if "{e}" in in_file:
+        begin, end = in_file.split("{e}")
+        indices = [name[len(begin) : -len(end)] for name in raw if name.startswith(begin)]
+        count = len({index for index in indices if index.isdigit()})
+        names = [f"{begin}{e}{end}" for e in range(count)] or [f"{begin}0{end}"]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} of shape {wanted} is missing")
+    parts = [raw[name] for name in names]
+    tensor = parts[0]
+    if len(parts) > 1:
+        tensor = Tensor.stacked(in_file, parts)
+    elif len(tensor.shape) == 3:  # a stack of experts
+        tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
+    if tensor.shape != wanted:
+        facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
+    return tensor, names
+
+
+def _raised(norm: Tensor, offset: float) -> Tensor:
+    values = norm.to_f32() + np.float32(offset)
+    return Tensor(norm.name, "F32", norm.shape, values.reshape(-1, 1).view(np.uint8))
+
+
+def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
+    """Reorder rows of q and k in place so that rope pairs channel ``i`` with ``i + dim / 2``.
+
+    Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
+    """
+    for i, layer in enumerate(arch.layers):
+        rope, head_dim = layer.mixer.rope, layer.mixer.head_dim
+        if rope is None:
+            continue
+        order = np.arange(head_dim)
+        order[: rope.dim] = order[: rope.dim].reshape(-1, 2).T.reshape(-1)
+        for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
+            if name in tensors:
+                heads = np.arange(0, tensors[name].shape[0], head_dim)
+                tensors[name] = tensors[name].reordered((heads[:, None] + order).reshape(-1))

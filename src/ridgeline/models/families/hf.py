@@ -1,0 +1,349 @@
+"""Families in Hugging Face's files, by the name in ``architectures``. Literal tables."""
+
+from __future__ import annotations
+
+from ridgeline.models.families.table import (
+    Family,
+    choice,
+    const,
+    flag,
+    integer,
+    inverse,
+    number,
+    power,
+)
+
+_PREFIX = "model.layers.{}."
+_OUTER = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "norm_bias": "model.norm.bias",
+    "head": "lm_head.weight",
+    "head_bias": "lm_head.bias",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm.weight",
+    "attn_norm_bias": "input_layernorm.bias",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "o_bias": "self_attn.o_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "mlp_norm_bias": "post_attention_layernorm.bias",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+_FUSED = _LAYER | {
+    "q": "self_attn.qkv_proj.weight",
+    "k": "self_attn.qkv_proj.weight",
+    "v": "self_attn.qkv_proj.weight",
+    "gate": "mlp.gate_up_proj.weight",
+    "up": "mlp.gate_up_proj.weight",
+}
+_AROUND = _LAYER | {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}
+_EXPERTS = _LAYER | {
+    "router": "mlp.gate.weight",
+    "gate": "mlp.experts.{e}.gate_proj.weight",
+    "up": "mlp.experts.{e}.up_proj.weight",
+    "down": "mlp.experts.{e}.down_proj.weight",
+}
+_SILU = {"silu": "silu", "swish": "silu"}
+_ACTIVATIONS = _SILU | {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+}  # fmt: skip
+_MODEL = {
+    "hidden_size": integer("hidden_size"),
+    "vocab_size": integer("vocab_size"),
+    "norm_eps": number("rms_norm_eps"),
+    "tied_embeddings": flag("tie_word_embeddings"),
+    "mixer.num_heads": integer("num_attention_heads"),
+    "ffn.size": integer("intermediate_size"),
+    "ffn.activation": choice("hidden_act", among=_SILU, default="silu"),
+}
+_BIASES = {"mixer.qkv_bias": flag("attention_bias"), "mixer.o_bias": flag("attention_bias")}
+_LAYER_NORM = {"norm": const("layer"), "norm_eps": number("layer_norm_eps", default=1e-5)}
+_GEMMA = {
+    "embed_scale": power("hidden_size", 0.5),
+    "tied_embeddings": flag("tie_word_embeddings", default=True),
+    "layer.norms": const("around"),
+    "mixer.head_dim": integer("head_dim", default=256),
+    "mixer.scale": power("query_pre_attn_scalar", -0.5, 256),
+    "ffn.activation": choice("hidden_activation", "hidden_act", among=_ACTIVATIONS),
+}
+_SCALES = {
+    "embed_scale": number("embedding_multiplier", default=1.0),
+    "residual_scale": number("residual_multiplier", default=1.0),
+    "logit_scale": inverse("logits_scaling", 1.0),
+    "mixer.scale": number("attention_multiplier", default=1.0),
+}
+_SPARSE = {
+    "ffn.num": integer("num_experts", "num_local_experts"),
+    "ffn.per_token": integer("num_experts_per_tok"),
+    "ffn.normalised": flag("norm_topk_prob"),
+}
+
+LLAMA = Family(_OUTER, _LAYER, _PREFIX, _MODEL | _BIASES, refuse=("mlp_bias",))
+QWEN3 = {"mixer.qk_norm": const("head"), "mixer.head_dim": integer("head_dim", default=128)}
+_OLMO = {"layer.norms": const("behind"), "mixer.qk_norm": const("width")}
+_OLMO_NAMES = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}
+
+FAMILIES = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": Family(
+        _OUTER, _LAYER, _PREFIX, _MODEL | _BIASES, windows="all", default_window=4096
+    ),
+    "Phi3ForCausalLM": Family(_OUTER, _FUSED, _PREFIX, _MODEL | _BIASES, windows="all"),
+    "Qwen2ForCausalLM": Family(
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | {"mixer.qkv_bias": const(True)},
+        windows="switch",
+        default_window=4096,
+    ),
+    "Qwen3ForCausalLM": Family(
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | _BIASES | QWEN3,
+        windows="switch",
+        default_window=4096,
+    ),
+    "Gemma2ForCausalLM": Family(
+        _OUTER,
+        _AROUND,
+        _PREFIX,
+        _MODEL
+        | _BIASES
+        | _GEMMA
+        | {
+            "mixer.softcap": number("attn_logit_softcapping", default=50.0),
+            "logit_softcap": number("final_logit_softcapping", default=30.0),
+        },
+        windows="pattern",
+        default_window=4096,
+        pattern=2,
+        norm_offset=1.0,
+        refuse=("use_bidirectional_attention",),
+    ),
+    "Gemma3ForCausalLM": Family(
+        _OUTER,
+        _AROUND,
+        _PREFIX,
+        _MODEL | _BIASES | _GEMMA | {"mixer.qk_norm": const("head")},
+        windows="pattern",
+        default_window=4096,
+        pattern=6,
+        ropes={"sliding": "rope_local_base_freq"},
+        norm_offset=1.0,
+        refuse=(
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "use_bidirectional_attention",
+        ),
+    ),
+    "SmolLM3ForCausalLM": Family(
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | _BIASES,
+        windows="switch",
+        ropes={"no_rope_layers": "none"},
+        refuse=("mlp_bias",),
+    ),
+    "GraniteForCausalLM": Family(
+        _OUTER, _LAYER, _PREFIX, _MODEL | _BIASES | _SCALES, refuse=("mlp_bias",)
+    ),
+    "Olmo2ForCausalLM": Family(_OUTER, _LAYER | _OLMO_NAMES, _PREFIX, _MODEL | _BIASES | _OLMO),
+    "Olmo3ForCausalLM": Family(
+        _OUTER,
+        _LAYER | _OLMO_NAMES,
+        _PREFIX,
+        _MODEL | _BIASES | _OLMO,
+        windows="pattern",
+        default_window=4096,
+        pattern=4,
+        ropes={"sliding": "rope_theta"},
+    ),
+    "StableLmForCausalLM": Family(
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | _LAYER_NORM | {"norm_bias": const(True), "mixer.qkv_bias": flag("use_qkv_bias")},
+        refuse=("use_parallel_residual", "qk_layernorm"),
+    ),
+    "CohereForCausalLM": Family(
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL
+        | _BIASES
+        | _LAYER_NORM
+        | {
+            "tied_embeddings": flag("tie_word_embeddings", default=True),
+            "logit_scale": number("logit_scale", default=0.0625),
+            "layer.norms": const("beside"),
+        },
+        interleaved=True,
+        refuse=("use_qk_norm",),
+    ),
+    "Cohere2ForCausalLM": Family(
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL
+        | _BIASES
+        | _LAYER_NORM
+        | {
+            "tied_embeddings": flag("tie_word_embeddings", default=True),
+            "logit_scale": number("logit_scale", default=0.0625),
+            "layer.norms": const("beside"),
+        },
+        windows="pattern",
+        default_window=4096,
+        pattern=4,
+        ropes={"full": "none"},
+        interleaved=True,
+        refuse=("use_qk_norm",),
+    ),
+    "PhiForCausalLM": Family(
+        _OUTER
+        | {"norm": "model.final_layernorm.weight", "norm_bias": "model.final_layernorm.bias"},
+        _LAYER
+        | {
+            "o": "self_attn.dense.weight",
+            "o_bias": "self_attn.dense.bias",
+            "up": "mlp.fc1.weight",
+            "up_bias": "mlp.fc1.bias",
+            "down": "mlp.fc2.weight",
+            "down_bias": "mlp.fc2.bias",
+        },
+        _PREFIX,
+        _MODEL
+        | _LAYER_NORM
+        | {
+            "norm_bias": const(True),
+            "head_bias": const(True),
+            "layer.norms": const("beside"),
+            "mixer.qkv_bias": const(True),
+            "mixer.o_bias": const(True),
+            "ffn.gated": const(False),
+            "ffn.bias": const(True),
+            "ffn.activation": choice("hidden_act", among=_ACTIVATIONS, default="gelu_new"),
+        },
+        refuse=("qk_layernorm",),
+    ),
+    "OPTForCausalLM": Family(
+        {
+            "embed": "model.decoder.embed_tokens.weight",
+            "positions": "model.decoder.embed_positions.weight",
+            "norm": "model.decoder.final_layer_norm.weight",
+            "norm_bias": "model.decoder.final_layer_norm.bias",
+            "head": "lm_head.weight",
+        },
+        _LAYER
+        | {
+            "attn_norm": "self_attn_layer_norm.weight",
+            "attn_norm_bias": "self_attn_layer_norm.bias",
+            "o": "self_attn.out_proj.weight",
+            "o_bias": "self_attn.out_proj.bias",
+            "mlp_norm": "final_layer_norm.weight",
+            "mlp_norm_bias": "final_layer_norm.bias",
+            "up": "fc1.weight",
+            "up_bias": "fc1.bias",
+            "down": "fc2.weight",
+            "down_bias": "fc2.bias",
+        },
+        "model.decoder.layers.{}.",
+        _MODEL
+        | _LAYER_NORM
+        | {
+            "norm_bias": const(True),
+            "tied_embeddings": flag("tie_word_embeddings", default=True),
+            "position_offset": const(2),
+            "mixer.qkv_bias": const(True),
+            "mixer.o_bias": const(True),
+            "ffn.size": integer("ffn_dim"),
+            "ffn.gated": const(False),
+            "ffn.bias": const(True),
+            "ffn.activation": choice("activation_function", among=_ACTIVATIONS, default="relu"),
+        },
+        ropes={"full": "none"},
+        refuse=("_remove_final_layer_norm",),
+        must={"do_layer_norm_before": True},
+    ),
+    "MixtralForCausalLM": Family(
+        _OUTER,
+        _LAYER
+        | {
+            "router": "block_sparse_moe.gate.weight",
+            "gate": "block_sparse_moe.experts.{e}.w1.weight",
+            "up": "block_sparse_moe.experts.{e}.w3.weight",
+            "down": "block_sparse_moe.experts.{e}.w2.weight",
+        },
+        _PREFIX,
+        _MODEL
+        | {
+            "ffn.num": integer("num_local_experts", default=8),
+            "ffn.per_token": integer("num_experts_per_tok", default=2),
+        },
+        windows="all",
+        has_experts=True,
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _BIASES | QWEN3 | _SPARSE | {"ffn.size": integer("moe_intermediate_size")},
+        windows="switch",
+        default_window=4096,
+        has_experts=True,
+        refuse=("mlp_only_layers",),
+        must={"decoder_sparse_step": 1},
+    ),
+    "OlmoeForCausalLM": Family(
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _BIASES | _SPARSE | {"mixer.qk_norm": const("width")},
+        has_experts=True,
+        refuse=("clip_qkv",),
+    ),
+}
+FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
+
+# Set or not, these change no answer: how a model was trained, saved or is usually sampled.
+HARMLESS = frozenset((
+    "_name_or_path", "_sliding_window_pattern", "add_cross_attention", "architectures",
+    "attention_bias", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id",
+    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
+    "classifier_dropout_prob", "cross_attention_hidden_size", "decoder_sparse_step",
+    "decoder_start_token_id", "do_layer_norm_before", "do_sample", "dropout", "dtype",
+    "early_stopping", "embd_pdrop", "enable_bias", "eos_token_id", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "generation_config", "head_dim", "hidden_dropout",
+    "id2label", "init_std", "initializer_factor", "initializer_range", "is_decoder",
+    "is_encoder_decoder", "label2id", "layer_norm_elementwise_affine", "layer_types", "layerdrop",
+    "length_penalty", "max_length", "max_window_layers", "min_length", "model_type",
+    "num_beam_groups", "num_beams", "num_key_value_heads", "num_return_sequences",
+    "output_attentions", "output_hidden_states", "output_router_logits", "output_scores",
+    "pad_token_id", "prefix", "pretraining_tp", "problem_type", "repetition_penalty", "resid_pdrop",
+    "return_dict", "return_dict_in_generate", "router_aux_loss_coef", "router_jitter_noise",
+    "sep_token_id", "task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class",
+    "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
+    "word_embed_proj_dim",
+))  # fmt: skip

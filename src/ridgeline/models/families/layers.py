@@ -1,0 +1,204 @@
+"""The layers of a model, from its file: what each sees, and how its positions turn.
+
+It knows the keys that files of all families have in common; what differs is in a ``Family``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ridgeline.models.facts import Facts
+from ridgeline.models.families.table import Family
+from ridgeline.models.rope_scaling import rope_from_config, rope_from_gguf
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, Rope
+
+_MAX_LAYERS = 4096
+_KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
+_Ropes = Mapping[str, Rope | None]  # by kind of layer: "full" or "sliding"
+
+
+def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...], int]:
+    """Return the layers that a config.json describes, and the context length in tokens.
+
+    Raises:
+        ModelFileError: a value is missing, out of range or not supported.
+    """
+    num_layers = _num_layers(config, "num_hidden_layers")
+    mixer = family.read(config, "mixer")
+    heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
+    head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
+    kinds, window = _windows_of_config(config, family, num_layers)
+    ropes, max_position = _ropes_of_config(config, family, head_dim)
+    attention = Attention(
+        heads,
+        _num_kv_heads(config, "num_key_value_heads", heads),
+        head_dim,
+        None,
+        **_without_doubles(mixer, family),
+    )
+    turning = _no_rope_layers(config, family, num_layers)
+    return _layers(config, family, attention, kinds, window, ropes, turning), max_position
+
+
+def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> tuple[Layer, ...]:
+    """Return the layers that a GGUF file describes.
+
+    Raises:
+        ModelFileError: a value is missing, out of range or not supported.
+    """
+    num_layers = _num_layers(meta, "block_count")
+    if num_layers in family.refuse_layers:
+        meta.fail(
+            f"{meta.prefix}block_count is {num_layers}: files of this size do not say how scores "
+            f"are scaled; take the safetensors of the model"
+        )
+    mixer = family.read(meta, "mixer")
+    heads, hidden_size = mixer.pop("num_heads"), meta.integer("embedding_length")
+    head_dim = meta.integer("attention.key_length", hidden_size // heads)
+    if meta.integer("attention.value_length", head_dim) != head_dim:
+        meta.fail(f"{meta.prefix}attention.value_length differs from key_length, which is not "
+                  f"supported")  # fmt: skip
+    window = 0
+    if family.windows != "none":
+        window = meta.integer("attention.sliding_window", 0, low=0)
+    kinds = ["sliding" if window else "full"] * num_layers
+    if family.windows == "pattern":
+        kinds = _pattern(meta, "attention.sliding_window_pattern", family, num_layers)
+    rope = rope_from_gguf(meta, head_dim, raw)
+    ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
+    if "sliding" in family.ropes:
+        theta = meta.number("rope.freq_base_swa", float(family.ropes["sliding"]))
+        ropes["sliding"] = Rope(theta, rope.dim)
+    attention = Attention(
+        heads,
+        _num_kv_heads(meta, "attention.head_count_kv", heads),
+        head_dim,
+        None,
+        **mixer,
+    )
+    turning = _no_rope_layers(meta, family, num_layers)
+    return _layers(meta, family, attention, kinds, window or None, ropes, turning)
+
+
+def _layers(
+    facts: Facts,
+    family: Family,
+    attention: Attention,
+    kinds: list[str],
+    window: int | None,
+    ropes: _Ropes,
+    turning: list[bool],
+) -> tuple[Layer, ...]:
+    """Return the layers; equal ones are the same object."""
+    ffn_kind = Experts if family.has_experts else Mlp
+    ffn = ffn_kind(**family.read(facts, "ffn"))
+    if isinstance(ffn, Experts) and ffn.per_token > ffn.num:
+        facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
+    of_layer = family.read(facts, "layer")
+    made: dict[tuple[str, bool], Layer] = {}
+    for kind, turns in zip(kinds, turning, strict=True):
+        rope = ropes[kind] if turns else None
+        mixer = replace(attention, window=window if kind == "sliding" else None, rope=rope)
+        made.setdefault((kind, turns), Layer(mixer, ffn, **of_layer))
+    return tuple(made[key] for key in zip(kinds, turning, strict=True))
+
+
+def _without_doubles(mixer: dict[str, Any], family: Family) -> dict[str, Any]:
+    """Return the facts of attention: projections that always have a bias share it with no key."""
+    if mixer.get("qkv_bias") is True and "mixer.o_bias" not in family.facts:
+        mixer["o_bias"] = False
+    return mixer
+
+
+def _num_layers(facts: Facts, key: str) -> int:
+    num_layers = facts.integer(key)
+    if num_layers > _MAX_LAYERS:
+        facts.fail(f"{facts.prefix}{key} is {num_layers}, more than {_MAX_LAYERS}")
+    return num_layers
+
+
+def _num_kv_heads(facts: Facts, key: str, num_heads: int) -> int:
+    num_kv_heads = facts.integer(key, num_heads)
+    if num_heads % num_kv_heads:
+        facts.fail(f"{num_heads} heads cannot share {num_kv_heads} key and value heads evenly")
+    return num_kv_heads
+
+
+def _windows_of_config(
+    config: Facts, family: Family, num_layers: int
+) -> tuple[list[str], int | None]:
+    """Return each layer's kind, and the window of sliding ones.
+
+    A token at ``p`` of such a layer sees positions above ``p - window``.
+    """
+    has_switch = family.windows == "switch"
+    is_on = config.flag("use_sliding_window", False) if has_switch else family.windows != "none"
+    window = family.default_window
+    if "sliding_window" in config.values:
+        window = config.integer("sliding_window", 0, low=0) or None
+    window = window if is_on else None
+    first = config.integer("max_window_layers", 28, low=0) if has_switch else 0
+    kinds: Any = config.get("layer_types")
+    if kinds is not None:
+        if (
+            type(kinds) is not list
+            or len(kinds) != num_layers
+            or any(k not in _KINDS for k in kinds)
+        ):
+            known = ", ".join(_KINDS)
+            config.fail(f"layer_types must name one of {known} for each of the layers")
+        return [_KINDS[kind] for kind in kinds], window
+    if family.windows == "pattern":
+        return _pattern(config, "sliding_window_pattern", family, num_layers), window
+    return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
+
+
+def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:
+    """Return kinds in turn: every so manyth layer is full; or as an array says."""
+    given = facts.get(key)
+    if isinstance(given, np.ndarray | list):
+        flags = [bool(value) for value in given]
+        if len(flags) != num_layers:
+            facts.fail(f"{facts.prefix}{key} has {len(flags)} values for {num_layers} layers")
+        return ["sliding" if value else "full" for value in flags]
+    every = facts.integer(key, family.pattern)
+    return ["sliding" if (i + 1) % every else "full" for i in range(num_layers)]
+
+
+def _ropes_of_config(config: Facts, family: Family, head_dim: int) -> tuple[_Ropes, int]:
+    """Return the rope of each kind of layer, and the context length."""
+    given: Any = config.get("rope_parameters")
+    by_kind = type(given) is dict and given and all(kind in _KINDS for kind in given)
+    if by_kind and family.windows == "pattern":
+        found: dict[str, Rope | None] = {}
+        for kind, parameters in given.items():
+            of_kind = replace(config, values={**config.values, "rope_parameters": parameters})
+            found[_KINDS[kind]], max_position = rope_from_config(of_kind, head_dim)
+        if found.keys() != {"full", "sliding"}:
+            config.fail("rope_parameters must describe full_attention and sliding_attention")
+    else:
+        rope, max_position = rope_from_config(config, head_dim)
+        found = {"full": rope, "sliding": rope}
+        if local := family.ropes.get("sliding"):
+            found["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)
+    if family.ropes.get("full") == "none":
+        found["full"] = None
+    return found, max_position
+
+
+def _no_rope_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
+    """Return which layers turn queries and keys at all: SmolLM3's list has 1 for those that do."""
+    if "no_rope_layers" not in family.ropes:
+        return [True] * num_layers
+    every = facts.integer("no_rope_layer_interval", 4)
+    given = facts.get("no_rope_layers")
+    if given is None:
+        return [(i + 1) % every != 0 for i in range(num_layers)]
+    if type(given) is not list or len(given) != num_layers or any(v not in (0, 1) for v in given):
+        facts.fail("no_rope_layers must have 0 or 1 for each of the layers")
+    return [bool(value) for value in given]

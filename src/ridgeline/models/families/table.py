@@ -1,0 +1,137 @@
+"""What a family's name implies, as data: where facts and tensors stand, and how they are read.
+
+A ``Reader`` says how one fact is read from a config; there is a closed set of them, so tables can
+be listed, checked and printed. This module opens no file and knows no family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ridgeline.models.facts import Facts
+
+
+class Reader(NamedTuple):
+    """How a fact is read: "const", a typed value of the first key there is, or made of one."""
+
+    how: Literal["const", "integer", "number", "flag", "choice", "power", "inverse", "bias"]
+    keys: tuple[str, ...] = ()
+    default: Any = None
+    argument: Any = None
+
+    def read(self, facts: Facts) -> Any:
+        """Return the value. Raises ModelFileError if it is missing or of another type."""
+        key = next((key for key in self.keys if facts.get(key) is not None), (*self.keys, "")[0])
+        match self.how:
+            case "const":
+                return self.argument
+            case "integer":
+                return facts.integer(key, self.default)
+            case "number":
+                return facts.number(key, self.default)
+            case "flag":
+                return facts.flag(key, self.default)
+            case "power":
+                return facts.number(key, self.default) ** self.argument
+            case "inverse":
+                return 1.0 / facts.number(key, self.default)
+            case "bias":
+                return self.argument in facts.tensors
+            case "choice":
+                found = facts.text(key, self.default)
+                if found not in self.argument:
+                    known = ", ".join(self.argument)
+                    facts.fail(
+                        f"{facts.prefix}{key} {found!r} is not supported; supported: {known}"
+                    )
+                return self.argument[found]
+
+
+def const(value: Any) -> Reader:
+    """The same for every model of the family."""
+    return Reader("const", argument=value)
+
+
+def integer(*keys: str, default: int | None = None) -> Reader:
+    """A whole number of at least 1."""
+    return Reader("integer", keys, default)
+
+
+def number(*keys: str, default: float | None = None) -> Reader:
+    """A positive number."""
+    return Reader("number", keys, default)
+
+
+def flag(key: str, *, default: bool = False) -> Reader:
+    """True or false."""
+    return Reader("flag", (key,), default)
+
+
+def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
+    """A word, put into our words."""
+    return Reader("choice", keys, default, among)
+
+
+def power(key: str, exponent: float, default: float | None = None) -> Reader:
+    """A number, raised to a power."""
+    return Reader("power", (key,), default, exponent)
+
+
+def inverse(key: str, default: float | None = None) -> Reader:
+    """One over a number."""
+    return Reader("inverse", (key,), default)
+
+
+def has(tensor: str) -> Reader:
+    """Whether the file has a tensor of this name."""
+    return Reader("bias", argument=tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        outer: canonical names before and behind the layers to the file's.
+        layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
+        prefix: of a layer's tensors; ``{}`` stands for its number.
+        facts: "mixer", "ffn" or "layer", a dot and a field, or a field of the model, to its reader.
+        windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
+            and spares the lower layers; or "pattern" for some layers in turn.
+        default_window: where the config does not mention one.
+        pattern: every so manyth layer sees everything, if the config does not say it.
+        ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
+            to "none", or the key of the base of one that is not scaled.
+        norm_offset: norm weights lack this number.
+        interleaved: rows of q and k are stored for rotating neighbours instead of halves.
+        has_experts: the feed-forward network is a mixture of experts.
+        refuse: keys that change what a model computes, and that are refused if they are set.
+        must: keys that have no other value, if they are there.
+        refuse_layers: numbers of layers of models whose files lack a fact.
+    """
+
+    outer: Mapping[str, str]
+    layer: Mapping[str, str]
+    prefix: str
+    facts: Mapping[str, Reader]
+    windows: Literal["none", "all", "switch", "pattern"] = "none"
+    default_window: int | None = None
+    pattern: int = 0
+    ropes: Mapping[str, str] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    interleaved: bool = False
+    has_experts: bool = False
+    refuse: tuple[str, ...] = ()
+    refuse_layers: tuple[int, ...] = ()
+    must: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
+        """Return the facts of "mixer", "ffn" or "layer"; of the model if no part is named."""
+        found = {}
+        for name, reader in self.facts.items():
+            where, _, fact = name.rpartition(".")
+            if where == part:
+                found[fact] = reader.read(facts)
+        return found
