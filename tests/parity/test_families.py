@@ -22,6 +22,13 @@ def test_family(name: str, tmp_path: Path) -> None:
     check(tiny.save(model, tmp_path), answers)
 
 
+@pytest.mark.parametrize("name", tiny.NEWER)
+def test_newer_family(name: str, tmp_path: Path) -> None:
+    model = tiny.make_model(name)
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7, 1)]
+    check(tiny.save(model, tmp_path), answers)
+
+
 @pytest.mark.parametrize(("lengths", "context"), [(SHORT_PROMPTS, 32), (LONG_PROMPTS, 64)])
 def test_longrope_on_both_sides_of_the_original_context(
     lengths: tuple[int, ...], context: int, tmp_path: Path

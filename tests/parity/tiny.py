@@ -86,6 +86,65 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-window": ("Phi3", {"sliding_window": 8}),
     "phi3-longrope": ("Phi3", {"rope_parameters": LONG_ROPE, **ORIGINAL}),
 }
+_TWO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": LINEAR_ROPE,
+}
+_SLIDING = {"sliding_window": 8, "num_hidden_layers": 4}
+_EVERY_OTHER = ["sliding_attention", "full_attention"] * 2
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+_QUERY_SCALE = {"head_dim": 32, "query_pre_attn_scalar": 20}
+# Families whose config says more than the older keys of rope, or that have no rope.
+NEWER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3",
+        {**_SLIDING, **_QUERY_SCALE, "layer_types": _EVERY_OTHER, "rope_parameters": _TWO_ROPES},
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            **_SLIDING,
+            **_QUERY_SCALE,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "attention_multiplier": 0.2,
+            "attention_bias": True,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {**_SLIDING, "layer_types": _EVERY_OTHER, "rope_parameters": _TWO_ROPES},
+    ),
+    "stablelm": ("StableLm", {"rope_parameters": PARTIAL_ROPE, "use_qkv_bias": True}),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "cohere2": ("Cohere2", {**_SLIDING, "layer_types": _EVERY_OTHER, "head_dim": 16}),
+    "phi2": ("Phi", {"rope_parameters": PARTIAL_ROPE, "num_key_value_heads": 4}),
+    "opt": (
+        "OPT",
+        {
+            "ffn_dim": 96,
+            "word_embed_proj_dim": 64,
+            "intermediate_size": None,
+            "num_key_value_heads": None,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {**_EXPERTS, "head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    ),
+    "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
+}
 
 
 @dataclass(frozen=True)
@@ -103,18 +162,22 @@ class Answer:
 
 
 def make_model(name: str) -> Any:
-    """Return the model ``name`` of CONFIGS with every parameter random, norms and biases too."""
-    family, changes = CONFIGS[name]
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    """Return a model by name, of CONFIGS or NEWER, every parameter random, norms and biases too."""
+    family, changes = (CONFIGS | NEWER)[name]
+    kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    sizes = {key: value for key, value in SIZES.items() if changes.get(key, value) is not None}
+    config = getattr(transformers, kind)(**{**sizes, **changes})
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in parameter_name:
+            if "norm" in parameter_name and parameter_name.endswith("weight"):
                 parameter.copy_(1.0 + 0.3 * noise)
             elif parameter.ndim == 1:
                 parameter.copy_(0.5 * noise)
+            elif parameter.ndim == 3:  # a stack of experts
+                parameter.copy_(noise * 1.5 / parameter.shape[2] ** 0.5)
             else:  # large enough that attention is sharp and logits are far from flat
                 parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
     return model

@@ -60,7 +60,7 @@ def model_from_config(
             config.fail(f"{key} is {config.get(key)!r}, which is not supported; supported: {value}")
     layers, max_position = layers_from_config(config, family)
     arch = _model(config, family, layers, raw, max_position=max_position)
-    _all_understood(config, HARMLESS_IN_HF)
+    _all_understood(config, HARMLESS_IN_HF | {*family.unused})
     ignored = [name for name in raw if name.endswith(".rotary_emb.inv_freq")]
     if arch.tied_embeddings:
         ignored.append(family.outer["head"])
@@ -97,7 +97,7 @@ def model_from_gguf(
         vocab_size=raw["token_embd.weight"].shape[0],
         tied_embeddings="output.weight" not in raw,
     )
-    _all_understood(meta, HARMLESS_IN_GGUF)
+    _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
     return arch, _bind(meta, arch, raw, family, {*_GGUF_ROPE_TENSORS})
 
 

@@ -313,6 +313,7 @@ FAMILIES = {
         default_window=4096,
         has_experts=True,
         refuse=("mlp_only_layers",),
+        unused=("intermediate_size",),  # of layers without experts: there are none
         must={"decoder_sparse_step": 1},
     ),
     "OlmoeForCausalLM": Family(

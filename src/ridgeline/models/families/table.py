@@ -108,6 +108,7 @@ class Family:
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         has_experts: the feed-forward network is a mixture of experts.
         refuse: keys that change what a model computes, and that are refused if they are set.
+        unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
         refuse_layers: numbers of layers of models whose files lack a fact.
     """
@@ -125,6 +126,7 @@ class Family:
     has_experts: bool = False
     refuse: tuple[str, ...] = ()
     refuse_layers: tuple[int, ...] = ()
+    unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
