@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics import costs
 from ridgeline.physics.config_shape import shape_of_arch, shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
@@ -69,6 +70,25 @@ def test_a_published_model_has_its_published_parameters(name: str) -> None:
     mtp = entry.get("num_mtp_params", 0)
     assert mtp_params(shape) == pytest.approx(mtp, rel=entry.get("mtp_tolerance", 0))
     assert kv_bytes_per_token(shape) == entry["kv_bytes_per_token"]
+
+
+RUN = [
+    name
+    for name, entry in PUBLISHED.items()
+    if entry["config"].get("architectures", [""])[0] in HF_FAMILIES
+]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_published_config_of_a_family_that_runs_has_its_parameters(name: str) -> None:
+    entry = PUBLISHED[name]
+    config = entry["config"]
+    if "text_config" in config:
+        config = config["text_config"] | {"architectures": config["architectures"]}
+    arch = arch_from_config(config, {}, name)
+    tolerance = entry.get("tolerance", 1e-6)
+    assert costs.weight_params(arch) == pytest.approx(entry["num_params"], rel=tolerance)
+    assert costs.kv_bytes_per_token(arch, 2) == entry["kv_bytes_per_token"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.families import families_table
 from ridgeline.cli.help import App
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
@@ -59,11 +60,19 @@ def pull(model: Model, as_json: AsJson = False) -> None:
     say(f"Next: ridgeline run {model}")
 
 
-def list_models(as_json: AsJson = False) -> None:
+def list_models(
+    as_json: AsJson = False,
+    families: Annotated[
+        bool, typer.Option("--families", help="List the families that run instead.")
+    ] = False,
+) -> None:
     """List the models on this machine, and what can be pulled by a short name.
 
     Models of the hub's cache, of Ollama and of LM Studio are used where they lie.
     """
+    if families:
+        print(families_table())
+        return
     places = stores()
     here = list(places.all())
     if as_json:

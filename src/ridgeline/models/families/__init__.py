@@ -24,7 +24,14 @@ from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
 
-__all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "model_from_config", "model_from_gguf"]
+__all__ = [
+    "GGUF_FAMILIES",
+    "HF_FAMILIES",
+    "Family",
+    "arch_from_config",
+    "model_from_config",
+    "model_from_gguf",
+]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 # Of models that also see: their text half stands below one of these.
@@ -46,11 +53,23 @@ def model_from_config(
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
-    named = values.get("architectures")
-    name = named[0] if type(named) is list and named else named
     if type(values.get("text_config")) is dict:
-        values, raw = values["text_config"], _text_half(raw)
-    config = Facts(values, where, tensors=raw.keys())
+        values, raw = _text_half(values), _text_tensors(raw)
+    arch = arch_from_config(values, raw, where)
+    family = HF_FAMILIES[_architecture(values)]
+    ignored = [name for name in raw if name.endswith(".rotary_emb.inv_freq")]
+    if arch.tied_embeddings:
+        ignored.append(family.outer["head"])
+    return arch, _bind(Facts(values, where), arch, raw, family, {*ignored})
+
+
+def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelArch:
+    """Return the architecture alone; of the tensors only that of learnt positions is looked at.
+
+    Raises:
+        ModelFileError: something is missing, out of range or not supported.
+    """
+    config, name = Facts(values, where, tensors=raw.keys()), _architecture(values)
     family = HF_FAMILIES.get(name) if type(name) is str else None
     if family is None:
         config.fail(f"architecture {name!r} is not supported; supported: {', '.join(HF_FAMILIES)}")
@@ -61,10 +80,12 @@ def model_from_config(
     layers, max_position = layers_from_config(config, family)
     arch = _model(config, family, layers, raw, max_position=max_position)
     _all_understood(config, HARMLESS_IN_HF | {*family.unused})
-    ignored = [name for name in raw if name.endswith(".rotary_emb.inv_freq")]
-    if arch.tied_embeddings:
-        ignored.append(family.outer["head"])
-    return arch, _bind(config, arch, raw, family, {*ignored})
+    return arch
+
+
+def _architecture(values: Mapping[str, Any]) -> Any:
+    named = values.get("architectures")
+    return named[0] if type(named) is list and named else named
 
 
 def model_from_gguf(
@@ -101,7 +122,12 @@ def model_from_gguf(
     return arch, _bind(meta, arch, raw, family, {*_GGUF_ROPE_TENSORS})
 
 
-def _text_half(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _text_half(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a model's text half, under the whole model's name."""
+    return {**values["text_config"], "architectures": values.get("architectures")}
+
+
+def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model's text half, under the names of a model of text alone."""
     found = {}
     for name, tensor in raw.items():

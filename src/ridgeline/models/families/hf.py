@@ -79,7 +79,7 @@ _GEMMA = {
     "layer.norms": const("around"),
     "mixer.head_dim": integer("head_dim", default=256),
     "mixer.scale": power("query_pre_attn_scalar", -0.5, 256),
-    "ffn.activation": choice("hidden_activation", "hidden_act", among=_ACTIVATIONS),
+    "ffn.activation": choice("hidden_activation", among=_ACTIVATIONS, default="gelu_pytorch_tanh"),
 }
 _SCALES = {
     "embed_scale": number("embedding_multiplier", default=1.0),
@@ -138,6 +138,7 @@ FAMILIES = {
         default_window=4096,
         pattern=2,
         norm_offset=1.0,
+        unused=("hidden_act", "sliding_window_size"),  # other keys say it
         refuse=("use_bidirectional_attention",),
     ),
     "Gemma3ForCausalLM": Family(
@@ -150,6 +151,7 @@ FAMILIES = {
         pattern=6,
         ropes={"sliding": "rope_local_base_freq"},
         norm_offset=1.0,
+        unused=("hidden_act",),
         refuse=(
             "attn_logit_softcapping",
             "final_logit_softcapping",

@@ -281,15 +281,11 @@ def _pack_all(
         for name in ("q", "k", "v", "o", *sizes.block.inner, "down"):
             matrix(prefix + name, *places.get(name, (None, None)))
         if sizes.experts:
-            router = np.zeros((sizes.experts.num, sizes.hidden), np.float32)
-            router[:, : arch.hidden_size] = checkpoint.tensors[prefix + "router"].to_f32()
-            arrays[prefix + "router"] = Packed("", router)
+            arrays[prefix + "router"] = _plain_rows(checkpoint, prefix + "router", sizes)
     for name, size in outer_sizes(arch, sizes).items():
         arrays[name] = Packed("", vector(name, size))
     if arch.position_rows:
-        table = np.zeros((arch.position_rows, sizes.hidden), np.float32)
-        table[:, : arch.hidden_size] = checkpoint.tensors["positions"].to_f32()
-        arrays["positions"] = Packed("", table)
+        arrays["positions"] = _plain_rows(checkpoint, "positions", sizes)
     head = "embed" if arch.tied_embeddings else "head"
     matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
     arrays["head"] = arrays.pop(head)
@@ -420,6 +416,14 @@ def _rope_tables(
             cos, sin = (np.pad(table, padding) for table in rope_tables(rope, max_model_len))
         found[rope] = cos, sin
     return found
+
+
+def _plain_rows(checkpoint: Checkpoint, name: str, sizes: Sizes) -> Packed:
+    """Return rows as wide as the residual stream, in f32, padded."""
+    values = checkpoint.tensors[name].to_f32()
+    out = np.zeros((len(values), sizes.hidden), np.float32)
+    out[:, : values.shape[1]] = values
+    return Packed("", out)
 
 
 def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.floating]:

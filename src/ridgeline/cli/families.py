@@ -1,0 +1,54 @@
+"""The families of models that run, as the tables say: ``ridgeline models --families``.
+
+docs/models.md has the same text; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, Family
+
+_NORMS = {
+    "behind": "norms behind",
+    "around": "norms around",
+    "beside": "attention beside the MLP",
+}
+_WINDOWS = {
+    "all": "a sliding window",
+    "switch": "a sliding window, if switched on",
+    "pattern": "windows in turn",
+}
+
+
+def families_table() -> str:
+    """Return a markdown table of every family and what is special about it."""
+    rows = ["| in files | as | what is special |", "|---|---|---|"]
+    for kind, families in (("safetensors", HF_FAMILIES), ("GGUF", GGUF_FAMILIES)):
+        rows += [
+            f"| `{name}` | {kind} | {', '.join(_specials(family)) or 'nothing'} |"
+            for name, family in families.items()
+        ]
+    return "\n".join(rows)
+
+
+def _specials(family: Family) -> Iterator[str]:
+    constants = {name: reader.argument for name, reader in family.facts.items()}
+    if norms := _NORMS.get(constants.get("layer.norms", "")):
+        yield norms
+    if constants.get("norm") == "layer":
+        yield "LayerNorm"
+    if qk_norm := constants.get("mixer.qk_norm"):
+        yield f"queries and keys normed over the {qk_norm}"
+    if family.windows in _WINDOWS:
+        yield _WINDOWS[family.windows]
+    if family.ropes:
+        yield "learnt positions" if "positions" in family.outer else "rope by layer"
+    if "mixer.softcap" in family.facts:
+        yield "soft-capped scores and logits"
+    if "residual_scale" in family.facts:
+        yield "scaled embedding, residuals and logits"
+    if constants.get("ffn.gated") is False:
+        yield "an MLP without gates"
+    if family.has_experts:
+        yield "a mixture of experts"
