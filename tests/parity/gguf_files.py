@@ -26,16 +26,25 @@ LAYER_NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_POST = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_AROUND = _POST | {"pre_feedforward_layernorm": "ffn_norm"}
+# What else stands where, by family, and what GGUF calls the family.
+NAMES_OF = {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _POST}
+ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+INTERLEAVED = ("llama", "granite", "smollm3")
 OTHER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def write_gguf(model: Any, path: Path) -> Path:
-    """Write ``model`` (llama, qwen2, qwen3 or phi3) in float32 to ``path``; return it."""
+    """Write ``model`` in float32 to ``path``; return it."""
     config = model.config
     family = config.model_type
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(family, family))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -46,16 +55,22 @@ def write_gguf(model: Any, path: Path) -> Path:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(VOCAB)
-    if family == "phi3":
-        writer.add_sliding_window(config.sliding_window or 0)
+    _add_specials(writer, config)
     _add_rope(writer, model, head_dim)
     _add_vocabulary(writer)
     for name, parameter in model.named_parameters():
         array = parameter.detach().numpy()
-        if family == "llama" and (".q_proj." in name or ".k_proj." in name):
+        if family.startswith("gemma") and "norm" in name:
+            array = array + 1
+        if name.endswith("experts.gate_up_proj"):
+            stem = f"blk.{name.split('.')[2]}.ffn"
+            for part, half in zip(("gate", "up"), np.split(array, 2, axis=1), strict=True):
+                writer.add_tensor(f"{stem}_{part}_exps.weight", np.ascontiguousarray(half))
+            continue
+        if family in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             halves = array.reshape(heads if ".q_proj." in name else kv_heads, 2, head_dim // 2, -1)
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
-        writer.add_tensor(_gguf_name(name), array)
+        writer.add_tensor(_gguf_name(name, NAMES_OF.get(family, {})), array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -63,16 +78,44 @@ def write_gguf(model: Any, path: Path) -> Path:
     return path
 
 
-def _gguf_name(name: str) -> str:
+def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add what only some families have."""
+    family = config.model_type
+    if family == "phi3" or family.startswith("gemma"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if family == "gemma3_text":
+        writer.add_sliding_window_pattern([kind[0] == "s" for kind in config.layer_types])
+        local = config.rope_parameters["sliding_attention"]["rope_theta"]
+        writer.add_float32("gemma3.rope.freq_base_swa", local)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if family == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_attention_scale(config.attention_multiplier)
+    if family == "qwen3_moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _gguf_name(name: str, others: dict[str, str]) -> str:
+    if name.endswith("experts.down_proj"):
+        return f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
     stem, kind = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         _, _, layer, inner = stem.split(".", 3)
-        return f"blk.{layer}.{LAYER_NAMES[inner]}.{kind}"
+        if inner == "mlp.gate":
+            return f"blk.{layer}.ffn_gate_inp.{kind}"
+        return f"blk.{layer}.{(LAYER_NAMES | others)[inner]}.{kind}"
     return f"{OTHER_NAMES[stem]}.{kind}"
 
 
 def _add_rope(writer: gguf.GGUFWriter, model: Any, head_dim: int) -> None:
     config, rope = model.config, model.config.rope_parameters
+    rope = rope.get("full_attention", rope)
     dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(dim)
     writer.add_rope_freq_base(rope["rope_theta"])

@@ -161,12 +161,15 @@ class Answer:
     logprobs: np.ndarray
 
 
-def make_model(name: str) -> Any:
-    """Return a model by name, of CONFIGS or NEWER, every parameter random, norms and biases too."""
+def make_model(name: str, **more: Any) -> Any:
+    """Return a model by name, of CONFIGS or NEWER, every parameter random, norms and biases too.
+
+    ``more`` changes its config.
+    """
     family, changes = (CONFIGS | NEWER)[name]
     kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     sizes = {key: value for key, value in SIZES.items() if changes.get(key, value) is not None}
-    config = getattr(transformers, kind)(**{**sizes, **changes})
+    config = getattr(transformers, kind)(**{**sizes, **changes, **more})
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
