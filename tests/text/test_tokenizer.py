@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
 
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
@@ -262,3 +264,21 @@ def test_files_that_are_no_files_or_too_large(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(ModelFileError, match="not a file of at most 128 MiB"):
         load_tokenizer(tmp_path / "huge.json")
+
+
+def test_runs_of_spaces_that_are_added_tokens_are_text(tmp_path: Path) -> None:
+    """Gemma's are: not special, and with merges, so that ``a   b`` has one token in the middle."""
+    pieces = ["<unk>", "a", "b", "▁", "▁▁", "▁▁▁", "▁b", "▁▁▁b"]
+    merges = [("▁", "▁"), ("▁▁", "▁"), ("▁", "b")]
+    model = models.BPE({piece: i for i, piece in enumerate(pieces)}, merges, unk_token="<unk>")
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.Replace(" ", "▁")
+    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    runs = [tokenizers.AddedToken(run, normalized=False) for run in ("▁▁", "▁▁▁")]
+    library.add_tokens(runs)
+    path = tmp_path / "tokenizer.json"
+    library.save(str(path))
+    mine = load_tokenizer(path)
+    for text in ("a  b", "a   b", "a b", "    ", "ab   ", "▁▁b"):
+        assert list(mine.encode(text)) == library.encode(text, add_special_tokens=False).ids, text
+        assert mine.decode(mine.encode(text)) == text.replace("▁", " ")

@@ -104,7 +104,11 @@ class Tokenizer:
 
         special = [token for token in added if token.get("special")]
         self._special_ids = frozenset(token["id"] for token in special)
-        control = [token for token in added if token.get("special") or token["content"].strip()]
+        # Runs of spaces, of ▁ and of line ends are text (Gemma's are added tokens).
+        control = [t for t in added if t.get("special") or t["content"].replace("▁", "").strip()]
+        if self._bytes_of("▁") == b" ":
+            plain = {t["id"]: t["content"] for t in added if t not in control}
+            self._added |= {i: text.replace("▁", " ").encode() for i, text in plain.items()}
         self._private = {t["content"]: f"{_PRIVATE}{t['id']};" for t in control}
         self._control = re.compile(_any_of(self._private))
         # A token of one character has no inside for _BREAK; then _BREAK follows it.
