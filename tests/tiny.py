@@ -80,6 +80,7 @@ ARCHS = {
         logit_softcap=3.0,
     ),
     "beside": changed(standing(PLAIN, "beside"), norm="layer", logit_scale=0.25, activation="gelu"),
+    "beside, own": standing(changed(PLAIN, norm="layer", norm_bias=True), "beside, own"),
     "two ropes": replace(
         changed(PLAIN, residual_scale=0.6),
         layers=(
@@ -155,7 +156,9 @@ def plain_logits(
         seen = norm(x, "attn_norm")
         made = _attention(arch, layer, seen, i, max_model_len)
         x = x + arch.residual_scale * norm(made, "attn_post_norm")
-        if arch.layers[i].norms != "beside":
+        if arch.layers[i].norms == "beside, own":
+            seen = norm(x - arch.residual_scale * made, "mlp_norm")
+        elif arch.layers[i].norms != "beside":
             seen = norm(x, "mlp_norm")
         x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
     if arch.norm == "layer":

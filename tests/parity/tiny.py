@@ -134,8 +134,20 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "ffn_dim": 96,
             "word_embed_proj_dim": 64,
-            "intermediate_size": None,
-            "num_key_value_heads": None,
+            "unused": ("intermediate_size", "num_key_value_heads"),
+        },
+    ),
+    "neox": ("GPTNeoX", {"rope_parameters": PARTIAL_ROPE, "unused": ("num_key_value_heads",)}),
+    "gpt2": (
+        "GPT2",
+        {
+            "n_positions": 128,
+            "unused": (
+                "intermediate_size",
+                "num_key_value_heads",
+                "max_position_embeddings",
+                "rope_parameters",
+            ),
         },
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
@@ -168,9 +180,11 @@ def make_model(name: str, **more: Any) -> Any:
     """
     family, changes = (CONFIGS | NEWER)[name]
     kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    sizes = {key: value for key, value in SIZES.items() if changes.get(key, value) is not None}
-    config = getattr(transformers, kind)(**{**sizes, **changes, **more})
-    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    unused = changes.get("unused", ())
+    wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
+    config = getattr(transformers, kind)(**wanted)
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, family + head)(config).float().eval()
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

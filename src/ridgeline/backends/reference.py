@@ -182,8 +182,10 @@ class ReferenceRunner:
             row = norm(x, "attn_norm")
             attended, finite = self._attention(i, row, position_T, slot_T, groups)
             finite_T &= finite
+            if layer.is_parallel:
+                row = norm(x, "mlp_norm") if "mlp_norm" in weights.norms else row
             x = x + added * norm(attended, "attn_post_norm")
-            if layer.norms != "beside":
+            if not layer.is_parallel:
                 row = norm(x, "mlp_norm")
             x = x + added * norm(feed_forward(row, weights, layer), "mlp_post_norm")
         return normalised(x, self._norm, arch), finite_T

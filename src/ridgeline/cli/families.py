@@ -13,6 +13,7 @@ _NORMS = {
     "behind": "norms behind",
     "around": "norms around",
     "beside": "attention beside the MLP",
+    "beside, own": "attention beside the MLP",
 }
 _WINDOWS = {
     "all": "a sliding window",

@@ -199,19 +199,25 @@ class Layer:
         mixer: attention.
         ffn: the feed-forward network.
         norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
-            norms), or "beside": one norm before both, which read the same row.
+            norms), or "beside": one norm before both, which read the same row; with "beside, own"
+            each has a norm of its own of that row.
     """
 
     mixer: Attention
     ffn: Mlp | Experts
-    norms: Literal["before", "behind", "around", "beside"] = "before"
+    norms: Literal["before", "behind", "around", "beside", "beside, own"] = "before"
 
     @property
     def norm_names(self) -> tuple[str, ...]:
         """Canonical names of the norms over the residual stream."""
         before, behind = ("attn_norm", "mlp_norm"), ("attn_post_norm", "mlp_post_norm")
-        every = {"before": before, "behind": behind, "around": before + behind}
-        return every.get(self.norms, before[:1])
+        others = {"behind": behind, "around": before + behind, "beside": before[:1]}
+        return others.get(self.norms, before)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether attention and the feed-forward network read the same row."""
+        return self.norms in ("beside", "beside, own")
 
     def shapes(self, hidden_size: int, *, norm_bias: bool) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each of its tensors."""

@@ -41,6 +41,7 @@ ROUNDED += [
     "norms behind",
     "norms around",
     "beside",
+    "beside, own",
     "two ropes",
     "learnt positions",
     "experts",

@@ -57,7 +57,8 @@ def model_from_config(
         values, raw = _text_half(values), _text_tensors(raw)
     arch = arch_from_config(values, raw, where)
     family = HF_FAMILIES[_architecture(values)]
-    ignored = [name for name in raw if name.endswith(".rotary_emb.inv_freq")]
+    buffers = (".rotary_emb.inv_freq", *family.buffers)
+    ignored = [name for name in raw if name.endswith(buffers)]
     if arch.tied_embeddings:
         ignored.append(family.outer["head"])
     return arch, _bind(Facts(values, where), arch, raw, family, {*ignored})
@@ -69,8 +70,11 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     Raises:
         ModelFileError: something is missing, out of range or not supported.
     """
-    config, name = Facts(values, where, tensors=raw.keys()), _architecture(values)
+    name = _architecture(values)
     family = HF_FAMILIES.get(name) if type(name) is str else None
+    names = family.aliases if family else {}
+    values = {names.get(key, key): value for key, value in values.items()}
+    config = Facts(values, where, tensors=raw.keys())
     if family is None:
         config.fail(f"architecture {name!r} is not supported; supported: {', '.join(HF_FAMILIES)}")
     _refuse(config, (*family.refuse, "quantization_config"))
@@ -195,8 +199,12 @@ def _bind(
     for in_file, parts in stacked.items():
         num_rows = sum(shapes[part][0] for part in parts)
         wanted = (num_rows, *shapes[parts[0]][1:])
-        tensor, names = _found(facts, raw, in_file, wanted)
+        tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
+        if family.heads_inside and len(parts) == 3:
+            of_head = arch.layers[0].mixer.head_dim
+            order = np.arange(num_rows).reshape(-1, 3, of_head).swapaxes(0, 1).reshape(-1)
+            tensor = tensor.reordered(order)
         begin = 0
         for part in parts:
             end = begin + shapes[part][0]
@@ -217,7 +225,11 @@ def _bind(
 
 
 def _found(
-    facts: Facts, raw: Mapping[str, Tensor], in_file: str, wanted: tuple[int, ...]
+    facts: Facts,
+    raw: Mapping[str, Tensor],
+    in_file: str,
+    wanted: tuple[int, ...],
+    family: Family,
 ) -> tuple[Tensor, list[str]]:
     """Return a tensor of this shape, and the names of what it is made of: of each expert one."""
     names = [in_file]
@@ -231,13 +243,20 @@ def _found(
             facts.fail(f"tensor {name!r} of shape {wanted} is missing")
     parts = [raw[name] for name in names]
     tensor = parts[0]
-    if len(parts) > 1:
+    if family.transposed and len(wanted) == 2 and in_file not in family.outer.values():
+        tensor = _transposed(tensor)
+    elif len(parts) > 1:
         tensor = Tensor.stacked(in_file, parts)
     elif len(tensor.shape) == 3:  # a stack of experts
         tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
     if tensor.shape != wanted:
         facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
     return tensor, names
+
+
+def _transposed(matrix: Tensor) -> Tensor:
+    values = np.ascontiguousarray(matrix.to_f32().T)
+    return Tensor(matrix.name, "F32", values.shape, values.view(np.uint8))
 
 
 def _raised(norm: Tensor, offset: float) -> Tensor:

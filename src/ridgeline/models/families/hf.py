@@ -288,6 +288,90 @@ FAMILIES = {
         refuse=("_remove_final_layer_norm",),
         must={"do_layer_norm_before": True},
     ),
+    "GPTNeoXForCausalLM": Family(
+        {
+            "embed": "gpt_neox.embed_in.weight",
+            "norm": "gpt_neox.final_layer_norm.weight",
+            "norm_bias": "gpt_neox.final_layer_norm.bias",
+            "head": "embed_out.weight",
+        },
+        _LAYER
+        | dict.fromkeys("qkv", "attention.query_key_value.weight")
+        | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attention.query_key_value.bias")
+        | {
+            "o": "attention.dense.weight",
+            "o_bias": "attention.dense.bias",
+            "up": "mlp.dense_h_to_4h.weight",
+            "up_bias": "mlp.dense_h_to_4h.bias",
+            "down": "mlp.dense_4h_to_h.weight",
+            "down_bias": "mlp.dense_4h_to_h.bias",
+        },
+        "gpt_neox.layers.{}.",
+        _MODEL
+        | _LAYER_NORM
+        | {
+            "norm_bias": const(True),
+            "layer.norms": const("beside, own"),
+            "mixer.qkv_bias": const(True),
+            "mixer.o_bias": const(True),
+            "ffn.gated": const(False),
+            "ffn.bias": const(True),
+            "ffn.activation": choice("hidden_act", among=_ACTIVATIONS, default="gelu"),
+        },
+        heads_inside=True,
+        aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+        buffers=(".attention.bias", ".attention.masked_bias"),
+        must={"use_parallel_residual": True, "attention_bias": True},
+    ),
+    "GPT2LMHeadModel": Family(
+        {
+            "embed": "transformer.wte.weight",
+            "positions": "transformer.wpe.weight",
+            "norm": "transformer.ln_f.weight",
+            "norm_bias": "transformer.ln_f.bias",
+            "head": "lm_head.weight",
+        },
+        dict.fromkeys("qkv", "attn.c_attn.weight")
+        | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attn.c_attn.bias")
+        | {
+            "attn_norm": "ln_1.weight",
+            "attn_norm_bias": "ln_1.bias",
+            "o": "attn.c_proj.weight",
+            "o_bias": "attn.c_proj.bias",
+            "mlp_norm": "ln_2.weight",
+            "mlp_norm_bias": "ln_2.bias",
+            "up": "mlp.c_fc.weight",
+            "up_bias": "mlp.c_fc.bias",
+            "down": "mlp.c_proj.weight",
+            "down_bias": "mlp.c_proj.bias",
+        },
+        "transformer.h.{}.",
+        _MODEL
+        | _LAYER_NORM
+        | {
+            "norm_bias": const(True),
+            "tied_embeddings": flag("tie_word_embeddings", default=True),
+            "mixer.qkv_bias": const(True),
+            "mixer.o_bias": const(True),
+            "ffn.size": integer("intermediate_size", times_hidden=4),
+            "ffn.gated": const(False),
+            "ffn.bias": const(True),
+            "ffn.activation": choice("activation_function", among=_ACTIVATIONS, default="gelu_new"),
+        },
+        ropes={"full": "none"},
+        transposed=True,
+        aliases={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_positions": "max_position_embeddings",
+            "n_inner": "intermediate_size",
+            "layer_norm_epsilon": "layer_norm_eps",
+        },
+        buffers=(".attn.bias", ".attn.masked_bias"),
+        unused=("n_ctx", "reorder_and_upcast_attn"),
+        must={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    ),
     "MixtralForCausalLM": Family(
         _OUTER,
         _LAYER
@@ -331,6 +415,8 @@ FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((
+    "attn_pdrop", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+    "summary_type", "summary_use_proj",
     "_name_or_path", "_sliding_window_pattern", "add_cross_attention", "architectures",
     "attention_bias", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id",
     "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",

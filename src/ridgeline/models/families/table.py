@@ -28,6 +28,8 @@ class Reader(NamedTuple):
             case "const":
                 return self.argument
             case "integer":
+                if self.argument and facts.get(key) is None:
+                    return self.argument * facts.integer("hidden_size")
                 return facts.integer(key, self.default)
             case "number":
                 return facts.number(key, self.default)
@@ -54,9 +56,9 @@ def const(value: Any) -> Reader:
     return Reader("const", argument=value)
 
 
-def integer(*keys: str, default: int | None = None) -> Reader:
-    """A whole number of at least 1."""
-    return Reader("integer", keys, default)
+def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Reader:
+    """A whole number of at least 1; where it is missing, so many times the hidden size."""
+    return Reader("integer", keys, default, times_hidden)
 
 
 def number(*keys: str, default: float | None = None) -> Reader:
@@ -107,6 +109,10 @@ class Family:
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         has_experts: the feed-forward network is a mixture of experts.
+        transposed: matrices of layers are stored as ``(in, out)``.
+        heads_inside: rows of q, k and v in one tensor are sorted by head first.
+        aliases: the family's names of keys that all others call alike.
+        buffers: ends of names of tensors that hold no weights.
         refuse: keys that change what a model computes, and that are refused if they are set.
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
@@ -124,6 +130,10 @@ class Family:
     norm_offset: float = 0.0
     interleaved: bool = False
     has_experts: bool = False
+    transposed: bool = False
+    heads_inside: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
     refuse_layers: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()

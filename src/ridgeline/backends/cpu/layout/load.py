@@ -40,6 +40,8 @@ _PARTS = {
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
     **dict.fromkeys(("sketch", "distances"), "head_sketch"),
     "embedding": "embedding",
+    "positions": "embedding",
+    "router": "mlp",
 }
 # What products take, of dtypes that are not blocks of 32 weights.
 _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
@@ -130,7 +132,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
             norm_names=first.norm_names,
             norm=arch.norm,
             norm_bias=arch.norm_bias,
-            is_parallel=first.norms == "beside",
+            is_parallel=first.is_parallel,
             residual_scale=arch.residual_scale,
             activation=first.ffn.activation,
             gated=first.ffn.gated,
