@@ -57,7 +57,7 @@ def sources() -> list[Path]:
     package = Path(__file__).parents[3]
     folders = (package / "models", Path(__file__).parent)
     found = [package / "physics" / "arch.py"]
-    found += [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    found += [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     spec = find_spec("gguf")
     if spec is not None and spec.origin is not None:
         found += [Path(spec.origin).with_name(name) for name in ("constants.py", "quants.py")]
