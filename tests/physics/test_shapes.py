@@ -18,7 +18,7 @@ from tests.tiny import ARCHS
 PUBLISHED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "configs.json").read_text()
 )
-# What the tables of families accept: name -> model_type, changes to the tiny config, how weights are made.
+# What the families accept: name -> model_type, changes to the tiny config, how weights are made.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}, {}),
     "llama with biases": ("LlamaForCausalLM", {"attention_bias": True}, {"biases": "qkvo"}),
