@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,16 +81,21 @@ with LLM("smollm2", kv_cache_memory="256MiB") as llm:
 @pytest.mark.engine
 def test_nearly_all_growth_of_a_real_model_has_a_name(model: Path, tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(default_home() / "models")
-    for is_mapped in (False, True):  # packed at the first start, and read at the second
+    # Compiling leaves memory in pieces, some MB that are freed and cannot be given back.
+    at_most_unnamed = {"compiled": 0.03, "packed": 0.01, "mapped": 0.01}
+    for start, share in at_most_unnamed.items():
+        if start == "packed":
+            shutil.rmtree(tmp_path / "packed")
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(model)], capture_output=True, text=True,
             env=os.environ | {"RIDGELINE_HOME": str(tmp_path)}, check=True,
         )  # fmt: skip
         loaded, used = json.loads(done.stdout)
         weights = [one for one in used["lines"] if one["name"].startswith("weights.")]
+        is_mapped = start == "mapped"
         assert any(one["mapped"] for one in weights) == is_mapped
         sizes = {one["name"]: one["resident_bytes"] for one in used["lines"]}
         assert sum(one["resident_bytes"] for one in weights) > 120e6
-        assert sizes["process.other"] < 0.01 * used["grown_bytes"] + (1 << 20)
+        assert sizes["process.other"] < share * used["grown_bytes"] + (1 << 20), start
         grown = used["resident_bytes"] - loaded["resident_bytes"]
         assert grown > (120e6 if is_mapped else 10e6)  # weights are read when they are needed
