@@ -32,8 +32,8 @@ _POST = {
 }
 _AROUND = _POST | {"pre_feedforward_layernorm": "ffn_norm"}
 # What else stands where, by family, and what GGUF calls the family.
-NAMES_OF = {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _POST}
-ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+NAMES_OF = {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _POST, "olmo3": _POST}
+ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "qwen3_moe": "qwen3moe"}
 INTERLEAVED = ("llama", "granite", "smollm3")
 OTHER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -81,7 +81,7 @@ def write_gguf(model: Any, path: Path) -> Path:
 def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add what only some families have."""
     family = config.model_type
-    if family == "phi3" or family.startswith("gemma"):
+    if family in ("phi3", "olmo3") or family.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window or 0)
     if family == "gemma3_text":
         writer.add_sliding_window_pattern([kind[0] == "s" for kind in config.layer_types])

@@ -23,6 +23,7 @@ from ridgeline.models.families.layers import layers_from_config, layers_from_ggu
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
+from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 __all__ = [
     "GGUF_FAMILIES",
@@ -36,6 +37,10 @@ __all__ = [
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 # Of models that also see: their text half stands below one of these.
 _TEXT_HALVES = ("language_model.model.", "model.language_model.")
+_OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
+_OF_OTHER_HALVES = ("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
+                    "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
+                    "spatial_merge_size", "vision_config", "vision_feature_layer")  # fmt: skip
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.")  # fmt: skip
 
@@ -53,10 +58,10 @@ def model_from_config(
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
-    if type(values.get("text_config")) is dict:
-        values, raw = _text_half(values), _text_tensors(raw)
     arch = arch_from_config(values, raw, where)
     family = HF_FAMILIES[_architecture(values)]
+    if _has_other_halves(values):
+        raw = _text_tensors(raw)
     buffers = (".rotary_emb.inv_freq", *family.buffers)
     ignored = [name for name in raw if name.endswith(buffers)]
     if arch.tied_embeddings:
@@ -72,11 +77,13 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     """
     name = _architecture(values)
     family = HF_FAMILIES.get(name) if type(name) is str else None
-    names = family.aliases if family else {}
-    values = {names.get(key, key): value for key, value in values.items()}
-    config = Facts(values, where, tensors=raw.keys())
     if family is None:
-        config.fail(f"architecture {name!r} is not supported; supported: {', '.join(HF_FAMILIES)}")
+        known = ", ".join(HF_FAMILIES)
+        Facts(values, where).fail(f"architecture {name!r} is not supported; supported: {known}")
+    if _has_other_halves(values):
+        values, raw = _text_half(values, where), _text_tensors(raw)
+    values = {family.aliases.get(key, key): value for key, value in values.items()}
+    config = Facts(values, where, tensors=raw.keys())
     _refuse(config, (*family.refuse, "quantization_config"))
     for key, value in family.must.items():
         if config.get(key) not in (None, value):
@@ -126,9 +133,18 @@ def model_from_gguf(
     return arch, _bind(meta, arch, raw, family, {*_GGUF_ROPE_TENSORS})
 
 
-def _text_half(values: Mapping[str, Any]) -> dict[str, Any]:
+def _has_other_halves(values: Mapping[str, Any]) -> bool:
+    return type(values.get("text_config")) is dict
+
+
+def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the config of a model's text half, under the whole model's name."""
-    return {**values["text_config"], "architectures": values.get("architectures")}
+    of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
+    outside = {key: value for key, value in values.items() if key != "text_config"}
+    _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *_OF_OTHER_HALVES})
+    of_text = {key: value for key, value in values["text_config"].items() if value is not None}
+    defaults = TEXT_DEFAULTS.get(str(of_text.get("model_type")), {})
+    return {**defaults, **of_all, **of_text, "architectures": values["architectures"]}
 
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:

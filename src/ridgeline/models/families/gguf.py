@@ -80,6 +80,8 @@ _REFUSED = (
     "rope.scaling.yarn_log_multiplier",
     "expert_count",
 )
+# Converters copy a window that these models' configs switch off.
+_SWITCHED_OFF = ("attention.sliding_window",)
 
 
 def _refused_but(*keys: str) -> tuple[str, ...]:
@@ -88,15 +90,33 @@ def _refused_but(*keys: str) -> tuple[str, ...]:
 
 FAMILIES = {
     "llama": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL, windows="all", interleaved=True, refuse=_REFUSED
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL,
+        windows="all",
+        default_window=0,
+        interleaved=True,
+        refuse=_REFUSED,
     ),
-    "phi3": Family(_OUTER, _FUSED, _PREFIX, _MODEL, windows="all", refuse=_REFUSED),
-    # Converters copy a window that these models' configs switch off.
+    "phi3": Family(
+        _OUTER, _FUSED, _PREFIX, _MODEL, windows="all", default_window=0, refuse=_REFUSED
+    ),
     "qwen2": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL | {"mixer.qkv_bias": const(True)}, refuse=_REFUSED
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | {"mixer.qkv_bias": const(True)},
+        refuse=_REFUSED,
+        unused=_SWITCHED_OFF,
     ),
     "qwen3": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL | {"mixer.qk_norm": const("head")}, refuse=_REFUSED
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | {"mixer.qk_norm": const("head")},
+        refuse=_REFUSED,
+        unused=_SWITCHED_OFF,
     ),
     "gemma3": Family(
         _OUTER,
@@ -137,7 +157,11 @@ FAMILIES = {
         _LAYER,
         _PREFIX,
         _MODEL | {"layer.norms": const("behind"), "mixer.qk_norm": const("width")},
-        refuse=_REFUSED,
+        windows="pattern",  # of OLMo 3; OLMo 2 has no window
+        default_window=0,
+        pattern=4,
+        ropes={"sliding": "rope.freq_base"},
+        refuse=_refused_but("attention.sliding_window_pattern"),
     ),
     "smollm3": Family(
         _OUTER,
@@ -155,10 +179,11 @@ FAMILIES = {
         _MODEL | _SPARSE | {"mixer.qk_norm": const("head")},
         has_experts=True,
         refuse=_refused_but("expert_count"),
+        unused=_SWITCHED_OFF,
     ),
 }
 HARMLESS = frozenset((
-    "attention.key_length_swa", "attention.sliding_window", "attention.value_length_swa",
+    "attention.key_length_swa", "attention.value_length_swa",
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",
     "rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.factor",
     "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type",

@@ -162,7 +162,7 @@ FAMILIES = {
         _OUTER,
         _LAYER,
         _PREFIX,
-        _MODEL | _BIASES,
+        _MODEL | _BIASES | {"tied_embeddings": flag("tie_word_embeddings", default=True)},
         windows="switch",
         ropes={"no_rope_layers": "none"},
         refuse=("mlp_bias",),
@@ -202,6 +202,7 @@ FAMILIES = {
         },
         interleaved=True,
         refuse=("use_qk_norm",),
+        unused=("model_max_length",),
     ),
     "Cohere2ForCausalLM": Family(
         _OUTER,
@@ -221,6 +222,14 @@ FAMILIES = {
         ropes={"full": "none"},
         interleaved=True,
         refuse=("use_qk_norm",),
+        unused=("layer_switch", "use_embedding_sharing", "use_parallel_embedding"),
+        must={
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+            "use_gated_activation": True,
+            "use_parallel_block": True,
+        },
     ),
     "PhiForCausalLM": Family(
         _OUTER
@@ -412,6 +421,7 @@ FAMILIES = {
     ),
 }
 FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
+FAMILIES["Mistral3ForConditionalGeneration"] = FAMILIES["MistralForCausalLM"]
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((

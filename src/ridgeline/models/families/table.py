@@ -102,10 +102,11 @@ class Family:
         facts: "mixer", "ffn" or "layer", a dot and a field, or a field of the model, to its reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
-        default_window: where the config does not mention one.
+        default_window: where the file does not mention one; in GGUF files 0 means none, and None
+            that it must be there.
         pattern: every so manyth layer sees everything, if the config does not say it.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
-            to "none", or the key of the base of one that is not scaled.
+            to "none", or the base of one that is not scaled: its key or its digits.
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         has_experts: the feed-forward network is a mixture of experts.
