@@ -93,6 +93,16 @@ ARCHS = {
         PLAIN,
         layers=(replace(PLAIN.layers[0], ffn=Experts(20, 3, 32, normalised=False, scale=2.5)),) * 2,
     ),
+    "sinks": replace(
+        PLAIN,
+        layers=tuple(
+            Layer(
+                replace(_ATTENTION, qkv_bias=True, o_bias=True, sinks=True, window=window),
+                Experts(5, 2, 40, activation="swiglu_clamped", bias=True),
+            )
+            for window in (6, None)
+        ),
+    ),
     "learnt positions": changed(
         PLAIN,
         rope=None,
@@ -118,6 +128,10 @@ def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
         values = rng.normal(0, 1, shape)
         if name.endswith("norm"):  # their biases are as small as other biases
             values = 1 + values / 4
+        elif name.endswith("sinks"):  # as large as scores
+            values *= 2
+        elif name.endswith(("gate_bias", "up_bias")) and "clamped" in arch.layers[0].ffn.activation:
+            values *= 5  # beyond what is clamped, now and then
         elif name != "embed" or arch.tied_embeddings:
             values *= 2 / np.sqrt(shape[-1])
         arrays[name] = values.astype(np.float32)
@@ -180,19 +194,30 @@ def _mlp(
             return x * np.array([[0.5 + 0.5 * math.erf(v / 2**0.5) for v in row] for row in x])
         return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
+    def gated(gate: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
+        if name != "swiglu_clamped":
+            return act(gate) * up
+        gate = np.where(gate > 7, 7, gate)
+        return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+
     ffn = arch.layers[i].ffn
     name = ffn.activation
     if isinstance(ffn, Experts):
         out = np.zeros_like(x)
         for row, y in zip(out, x, strict=True):
-            shares = np.exp(layer["router"] @ y)
+            shares = np.exp(layer["router"] @ y + layer.get("router_bias", 0.0))
             shares /= shares.sum()
             chosen = sorted(range(ffn.num), key=lambda e: -shares[e])[: ffn.per_token]
             total = shares[chosen].sum() if ffn.normalised else 1.0
             for e in chosen:
                 inner, outer = (slice(e * n, (e + 1) * n) for n in (ffn.size, len(y)))
-                made = act(layer["gate"][inner] @ y) * (layer["up"][inner] @ y)
-                row += ffn.scale * shares[e] / total * (layer["down"][outer] @ made)
+                gate, up = (
+                    layer[n][inner] @ y + (layer[f"{n}_bias"][inner] if ffn.bias else 0)
+                    for n in ("gate", "up")
+                )
+                made = layer["down"][outer] @ gated(gate, up)
+                made = made + (layer["down_bias"][outer] if ffn.bias else 0)
+                row += ffn.scale * shares[e] / total * made
         return out
     up = x @ layer["up"].T + layer.get("up_bias", 0.0)
     gate = act(x @ layer["gate"].T + layer.get("gate_bias", 0.0)) if ffn.gated else None
@@ -235,7 +260,8 @@ def _attention(
             kv_head = head * mixer.num_kv_heads // mixer.num_heads
             scores = k[seen, kv_head] @ q[position, head] * mixer.score_scale
             weights = np.exp(_capped(scores, mixer.softcap))
-            out[position, head] = weights @ v[seen, kv_head] / weights.sum()
+            lost = np.exp(layer["sinks"][head]) if mixer.sinks else 0.0
+            out[position, head] = weights @ v[seen, kv_head] / (weights.sum() + lost)
     return out.reshape(len(x), -1) @ layer["o"].T + (layer["o_bias"] if mixer.o_bias else 0)
 
 

@@ -319,7 +319,8 @@ def test_a_window_of_a_gguf_file_is_honoured_or_refused() -> None:
     [
         ({"general.architecture": "nobodys"}, "'nobodys' is not supported; supported: llama, phi3"),
         ({"general.architecture": 3}, "general.architecture is 3"),
-        ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"phi3.expert_count": 8, "general.architecture": "phi3"}, "phi3.expert_count"),
         ({"llama.a_strangers_key": [1.0]}, "llama.a_strangers_key is set"),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
         ({"llama.attention.head_count_kv": np.array([2, 1])}, "head_count_kv is array"),

@@ -31,6 +31,7 @@ from ridgeline.backends.reference_parts import (
     normalised_heads,
     rotate,
     softcapped,
+    softmax,
 )
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
@@ -239,9 +240,8 @@ class ReferenceRunner:
         by_token = scores.reshape(B, K, H // K, N, -1)
         mask_BNL = group.mask_BNL(self.block_size, mixer.window)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
-        by_token -= by_token.max(axis=-1, keepdims=True)
-        np.exp(by_token, out=by_token)
-        by_token /= by_token.sum(axis=-1, keepdims=True)
+        sinks = self._layers[layer].sinks
+        softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
         out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, D)
         result: Floats = out.transpose(0, 3, 1, 2, 4).reshape(B, N, H, D)
         return result

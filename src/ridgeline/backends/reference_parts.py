@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,8 @@ class LayerWeights:
     down: Floats
     down_bias: Floats | None
     router: Floats | None
+    router_bias: Floats | None
+    sinks: Floats | None
 
     def matrices(self) -> dict[str, list[Floats]]:
         """Return the matrices of attention and of the feed-forward network."""
@@ -53,8 +56,11 @@ class LayerWeights:
     def vectors(self) -> list[Floats]:
         """Return norms and biases."""
         norms = [array for norm in self.norms.values() for array in (norm.weight, norm.bias)]
-        others = (self.qkv_bias, self.q_norm, self.k_norm, self.o_bias, self.gate_up_bias)
-        return [array for array in (*norms, *others, self.down_bias) if array is not None]
+        others = (
+            self.qkv_bias, self.q_norm, self.k_norm, self.o_bias, self.sinks, self.router_bias,
+            self.gate_up_bias, self.down_bias,
+        )  # fmt: skip
+        return [array for array in (*norms, *others) if array is not None]
 
 
 def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> LayerWeights:
@@ -71,6 +77,7 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
         return both(*names) if wanted else None
 
     mixer, ffn = layer.mixer, layer.ffn
+    has_experts = isinstance(ffn, Experts)
     inner = ("gate", "up") if ffn.gated else ("up",)
     return LayerWeights(
         norms={
@@ -87,7 +94,9 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
         gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
         down=part("down"),
         down_bias=stack(ffn.bias, "down_bias"),
-        router=stack(isinstance(ffn, Experts), "router"),
+        router=stack(has_experts, "router"),
+        router_bias=stack(has_experts and ffn.bias, "router_bias"),
+        sinks=stack(mixer.sinks, "sinks"),
     )
 
 
@@ -176,19 +185,28 @@ def feed_forward(x: Floats, weights: LayerWeights, layer: Layer) -> Floats:
     """Return what the feed-forward network makes of normed rows."""
     if isinstance(layer.ffn, Experts):
         return _met_experts(x, weights, layer.ffn)
-    act = ACTIVATIONS[layer.ffn.activation]
     inner = linear(x, weights.gate_up, weights.gate_up_bias)
     if layer.ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
-        inner = act(gate) * up
+        inner = gated(layer.ffn.activation, gate, up)
     else:
-        inner = act(inner)
+        inner = ACTIVATIONS[layer.ffn.activation](inner)
     return linear(inner, weights.down, weights.down_bias)
 
 
-def routes(x: Floats, router: Floats, experts: Experts) -> Floats:
+def gated(activation: str, gate: Floats, up: Floats) -> Floats:
+    """Return inner values that gates let through: see ``physics.arch.Mlp``."""
+    if activation != "swiglu_clamped":
+        return ACTIVATIONS[activation](gate) * up
+    gate = np.minimum(gate, np.float32(7))
+    up = np.clip(up, np.float32(-7), np.float32(7))
+    out: Floats = gate / (1 + np.exp(gate * np.float32(-1.702))) * (up + 1)
+    return out
+
+
+def routes(x: Floats, router: Floats, bias: Floats | None, experts: Experts) -> Floats:
     """Return each expert's weight for each row, ``[rows, experts]``; 0 where it is not met."""
-    logits = x @ router.T
+    logits = linear(x, router, bias)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     chosen = np.argsort(-shares, axis=1, kind="stable")[:, : experts.per_token]
@@ -203,15 +221,26 @@ def routes(x: Floats, router: Floats, experts: Experts) -> Floats:
 def _met_experts(x: Floats, weights: LayerWeights, experts: Experts) -> Floats:
     """Return the weighted sum of what each row's experts make of it."""
     assert weights.router is not None
-    found, out, act = routes(x, weights.router, experts), np.zeros_like(x), experts.activation
+    found, out = routes(x, weights.router, weights.router_bias, experts), np.zeros_like(x)
     gates, ups = np.split(weights.gate_up, 2)
+    of_gates, of_ups = (None, None)
+    if weights.gate_up_bias is not None:
+        of_gates, of_ups = np.split(weights.gate_up_bias, 2)
+
+    def of_expert(stack: Floats | None, e: int, size: int) -> Any:
+        return None if stack is None else stack[e * size : (e + 1) * size]
+
     for e in range(experts.num):
         rows = np.flatnonzero(found[:, e])
         if len(rows):
-            inner, outer = (slice(e * n, (e + 1) * n) for n in (experts.size, x.shape[1]))
-            row = x[rows]
-            made = ACTIVATIONS[act](row @ gates[inner].T) * (row @ ups[inner].T)
-            out[rows] += found[rows, e, None] * (made @ weights.down[outer].T)
+            size, hidden = experts.size, x.shape[1]
+            gate, up = (
+                linear(x[rows], of_expert(matrix, e, size), of_expert(bias, e, size))
+                for matrix, bias in ((gates, of_gates), (ups, of_ups))
+            )
+            made = gated(experts.activation, gate, up)
+            down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
+            out[rows] += found[rows, e, None] * linear(made, down, bias)
     return out
 
 
@@ -221,3 +250,16 @@ def softcapped(values: Floats, cap: float) -> Floats:
         return values
     out: Floats = np.float32(cap) * np.tanh(values / np.float32(cap))
     return out
+
+
+def softmax(scores: Floats, sinks: Floats | None) -> None:
+    """Turn scores into shares over the last axis, in place; a sink takes a share that is lost."""
+    highest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        highest = np.maximum(highest, sinks)
+    scores -= highest
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks - highest)
+    scores /= total

@@ -45,6 +45,8 @@ def _specials(family: Family) -> Iterator[str]:
         yield _WINDOWS[family.windows]
     if family.ropes:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
+    if "mixer.sinks" in family.facts:
+        yield "attention sinks"
     if "mixer.softcap" in family.facts:
         yield "soft-capped scores and logits"
     if "residual_scale" in family.facts:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -61,6 +63,8 @@ class Attention:
             "width" of all heads.
         qkv_bias: the q, k and v projections have a bias.
         o_bias: the output projection has a bias.
+        sinks: each query head has a learnt score that takes its share of the softmax and has no
+            value (Xiao et al., 2023).
     """
 
     num_heads: int
@@ -73,6 +77,7 @@ class Attention:
     qk_norm: Literal["", "head", "width"] = ""
     qkv_bias: bool = False
     o_bias: bool = False
+    sinks: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -102,6 +107,8 @@ class Attention:
             found |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
         if self.o_bias:
             found["o_bias"] = (hidden_size,)
+        if self.sinks:
+            found["sinks"] = (self.num_heads,)
         if self.qk_norm == "head":
             found |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         elif self.qk_norm == "width":
@@ -115,14 +122,16 @@ class Mlp:
 
     Attributes:
         size: inner width.
-        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh) or "relu".
+        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh), "relu", or
+            "swiglu_clamped" of gates and inner values together: ``g sigmoid(1.702 g) (u + 1)``,
+            where g is at most 7 and u from -7 to 7.
         gated: a gate, put through the activation, multiplies the inner values; without a gate the
             activation is theirs.
         bias: all its projections have a bias.
     """
 
     size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
 
@@ -153,34 +162,34 @@ class Experts:
         activation: as of ``Mlp``.
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
+        bias: the router and all projections have a bias.
     """
 
     num: int
     per_token: int
     size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     normalised: bool = True
     scale: float = 1.0
+    bias: bool = False
 
     @property
     def gated(self) -> bool:
         """Every expert has gates."""
         return True
 
-    @property
-    def bias(self) -> bool:
-        """No projection has a bias."""
-        return False
-
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
         inner, outer = self.num * self.size, self.num * hidden_size
-        return {
+        found: dict[str, tuple[int, ...]] = {
             "router": (self.num, hidden_size),
             "gate": (inner, hidden_size),
             "up": (inner, hidden_size),
             "down": (outer, self.size),
         }
+        if self.bias:
+            found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
+        return found
 
     def active_weights(self, hidden_size: int) -> int:
         """Return how many weights of matrices a token meets."""

@@ -174,6 +174,7 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
             attention(
                 hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
                 qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
+                sinks=mixer.sinks,
             ),
             _ffn_shape(hidden, ffn),
             norms(hidden, len(layer.norm_names), biased=arch.norm_bias),
@@ -197,7 +198,7 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
 def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
     if isinstance(ffn, Mlp):
         return mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias)
-    return experts(hidden, ffn.size, ffn.num, ffn.per_token)
+    return experts(hidden, ffn.size, ffn.num, ffn.per_token, biased=ffn.bias)
 
 
 def _decoder(config: Fields, name: str, family: Family) -> Shape:

@@ -115,8 +115,11 @@ def model_from_gguf(
     name = Facts(metadata, where).text("general.architecture")
     meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
     if name not in GGUF_FAMILIES:
-        meta.fail(f"architecture {name!r} is not supported; supported: {', '.join(GGUF_FAMILIES)}")
+        known = ", ".join(name for name in GGUF_FAMILIES if " " not in name)
+        meta.fail(f"architecture {name!r} is not supported; supported: {known}")
     family = GGUF_FAMILIES[name]
+    if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
+        family = GGUF_FAMILIES[f"{name} of experts"]
     _refuse(meta, family.refuse)
     if "token_embd.weight" not in raw:
         meta.fail("tensor 'token_embd.weight' is missing")
@@ -217,10 +220,8 @@ def _bind(
         wanted = (num_rows, *shapes[parts[0]][1:])
         tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
-        if family.heads_inside and len(parts) == 3:
-            of_head = arch.layers[0].mixer.head_dim
-            order = np.arange(num_rows).reshape(-1, 3, of_head).swapaxes(0, 1).reshape(-1)
-            tensor = tensor.reordered(order)
+        if len(parts) > 1:
+            tensor = _apart(tensor, len(parts), arch.layers[0], family)
         begin = 0
         for part in parts:
             end = begin + shapes[part][0]
@@ -238,6 +239,18 @@ def _bind(
             if name.endswith("norm"):
                 tensors[name] = _raised(tensors[name], family.norm_offset)
     return {name: tensors[name] for name in shapes}
+
+
+def _apart(tensor: Tensor, num_parts: int, layer: Layer, family: Family) -> Tensor:
+    """Return rows of several parts sorted by part, if the family stores them otherwise."""
+    if family.heads_inside and num_parts == 3:
+        run = layer.mixer.head_dim
+    elif family.gates_inside and num_parts == 2:
+        run = layer.ffn.size if family.gates_inside == "halves" else 1
+    else:
+        return tensor
+    rows = np.arange(tensor.shape[0]).reshape(-1, num_parts, run)
+    return tensor.reordered(rows.swapaxes(0, 1).reshape(-1))
 
 
 def _found(
@@ -263,11 +276,24 @@ def _found(
         tensor = _transposed(tensor)
     elif len(parts) > 1:
         tensor = Tensor.stacked(in_file, parts)
-    elif len(tensor.shape) == 3:  # a stack of experts
-        tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
+    elif len(tensor.shape) > len(wanted):
+        tensor = _stack_of_experts(tensor, family)
     if tensor.shape != wanted:
         facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
     return tensor, names
+
+
+def _stack_of_experts(tensor: Tensor, family: Family) -> Tensor:
+    """Return the rows of all experts, one below the other; or all their biases."""
+    if len(tensor.shape) == 2:
+        count = tensor.shape[0] * tensor.shape[1]
+        return replace(tensor, shape=(count,), stored=tensor.stored.reshape(count, -1))
+    if family.gates_inside == "turns" and tensor.dtype in ("F32", "F16", "BF16"):
+        values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
+        tensor = Tensor(tensor.name, "F32", values.shape, values.view(np.uint8))
+    num, rows, width = tensor.shape
+    stored = tensor.stored.reshape(num * rows, -1)
+    return replace(tensor, shape=(num * rows, width), stored=stored)
 
 
 def _transposed(matrix: Tensor) -> Tensor:

@@ -46,6 +46,14 @@ _EXPERTS = _LAYER | {
     "up": "ffn_up_exps.weight",
     "down": "ffn_down_exps.weight",
 }
+_GPT_OSS_NAMES = {
+    "sinks": "attn_sinks.weight",
+    "mlp_norm": "post_attention_norm.weight",
+    "router_bias": "ffn_gate_inp.bias",
+    "gate_bias": "ffn_gate_exps.bias",
+    "up_bias": "ffn_up_exps.bias",
+    "down_bias": "ffn_down_exps.bias",
+}
 _MODEL = {
     "hidden_size": integer("embedding_length"),
     "norm_eps": number("attention.layer_norm_rms_epsilon"),
@@ -171,6 +179,52 @@ FAMILIES = {
         interleaved=True,
         ropes={"no_rope_layers": "none"},
         refuse=_REFUSED,
+    ),
+    "llama of experts": Family(  # Mixtral
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _SPARSE,
+        windows="all",
+        default_window=0,
+        interleaved=True,
+        has_experts=True,
+        refuse=_refused_but("expert_count"),
+    ),
+    "olmoe": Family(
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _SPARSE | {"mixer.qk_norm": const("width"), "ffn.normalised": const(False)},
+        has_experts=True,
+        refuse=_refused_but("expert_count"),
+    ),
+    "granitemoe": Family(
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _SPARSE | _SCALES | {"mixer.scale": number("attention.scale", default=1.0)},
+        interleaved=True,
+        has_experts=True,
+        refuse=_refused_but(
+            "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "expert_count"
+        ),
+    ),
+    "gpt-oss": Family(
+        _OUTER,
+        _EXPERTS | _GPT_OSS_NAMES,
+        _PREFIX,
+        _MODEL
+        | _SPARSE
+        | {
+            "mixer.sinks": const(True),
+            "ffn.bias": const(True),
+            "ffn.activation": const("swiglu_clamped"),
+        },
+        windows="pattern",
+        pattern=2,
+        has_experts=True,
+        refuse=_refused_but("attention.sliding_window_pattern", "expert_count"),
     ),
     "qwen3moe": Family(
         _OUTER,

@@ -110,6 +110,9 @@ class Family:
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         has_experts: the feed-forward network is a mixture of experts.
+        gates_inside: gates and ups stand in one tensor, expert by expert: first the "halves" of
+            each, or by "turns", a row of each. Such a tensor, and that of the outputs, is stored as
+            ``(experts, in, out)`` unless it is quantised.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by head first.
         aliases: the family's names of keys that all others call alike.
@@ -131,6 +134,7 @@ class Family:
     norm_offset: float = 0.0
     interleaved: bool = False
     has_experts: bool = False
+    gates_inside: Literal["", "halves", "turns"] = ""
     transposed: bool = False
     heads_inside: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
 # ``step`` emits it, from a ``Thread``.
 ATTEND = Kernel(
     "attend",
-    ("args", "thread", "window", "pairs", "records", "first", "count", "kv_head", "out"),
+    ("args", "thread", "window", "pairs", "sinks", "records", "first", "count", "kv_head", "out"),
 )
 
 
@@ -156,7 +156,7 @@ class Thread:
             y, made = self.local("rotated"), y
             self._norm(layer, post_norm, made, y)
         ADD.call(fn, x=x, y=y, size=sizes.hidden)
-        has_bias = sizes.o_bias if part == "attn" else sizes.block.mlp_bias
+        has_bias = sizes.o_bias if part == "attn" else sizes.block.mlp_bias and not sizes.experts
         if has_bias:
             bias = layer["o_bias" if part == "attn" else "down_bias"]
             ADD.call(fn, x=x, y=bias, size=sizes.hidden)
@@ -174,7 +174,7 @@ class Thread:
             out = getattr(self, scope)("routes") + row * experts.route_stride
             ROUTE.call(
                 self.fn, x=self.floats("in", row, scope), router=layer["router"],
-                size=self.sizes.hidden, out=out,
+                bias=layer["router_bias"], size=self.sizes.hidden, out=out,
             )  # fmt: skip
 
     def gate(
@@ -268,6 +268,7 @@ class Thread:
         ATTEND.call(
             self.fn, args=self.args_address, thread=self.number, window=layer["window"],
             pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
+            sinks=layer["sinks"] + kv_head * (heads.group * 4),
             records=cache + kv_head * heads.record_bytes, first=first, count=count, kv_head=kv_head,
             out=out + kv_head * (heads.group * heads.size * 4),
         )  # fmt: skip

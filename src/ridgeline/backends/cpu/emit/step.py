@@ -77,7 +77,7 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
 def _emit_attend(module: object, sizes: Sizes) -> None:
     """``attend``: see ``Thread.attend``."""
     fn = ATTEND.begin(module)
-    _, _, window, pairs, records, first, count, kv_head, out = fn.args
+    _, _, window, pairs, sinks, records, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
     args, heads = thread.args, sizes.heads
     position = thread.index(args["positions"] + first * 4)
@@ -113,7 +113,7 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
                 SOFTMAX.call(
                     fn, scores=out_scores + row * score_stride, score_stride=score_stride,
                     low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),
-                    scales=scales + row * 4,
+                    scales=scales + row * 4, sinks=sinks,
                 )  # fmt: skip
             weighted_values(queries).call(
                 fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,

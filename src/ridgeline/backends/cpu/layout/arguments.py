@@ -23,8 +23,8 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER = (
     "window", "cos", "sin", "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
     "attn_norm_bias", "mlp_norm_bias", "attn_post_norm_bias", "mlp_post_norm_bias",
-    "qkv_bias", "qk_norms", "o_bias", "key_bias", "key_bias_pairs",
-    "gate_bias", "up_bias", "down_bias", "router",
+    "qkv_bias", "qk_norms", "sinks", "o_bias", "key_bias", "key_bias_pairs",
+    "gate_bias", "up_bias", "down_bias", "router", "router_bias",
     *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
 )  # fmt: skip
 # Work that threads steal from each other.

@@ -106,6 +106,7 @@ def head_shape(arch: ModelArch, cache: str) -> Heads:
         eps=arch.norm_eps,
         scale=attention.scale,
         softcap=attention.softcap,
+        sinks=attention.sinks,
     )
 
 
@@ -118,7 +119,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
     first, experts = arch.layers[0], None
     if isinstance(first.ffn, arch_parts.Experts):
         ffn = first.ffn
-        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale)
+        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale, ffn.bias)
     return Sizes(
         num_layers=arch.num_layers,
         num_channels=arch.hidden_size,
@@ -265,7 +266,8 @@ def _pack_all(
     for i in range(arch.num_layers):
         prefix = f"layers.{i}."
         for name, size in vectors.items():
-            arrays[prefix + name] = Packed("", vector(prefix + name, size))
+            rows = places.get(name.removesuffix("_bias"), (None, None))[0]
+            arrays[prefix + name] = Packed("", vector(prefix + name, size, rows))
         if heads.qkv_bias:
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
@@ -389,9 +391,14 @@ def vector_sizes(sizes: Sizes) -> dict[str, int]:
         found |= {f"{name}_bias": hidden for name in block.norm_names}
     if sizes.o_bias:
         found["o_bias"] = hidden
+    if sizes.heads.sinks:
+        found["sinks"] = sizes.heads.num_heads
     if block.mlp_bias:
-        found |= {f"{name}_bias": sizes.intermediate for name in block.inner}
-        found["down_bias"] = hidden
+        num = sizes.experts.num if sizes.experts else 1
+        found |= {f"{name}_bias": num * sizes.intermediate for name in block.inner}
+        found["down_bias"] = num * hidden
+    if sizes.experts and sizes.experts.bias:
+        found["router_bias"] = sizes.experts.num
     return found
 
 

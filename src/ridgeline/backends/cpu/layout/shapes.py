@@ -30,6 +30,7 @@ class Heads:
     eps: float
     scale: float | None = None  # of scores, if it does not follow from the number of channels
     softcap: float = 0.0  # of scores; 0 for none
+    sinks: bool = False  # each query head has a score without a value
 
     @property
     def size(self) -> int:
@@ -126,6 +127,7 @@ class Experts:
     per_token: int
     normalised: bool
     scale: float
+    bias: bool = False  # of the router and of all projections
 
     @property
     def route_stride(self) -> int:
