@@ -97,8 +97,6 @@ def test_best_of_returns_the_likeliest_per_token_and_counts_all(served: Served, 
             {"logit_bias": {"3": 1}},
             {"stop": "x"},
             {"stream": True},
-            {"guided_regex": "[a-z]"},
-            {"response_format": {"type": "json_object"}},
             {"early_stopping": "always"},
             {"length_penalty": 11},
             {"best_of": 0},
@@ -122,6 +120,22 @@ def test_what_beams_exclude_is_refused_by_name(
     ask = ASK if path == CHAT else GO_ON
     status, error = served.refused(path, ask | fields)
     assert (status, error["param"]) == (400, param), error
+
+
+def test_beams_of_a_form(served: Served) -> None:
+    choices = ["good", "bad", "neither"]
+    body = {"prompt": "This film is", "max_tokens": 20, "guided_choice": choices}
+    status, answer, _ = served.call(COMPLETE, body | BEAMS)
+    assert status == 200, answer
+    assert set(texts(answer)) <= set(choices)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
+
+
+def test_more_answers_than_a_form_has_are_refused_by_name(served: Served) -> None:
+    body = {"prompt": "x", "use_beam_search": True, "n": 2, "guided_regex": "7"}
+    status, error = served.refused(COMPLETE, body)
+    assert status == 400
+    assert error["message"].startswith("n asks for more answers than there are of the form")
 
 
 @pytest.mark.parametrize(

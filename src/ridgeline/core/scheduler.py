@@ -41,7 +41,7 @@ def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tupl
 def _add_masks(granted: list[Sequence], work: list[Work]) -> None:
     """Add to a step's work what constrained answers may say."""
     for i, (seq, item) in enumerate(zip(granted, work, strict=True)):
-        if seq.constraint is not None and item.seeds:
+        if seq.constraint is not None and (item.seeds or item.top):
             drafts = item.tokens[len(item.tokens) - item.drafts :]
             work[i] = item._replace(masks=seq.constraint.masks(drafts))
 
