@@ -62,7 +62,7 @@ def test_what_cannot_be_is_named_and_nothing_runs(llm: LLM) -> None:
     for params in (SamplingParams(use_beam_search=True), SamplingParams(best_of=2)):
         with pytest.raises(ValueError, match="stream is not possible: "):
             llm.stream("x", params)
-    with pytest.raises(ValueError, match="best_of asks for 1024 beams, but at most"):
+    with pytest.raises(ValueError, match="best_of asks for 1024 at once, but at most"):
         llm.generate("x", SamplingParams(use_beam_search=True, best_of=1024))
     assert not llm.engine.requests
 

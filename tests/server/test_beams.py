@@ -162,9 +162,17 @@ def test_more_beams_than_the_server_can_run_are_refused_with_the_numbers(model: 
         assert (status, error["param"]) == (400, "best_of")
         assert error["message"] == "best_of asks for 7: this server allows at most 6"
         status, error = served.refused(COMPLETE, GO_ON | wide | {"best_of": 5})
-        assert status == 400
-        assert "best_of asks for 5 beams, but at most 4 sequences run at a time" in error["message"]
+        assert (status, error["param"]) == (400, "best_of")
+        assert "best_of asks for 5 at once, but at most 4 sequences run" in error["message"]
         assert served.call(COMPLETE, GO_ON | wide | {"best_of": 4})[0] == 200
+
+
+def test_a_width_that_the_cache_cannot_hold_is_refused_with_the_numbers(model: Path) -> None:
+    with serving(model, {"kv_cache_memory": "20KiB"}) as served:
+        wide = GO_ON | {"use_beam_search": True, "best_of": 16, "max_tokens": 30}
+        status, error = served.refused(COMPLETE, wide)
+        assert (status, error["param"]) == (400, "best_of"), error
+        assert error["message"].startswith("best_of is 16: for each, prompt and answer need")
 
 
 def test_beams_in_the_trace_and_the_metrics(model: Path, tmp_path: Path) -> None:

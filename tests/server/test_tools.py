@@ -219,7 +219,7 @@ def test_a_form_and_tools_begin_behind_reasoning(thinker: Served) -> None:
         ({"tool_choice": "required", "json_schema": {"type": "object"}}, "json_schema"),
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters":
                      {"type": "object", "properties": {"b": {"not": {}}}}}}]}, "tools"),
-        ({"use_beam_search": True}, "tools"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "tools"),
         ({"functions": [{"name": "a"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),

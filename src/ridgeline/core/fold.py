@@ -11,15 +11,7 @@ from itertools import count, zip_longest
 
 from ridgeline.core.queues import Queues
 from ridgeline.core.request import Request, Sequence, Status
-from ridgeline.core.step import (
-    TOO_FEW,
-    Event,
-    FinishReason,
-    Step,
-    StepOutput,
-    TokenLogprobs,
-    Work,
-)
+from ridgeline.core.step import TOO_FEW, Event, FinishReason, Step, StepOutput, TokenLogprobs, Work
 
 
 def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
