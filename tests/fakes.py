@@ -97,7 +97,7 @@ class Ledger:
         failed = {i: self.fail.get(work.seq_id[0]) for i, work in enumerate(step.work)}
         errors = {i: error for i, error in failed.items() if error}
         top = {
-            i: candidates(read[i][-1], work.top, self.vocab_size)
+            i: self._likeliest(work, read[i][-1])
             for i, work in enumerate(step.work)
             if work.top and i not in errors
         }
@@ -143,17 +143,25 @@ class Ledger:
         else:
             pairs = [(prefix, seed) for seed in work.seeds]
         tokens = [next_token(*pair, self.vocab_size) for pair in pairs]
-        if work.masks:
+        if work.masks and not work.top:
             assert len(work.masks) == (1 if len(work.seeds) > 1 else work.drafts + 1)
             masks = work.masks * len(work.seeds) if len(work.seeds) > 1 else work.masks
             tokens = [self._allowed(*pair) for pair in zip(tokens, masks, strict=True)]
         return tuple(tokens)
 
+    def _likeliest(self, work: Work, prefix: int) -> Candidates:
+        found = candidates(prefix, self.vocab_size, self.vocab_size)
+        assert len(work.masks) <= 1
+        for mask in work.masks:
+            found = tuple(pair for pair in found if has(mask, pair[0]))
+        return found[: work.top]
+
     def _allowed(self, token: int, mask: bytes) -> int:
         """The first token from this one on, and round again, that a mask has."""
         size = self.vocab_size
-        return next(
-            other % size
-            for other in range(token, token + size)
-            if mask[other % size >> 3] >> (other % size & 7) & 1
-        )
+        return next(other % size for other in range(token, token + size) if has(mask, other % size))
+
+
+def has(mask: bytes, token: int) -> bool:
+    """Whether a mask has a token."""
+    return bool(mask[token >> 3] >> (token & 7) & 1)

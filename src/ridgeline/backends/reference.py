@@ -258,7 +258,8 @@ class ReferenceRunner:
             known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
             ranks: list[TokenLogprobs | None] = [None] * len(known)
             if ask.num_top is not None:
-                ranks = list(rank_tokens(of_row.repeat(len(known), axis=0), known, ask.num_top))
+                rows = of_row.repeat(len(known), axis=0)
+                ranks = list(rank_tokens(rows, known, ask.num_top, ask.mask))
             answers.append(
                 Answer(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
             )

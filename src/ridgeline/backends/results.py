@@ -37,12 +37,14 @@ class Ask(NamedTuple):
             is ranked.
         known: the token that follows in the prompt, or any where only the likeliest are wanted.
         num_top: how many likeliest tokens to report beside the ranked one; None ranks nothing.
+        mask: without draws, a bit for each id that may be among the likeliest; none allows all.
     """
 
     token: int
     draws: tuple[Row, ...]
     known: int
     num_top: int | None
+    mask: bytes = b""
 
 
 class Answer(NamedTuple):
@@ -87,13 +89,14 @@ def finish(
         if j and not len(tokens[i]) == j < num_sound.get(i, j + 1):
             continue
         drawn = tuple(token for token, _ in picks if token is not None)
-        if not is_finite or len(drawn) < len(ask.draws):
+        ranks = _ranks(picks) if items[i].top else ()
+        if not is_finite or len(drawn) < len(ask.draws) or any(not one.top for one in ranks):
             if not j:
                 ruled_out = MASKED_OUT if items[i].masks else RULED_OUT
                 errors.setdefault(i, ruled_out if is_finite else _NOT_FINITE)
             continue
         if items[i].top:
-            top[i] = _ranks(picks)[0].top
+            top[i] = ranks[0].top
             continue
         tokens[i] += drawn
         if ask.num_top is not None:
@@ -117,7 +120,8 @@ def finish(
 def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
     """Number the draws of an item whose last token is the one before ``end``."""
     if work.top:
-        yield 0, Ask(end - 1, (), 0, work.top)  # any token will do: it asks for the likeliest
+        mask = work.masks[0] if work.masks else b""
+        yield 0, Ask(end - 1, (), 0, work.top, mask)  # any token: the likeliest are asked for
         return
     first, sampling = sampled_from(work), work.sampling
     params, prompt_len, _, rules = sampling

@@ -155,9 +155,13 @@ def adjust(logits: Floats, row: Row) -> Floats:
         out[list(row.sampling.suppressed)] = -np.inf
     out[list(row.banned)] = -np.inf
     if row.mask:
-        mask = np.frombuffer(row.mask, np.uint8)
-        out[np.unpackbits(mask, count=len(out), bitorder="little") == 0] = -np.inf
+        out[~_has_bit(row.mask, len(out))] = -np.inf
     return out
+
+
+def _has_bit(mask: bytes, count: int) -> NDArray[np.bool_]:
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=count, bitorder="little")
+    return bits.view(np.bool_)
 
 
 def _rounded(values: NDArray[np.float64]) -> Floats:
@@ -280,11 +284,14 @@ def powers(z: NDArray[np.float64]) -> Weights:
     return weights
 
 
-def rank_tokens(logits: Floats, tokens: Sequence[int], top: int) -> Iterator[TokenLogprobs]:
+def rank_tokens(
+    logits: Floats, tokens: Sequence[int], top: int, mask: bytes = b""
+) -> Iterator[TokenLogprobs]:
     """Yield each row's log-probability of its token and of its ``top`` likeliest tokens.
 
     Log-probabilities are the model's own: of the raw logits, at temperature 1. Those of logits that
-    are not finite are not a number.
+    are not finite are not a number. A ``mask`` leaves out tokens whose bits are not set, and
+    changes no probability.
     """
     for row, token in zip(logits, tokens, strict=True):
         if not np.isfinite(row).all():
@@ -292,10 +299,19 @@ def rank_tokens(logits: Floats, tokens: Sequence[int], top: int) -> Iterator[Tok
             continue
         ahead = int(np.count_nonzero(row > row[token]))
         ahead += int(np.count_nonzero(row[:token] == row[token]))
-        likeliest = np.argsort(-row, kind="stable")[:top]
+        likeliest = _likeliest(row, top, mask)
         norm = log_sum_exp(float(row.max()), int(weigh(row, LOG2_E).sum()))
         pairs = zip(likeliest.tolist(), row[likeliest].tolist(), strict=True)
         yield ranked(token, float(row[token]), ahead, norm, pairs)
+
+
+def _likeliest(row: Floats, top: int, mask: bytes) -> Ints:
+    """Return the ids of the ``top`` greatest logits that a mask allows, then by id."""
+    ids = np.flatnonzero(_has_bit(mask, len(row))) if mask else np.arange(len(row))
+    if 0 < top < len(ids):
+        least = np.partition(row[ids], len(ids) - top)[len(ids) - top]
+        ids = ids[row[ids] >= least]
+    return ids[np.argsort(-row[ids], kind="stable")[:top]]
 
 
 def log_sum_exp(greatest: float, total: int) -> float:

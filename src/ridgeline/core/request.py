@@ -69,6 +69,9 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Take the next token of the answer."""
 
+    def fork(self) -> Constraint:
+        """Return another that has come as far, for an answer with the same beginning."""
+
 
 class Search(Protocol):
     """Which continuations of a prompt are followed (``decoding.search``).

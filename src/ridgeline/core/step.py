@@ -52,6 +52,7 @@ class TokenRules(NamedTuple):
 
 NO_RULES = TokenRules()
 # What an item fails with if its logits are sound and its own request allows none of the tokens.
+TOO_FEW = "n asks for more answers than there are of the form that the request asks for"
 RULED_OUT = "every token is ruled out by what the request asks for, taken together"
 MASKED_OUT = "the grammar allows no token here: it asks for too much, or for what cannot be"
 

@@ -128,9 +128,8 @@ class Prompts:
         ]:
             form = wanted_form(given)
             constrained, param = params, form.param if form else "tools"
-            if params.searches and (form or (message and message.tools)):
-                search = "use_beam_search" if params.use_beam_search else "penalty_alpha"
-                raise _bad(param, f"{param} cannot be used with {search}")
+            if params.penalty_alpha and (form or (message and message.tools)):
+                raise _bad(param, f"{param} cannot be used with penalty_alpha")
             if form is not None:
                 if message and message.tools and message.tools[1].is_required:
                     raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
