@@ -58,7 +58,9 @@ class TextSide:
     def __init__(self, checkpoint: Checkpoint, card: Mapping[str, Any]) -> None:
         """Take what the model's files say; ``card`` holds sampling that they leave open."""
         self.vocab_size = checkpoint.arch.vocab_size
-        self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.tokenizer = load_tokenizer(
+            checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids
+        )
         self.library_bytes = 0
         self.tokenizer.building = self._measured
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
