@@ -101,7 +101,10 @@ class Counters(Protocol):
     """Cycles by kind of work, counted inside a step."""
 
     def take(self) -> Mapping[str, NDArray[np.int64]]:
-        """Return the cycles of each thread since the last call, by kind."""
+        """Return the cycles of each thread since the last call, by kind.
+
+        Of the kind "experts" it is how many experts' matrices it read, in all layers.
+        """
 
     def seconds_per_cycle(self) -> float:
         """Return how long a cycle takes."""
@@ -118,8 +121,12 @@ class BackendRunner(Protocol):
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
         """Return the logits after each token of one text, for measuring."""
 
-    def traffic(self, step: StepRecord) -> Mapping[str, Traffic]:
-        """Return what a step read and computed, by kind; empty if the backend does not know."""
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> Mapping[str, Traffic]:
+        """Return what a step read and computed, by kind; empty if the backend does not know.
+
+        ``num_experts`` is how many experts' matrices it read, in all layers; None takes what its
+        tokens meet if all experts are equally likely.
+        """
 
     def memory(self) -> Mapping[str, Held]:
         """Return what every array that it keeps takes, by name: ``weights.mlp``, ``kv_cache``.

@@ -133,7 +133,7 @@ class ReferenceRunner:
         with self._blas.limit(limits=self._num_threads, user_api="blas"), np.errstate(all="ignore"):
             return self._logits(self._forward((work,))[0])
 
-    def traffic(self, step: StepRecord) -> dict[str, Traffic]:
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return nothing: it is not known what numpy reads."""
         return {}
 

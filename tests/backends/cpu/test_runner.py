@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ridgeline.backends import reference_parts
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
@@ -46,6 +47,7 @@ ROUNDED += [
     "learnt positions",
     "experts",
     "many experts",
+    "sinks",
 ]
 
 Make = Callable[..., CpuRunner]
@@ -357,6 +359,35 @@ def test_who_is_done_takes_rows_of_others(make: Make, monkeypatch: pytest.Monkey
     for _ in range(20):
         assert np.array_equal(runner.prompt_logits(TOKENS), wanted)
     assert counters.take()["linears"][1] > 0
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_no_more_experts_are_read_than_rows_meet(
+    make: Make, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by the kernels, and by who is met in the reference; one thread shares no blocks."""
+    met: list[int] = []
+
+    def counted(*args: Any) -> NDArray[np.float32]:
+        found = routes(*args)
+        met.append(int(found.any(axis=0).sum()))
+        return found
+
+    routes = reference_parts.routes
+    monkeypatch.setattr(reference_parts, "routes", counted)
+    wanted = reference(checkpoint(ARCHS["many experts"]))
+    runner = make("many experts", "f32", num_threads=num_threads)
+    counters, start = runner.profile(), 0
+    for end in (40, 41, 44, 56):
+        met.clear()
+        wanted.prompt_logits(TOKENS[start:end], start)
+        runner.prompt_logits(TOKENS[start:end], start)
+        num_read = counters.take()["experts"].sum()
+        if end > 40 or num_threads == 1:
+            assert num_read == sum(met) < 2 * 20
+        else:
+            assert sum(met) <= num_read <= 2 * sum(met)
+        start = end
 
 
 def test_a_step_may_be_executed_again(make: Make) -> None:

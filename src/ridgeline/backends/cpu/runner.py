@@ -127,9 +127,9 @@ class CpuRunner:
         self._start(kernels)
         return self._counters
 
-    def traffic(self, step: StepRecord) -> dict[str, Traffic]:
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return the bytes read and operations done in a step, by kind."""
-        return step_traffic(self.arch, self.sizes, self.weights, step)
+        return step_traffic(self.arch, self.sizes, self.weights, step, num_experts)
 
     def memory(self) -> dict[str, Held]:
         """Return what every array takes, and by how much the process grew for the kernels."""

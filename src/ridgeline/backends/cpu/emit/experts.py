@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
@@ -128,6 +129,10 @@ def met_experts(
         fn.store(fn.lanes(F32, [0.0] * 16), y + m * y_stride + at, 4)
     with fn.loop(experts.num) as e:
         count = _gather(thread, routes + e * 4, num_rows, scope)
+        if sizes.profiled:
+            counts = thread.number.equals(0) if shares_tiles else fn.i64(1) > 0
+            with fn.when((count > 0) & counts):
+                count_expert(fn, thread.args_address, thread.number)
         with fn.when(count > 0):
             _inner_values(thread, layer, e * inner, own(inner), count, shares_tiles)
             made = thread.local("expert_y") - e * (outer * TILE * 4)
