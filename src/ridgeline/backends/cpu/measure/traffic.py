@@ -25,7 +25,11 @@ _FORMS = {"floats": "f32", "bf16": "bf16"}  # of activations; all others are byt
 
 
 def step_traffic(
-    arch: ModelArch, sizes: Sizes, weights: Weights, step: StepRecord, num_experts: int | None = None
+    arch: ModelArch,
+    sizes: Sizes,
+    weights: Weights,
+    step: StepRecord,
+    num_experts: int | None = None,
 ) -> dict[str, Traffic]:
     """Return the traffic of a step by kind: linears, head and attention.
 
