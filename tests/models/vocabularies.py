@@ -22,10 +22,22 @@ from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 VECTORS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
 # The rest of the folder models/ in llama.cpp's source may lie here.
 MORE_VECTORS = default_home() / "vocabularies"
-WITH_VECTORS = (
-    "gpt-2 llama-bpe llama-spm qwen2 phi-3 falcon mpt refact starcoder command-r deepseek-llm "
-    "deepseek-coder qwen35 bert-bge"
-).split()
+WITH_VECTORS = [
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "qwen2",
+    "phi-3",
+    "falcon",
+    "mpt",
+    "refact",
+    "starcoder",
+    "command-r",
+    "deepseek-llm",
+    "deepseek-coder",
+    "qwen35",
+    "bert-bge",
+]
 
 
 def _path(name: str) -> Path:
