@@ -63,6 +63,7 @@ def test_ends_of_an_answer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.add_bos_token": True}, "gpt2", (1, True)),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "gpt2", (1, True)),
         ({"tokenizer.ggml.pre": "falcon3"}, "gpt2", (1, True)),
+        ({"tokenizer.ggml.pre": "tekken"}, "gpt2", (1, True)),
         ({"tokenizer.ggml.pre": "qwen2"}, "gpt2", (1, False)),
         ({"tokenizer.ggml.pre": "dbrx"}, "gpt2", (1, False)),
         (

@@ -20,9 +20,33 @@ from ridgeline.models.gguf import read_gguf
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
 VECTORS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
+# The rest of the folder models/ in llama.cpp's source may lie here.
+MORE_VECTORS = default_home() / "vocabularies"
+WITH_VECTORS = [
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "qwen2",
+    "phi-3",
+    "falcon",
+    "mpt",
+    "refact",
+    "starcoder",
+    "command-r",
+    "deepseek-llm",
+    "deepseek-coder",
+    "qwen35",
+    "bert-bge",
+]
+
+
+def _path(name: str) -> Path:
+    file = f"ggml-vocab-{name}.gguf"
+    return VECTORS / file if (VECTORS / file).exists() else MORE_VECTORS / file
+
+
 VOCABULARIES = {
-    **{name: VECTORS / f"ggml-vocab-{name}.gguf" for name in ("gpt-2", "llama-bpe", "llama-spm")},
-    "qwen2": VECTORS / "ggml-vocab-qwen2.gguf",
+    **{name: _path(name) for name in WITH_VECTORS},
     "smollm2": default_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf",
 }
 CORPUS = [

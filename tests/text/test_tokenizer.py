@@ -104,7 +104,7 @@ def test_shielded_text_is_text(
 def test_every_control_token_of_real_vocabularies_can_be_shielded(name: str) -> None:
     metadata, tokenizer = vocabulary(name)
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    control = np.flatnonzero(np.isin(types, (3, 4))).tolist()
+    control = np.flatnonzero(types == 3).tolist()
     assert control
     for i in control[:50]:
         spelling = tokens[i]
@@ -113,7 +113,8 @@ def test_every_control_token_of_real_vocabularies_can_be_shielded(name: str) -> 
             plain = tokenizer.encode(text, parse_special=False)
             assert tokenizer.encode_shielded(tokenizer.shield(text)) == plain
             assert i not in plain
-            assert tokenizer.decode(plain) == text
+            if name != "bert-bge":  # which leaves out spaces and capitals
+                assert tokenizer.decode(plain) == text
 
 
 def test_a_spelling_that_text_could_merge_into_stays_text() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.pre_tokenizers import SPLITS, TAKE_WHOLE_WORDS, pre_tokenizer
+from ridgeline.models.pre_tokenizers import MASK_STRIPS, SPLITS, TAKE_WHOLE_WORDS, pre_tokenizer
 from ridgeline.models.tensors import ModelFileError
 
 Numbers = NDArray[Any]
@@ -56,13 +56,15 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
             "(SentencePiece BPE), bert (WordPiece), t5 (Unigram)"
         )
     strips = kind == "llama" and metadata.get("general.architecture") == "phi3"
+    # XLM-RoBERTa's, ModernBERT's and Jina's masks remove the white space before them.
+    mask_strips = kind == "t5" or str(metadata.get("tokenizer.ggml.pre")) in MASK_STRIPS
     spec["added_tokens"] = [
         {
             "id": i,
             "content": tokens[i],
             "special": bool(types[i] != _USER_DEFINED),
             "single_word": False,
-            "lstrip": kind == "t5" and tokens[i] == "<mask>",  # as all of XLM-RoBERTa's have it
+            "lstrip": tokens[i] in ("<mask>", "[MASK]") and mask_strips,
             "rstrip": strips and tokens[i] not in _PHI3_LEAVES_SPACE,
             "normalized": False,
         }
