@@ -118,7 +118,6 @@ DAMAGED: dict[str, tuple[dict[str, Any] | bytes, bytes, int]] = {
     "an unknown type": ({"t": entry(dtype="Q4")}, bytes(8), -1),
     "an unsupported type": ({"t": entry(dtype="F64", shape=[1])}, bytes(8), -1),
     "an empty tensor": ({"t": entry(0, 0, shape=[0])}, b"", -1),
-    "a scalar": ({"t": entry(0, 4, shape=[])}, bytes(4), -1),
     "an entry that is no object": ({"t": 3}, bytes(8), -1),
 }
 

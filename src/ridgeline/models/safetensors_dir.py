@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import model_from_config
+from ridgeline.models.quantized import read_quantized
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = {
+    "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,
+}  # fmt: skip
 _MAX_JSON_BYTES = 16 << 20
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half of this
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -42,7 +45,8 @@ def load_directory(path: Path) -> Checkpoint:
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
-    arch, tensors = model_from_config(config, _read_weights(folder), str(path))
+    found = read_quantized(config, _read_weights(folder), str(path))
+    arch, tensors = model_from_config(found.config, found.tensors, str(path), found.spare)
     generation = folder.json("generation_config.json") or {}
     text = folder.json("tokenizer_config.json") or {}
 
@@ -68,6 +72,7 @@ def load_directory(path: Path) -> Checkpoint:
         tokenizer=tokenizer,
         generation_defaults=_sampling_defaults(generation, path),
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
+        quantization=found.description,
     )
 
 
@@ -190,10 +195,10 @@ def _view(
         raise ModelFileError(f"{path}: tensor {name!r} has type {dtype}; supported: {supported}")
     num_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
     # Said by the library as well; said again because a JSON key may appear twice.
-    if not shape or num_bytes == 0 or end - begin != num_bytes or data_begin + end > raw.size:
+    if num_bytes == 0 or end - begin != num_bytes or data_begin + end > raw.size:
         raise ModelFileError(f"{path}: tensor {name!r} of shape {shape} has {end - begin} bytes")
     # A vector has one row per element, so that Tensor.rows selects elements of it.
-    rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+    rows = math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
     data = raw[data_begin + begin : data_begin + end].reshape(rows, num_bytes // rows)
     return Tensor(name, dtype, shape, data)
 

@@ -46,7 +46,10 @@ _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.
 
 
 def model_from_config(
-    values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+    values: Mapping[str, Any],
+    raw: Mapping[str, Tensor],
+    where: str,
+    spare: Set[str] = frozenset(),
 ) -> tuple[ModelArch, dict[str, Tensor]]:
     """Return the architecture and the canonical tensors of a Hugging Face directory.
 
@@ -54,6 +57,7 @@ def model_from_config(
         values: config.json.
         raw: tensors under the file's names.
         where: the directory, for messages.
+        spare: names of tensors that may be left over.
 
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
@@ -66,7 +70,7 @@ def model_from_config(
     ignored = [name for name in raw if name.endswith(buffers)]
     if arch.tied_embeddings:
         ignored.append(family.outer["head"])
-    return arch, _bind(Facts(values, where), arch, raw, family, {*ignored})
+    return arch, _bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 
 def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelArch:
