@@ -102,6 +102,7 @@ class Checkpoint:
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
         tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
+        family: the file's name of its family.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class Checkpoint:
     chat_template: str | None
     tokenizer: Path | Mapping[str, Any]
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    family: str = ""
 
     @property
     def nbytes(self) -> int:

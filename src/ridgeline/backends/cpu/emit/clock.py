@@ -16,7 +16,7 @@ KINDS = ("linears", "head", "attention", "row operations", "barrier", "step")
 _CLOCK = Kernel("clock", ("out",))
 ROW_WORDS = 8  # of a thread's counters: one cache line
 _KIND_OF = {
-    "matmul": "linears",
+    **dict.fromkeys(("matmul", "lora_down", "lora_up"), "linears"),
     "argmax": "head",
     "draw": "head",
     "attend": "attention",
