@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ridgeline.models.adapters import read_adapter
+from ridgeline.models.adapters import Base, read_adapter
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint, ModelFileError
 from tests.lora import (
@@ -38,8 +38,13 @@ LAYER = "model.layers.1."
 
 
 @pytest.fixture
-def base(make_directory: Maker) -> Checkpoint:
+def plain(make_directory: Maker) -> Checkpoint:
     return load_checkpoint(make_directory("base"))
+
+
+@pytest.fixture
+def base(plain: Checkpoint) -> Base:
+    return Base.of(plain)
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def in_gguf(pairs: Pairs, arch: str) -> Pairs:
 
 
 def test_every_matrix_is_that_of_the_merged_model(
-    make_directory: Maker, base: Checkpoint, pairs: Pairs, tmp_path: Path
+    make_directory: Maker, plain: Checkpoint, base: Base, pairs: Pairs, tmp_path: Path
 ) -> None:
     adapter = read_adapter(write_peft(tmp_path / "a", pairs), base)
     folder = make_directory("merged")
@@ -72,18 +77,18 @@ def test_every_matrix_is_that_of_the_merged_model(
     assert len(adapter.parts) == 14
     assert adapter.rank == 4
     for name, tensor in whole.tensors.items():
-        values = base.tensors[name].to_f32()
+        values = plain.tensors[name].to_f32()
         if name in adapter.parts:
             values = values + adapter.parts[name].b @ adapter.parts[name].a
         np.testing.assert_allclose(values, tensor.to_f32(), atol=1e-5, rtol=0, err_msg=name)
 
 
 def test_files_of_both_kinds_are_one_adapter_on_bases_of_both_kinds(
-    base: Checkpoint, pairs: Pairs, tmp_path: Path, tiny_gguf: Path
+    base: Base, pairs: Pairs, tmp_path: Path, tiny_gguf: Path
 ) -> None:
     peft = write_peft(tmp_path / "a", pairs)
     file = write_gguf_adapter(tmp_path / "a.gguf", "llama", in_gguf(pairs, "llama"), 6.0)
-    quantised = load_checkpoint(tiny_gguf)
+    quantised = Base.of(load_checkpoint(tiny_gguf))
     found = [read_adapter(path, model) for path in (peft, file) for model in (base, quantised)]
     assert len({one.digest for one in found}) == 1
     for one in found[1:]:
@@ -98,13 +103,13 @@ def test_fused_matrices_are_cut(make_directory: Maker, tmp_path: Path) -> None:
     config = CONFIG | {"architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}
     folder = make_directory("phi", weights=False, config=config)
     save_file(hf_weights(config, fused=True), folder / "model.safetensors")
-    base = load_checkpoint(folder)
+    base = Base.of(load_checkpoint(folder))
     pairs = random_pairs(llama_shapes(CONFIG, fused=True))
     adapter = read_adapter(write_peft(tmp_path / "a", pairs), base)
     metadata = gguf_metadata(CONFIG, "phi3") | vocabulary()
     file = tmp_path / "phi.gguf"
-    quantised = load_checkpoint(
-        write_gguf(file, metadata, gguf_weights(CONFIG, "phi3", fused=True))
+    quantised = Base.of(
+        load_checkpoint(write_gguf(file, metadata, gguf_weights(CONFIG, "phi3", fused=True)))
     )
     assert read_adapter(tmp_path / "a", quantised).digest == adapter.digest
     a, b = pairs[f"{LAYER}self_attn.qkv_proj"]
@@ -116,7 +121,7 @@ def test_fused_matrices_are_cut(make_directory: Maker, tmp_path: Path) -> None:
     np.testing.assert_array_equal(adapter.parts["layers.1.up"].b, b[64:] * np.float32(1.5))
 
 
-def test_ranks_and_alphas_by_pattern_and_rslora(base: Checkpoint, tmp_path: Path) -> None:
+def test_ranks_and_alphas_by_pattern_and_rslora(base: Base, tmp_path: Path) -> None:
     shapes = llama_shapes(CONFIG)
     pairs = random_pairs(shapes, 4) | random_pairs(
         {
@@ -141,7 +146,7 @@ def test_ranks_and_alphas_by_pattern_and_rslora(base: Checkpoint, tmp_path: Path
             np.testing.assert_array_equal(found.parts[name].b, wanted)
 
 
-def test_some_layers_and_targets(base: Checkpoint, tmp_path: Path) -> None:
+def test_some_layers_and_targets(base: Base, tmp_path: Path) -> None:
     shapes = {name: s for name, s in llama_shapes(CONFIG).items() if f"{LAYER}self_attn.v" in name}
     pairs = random_pairs(shapes)
     for i, targets in enumerate((["v_proj"], "all-linear", r".*\.v_proj", None)):
@@ -177,7 +182,7 @@ def test_some_layers_and_targets(base: Checkpoint, tmp_path: Path) -> None:
     ],
 )
 def test_what_would_change_an_answer_is_refused_by_name(
-    base: Checkpoint, pairs: Pairs, tmp_path: Path, config: dict[str, Any], message: str
+    base: Base, pairs: Pairs, tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
     path = write_peft(tmp_path / "a", pairs, **config)
     with pytest.raises(ModelFileError, match=message):
@@ -194,14 +199,14 @@ def test_what_would_change_an_answer_is_refused_by_name(
     ],
 )
 def test_other_tensors_are_refused_by_name(
-    base: Checkpoint, tmp_path: Path, module: str, message: str
+    base: Base, tmp_path: Path, module: str, message: str
 ) -> None:
     path = write_peft(tmp_path / "a", random_pairs({module: (40, 32)}))
     with pytest.raises(ModelFileError, match=message):
         read_adapter(path, base)
 
 
-def test_damaged_files_are_one_line(base: Checkpoint, pairs: Pairs, tmp_path: Path) -> None:
+def test_damaged_files_are_one_line(base: Base, pairs: Pairs, tmp_path: Path) -> None:
     def broken(name: str, change: Callable[[dict[str, np.ndarray]], None]) -> Path:
         path = write_peft(tmp_path / name, pairs)
         file = path / "adapter_model.safetensors"
@@ -245,7 +250,7 @@ def test_damaged_files_are_one_line(base: Checkpoint, pairs: Pairs, tmp_path: Pa
 
 
 def test_gguf_files_that_are_refused(
-    base: Checkpoint, pairs: Pairs, tmp_path: Path, tiny_gguf: Path
+    base: Base, pairs: Pairs, tmp_path: Path, tiny_gguf: Path
 ) -> None:
     with pytest.raises(ModelFileError, match="this is not an adapter"):
         read_adapter(tiny_gguf, base)
@@ -263,10 +268,10 @@ def test_gguf_files_that_are_refused(
             read_adapter(path, base)
     other = write_gguf_adapter(tmp_path / "qwen.gguf", "qwen2", in_gguf(pairs, "qwen2"), 6.0)
     with pytest.raises(ModelFileError, match="for 'qwen2', but the model is 'llama'"):
-        read_adapter(other, load_checkpoint(tiny_gguf))
+        read_adapter(other, Base.of(load_checkpoint(tiny_gguf)))
 
 
-def test_a_gguf_without_alpha_is_not_scaled(base: Checkpoint, pairs: Pairs, tmp_path: Path) -> None:
+def test_a_gguf_without_alpha_is_not_scaled(base: Base, pairs: Pairs, tmp_path: Path) -> None:
     path = write_gguf_adapter(tmp_path / "a.gguf", "llama", in_gguf(pairs, "llama"), 0.0)
     found = read_adapter(path, base)
     np.testing.assert_array_equal(found.parts["layers.1.v"].b, pairs[f"{LAYER}self_attn.v_proj"][1])

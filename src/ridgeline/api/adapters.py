@@ -18,8 +18,7 @@ from weakref import WeakSet
 from ridgeline.backends.face import KeptAdapter
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.engine_setup.options import Options, parse_bytes
-from ridgeline.models.adapters import AdapterWeights, read_adapter
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.models.adapters import AdapterWeights, Base, read_adapter
 
 _EXTRA_BYTES = 256 << 20  # for those that come later, unless --lora-memory says it
 _RANK = 64  # of these, unless --max-lora-rank says it
@@ -55,7 +54,7 @@ class _Named:
 
 
 def read_adapters(
-    wishes: Mapping[str, str | Path], base: Checkpoint
+    wishes: Mapping[str, str | Path], base: Base
 ) -> dict[str, tuple[Path, AdapterWeights]]:
     """Read the adapters to load at the start, by name. Raises ModelFileError (a ValueError)."""
     return {
@@ -82,7 +81,7 @@ class Adapters:
 
     def __init__(
         self,
-        base: Checkpoint,
+        base: Base,
         add: Callable[[int, AdapterWeights], KeptAdapter],
         *,
         max_rank: int,

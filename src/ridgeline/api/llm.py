@@ -34,6 +34,7 @@ from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.progress import bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import give_back
+from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
@@ -73,7 +74,7 @@ class LLM:
         self.summary = summarise(checkpoint)
         small = find_small_model(wishes, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
-        lora = read_adapters(wishes.adapters, checkpoint)
+        lora = read_adapters(wishes.adapters, Base.of(checkpoint))
         max_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
         self.config = resolve(
             wishes, checkpoint.arch, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
@@ -83,7 +84,7 @@ class LLM:
             self.runner = new_runner(self.config, checkpoint, report)
         limit = parse_bytes(wishes.lora_memory) if wishes.lora_memory else None
         self.adapters = Adapters(
-            checkpoint, self.runner.add_adapter, max_rank=max_rank, limit_bytes=limit
+            Base.of(checkpoint), self.runner.add_adapter, max_rank=max_rank, limit_bytes=limit
         )
         for name, (path, weights) in lora.items():
             self.adapters.load(name, path, weights)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,18 @@ _HARMLESS = frozenset((
 _INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
+class Base(NamedTuple):
+    """What is asked of the model that an adapter is for; none of its weights are kept."""
+
+    arch: ModelArch
+    family: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Base:
+        """Return it of a model's files."""
+        return cls(checkpoint.arch, checkpoint.family)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class LowRank:
     """What is added to a matrix: ``b`` ``[out, rank]``, scaled, times ``a`` ``[rank, in]``."""
@@ -85,8 +97,8 @@ class AdapterWeights:
         return sum(part.a.nbytes + part.b.nbytes for part in self.parts.values())
 
 
-def read_adapter(path: Path, base: Checkpoint) -> AdapterWeights:
-    """Read a PEFT directory or a GGUF file for the model ``base``.
+def read_adapter(path: Path, base: Base) -> AdapterWeights:
+    """Read a PEFT directory or a GGUF file for a model.
 
     Raises:
         ModelFileError: it is missing, damaged, not supported, or made for another model.
@@ -111,7 +123,7 @@ def read_adapter(path: Path, base: Checkpoint) -> AdapterWeights:
 # --- PEFT ----------------------------------------------------------------------------------------
 
 
-def _from_peft(path: Path, base: Checkpoint) -> dict[str, LowRank]:
+def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
     folder = Folder(path)
     values = folder.json("adapter_config.json")
     if values is None:
@@ -248,7 +260,7 @@ def _matches(pattern: str, module: str) -> bool:
 # --- GGUF ----------------------------------------------------------------------------------------
 
 
-def _from_gguf(path: Path, base: Checkpoint) -> dict[str, LowRank]:
+def _from_gguf(path: Path, base: Base) -> dict[str, LowRank]:
     metadata, raw = read_gguf(path)
     facts = Facts(metadata, str(path))
     kind = facts.text("general.type", "model")
