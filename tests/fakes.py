@@ -44,9 +44,10 @@ def expected_tokens(
     num_tokens: int,
     vocab_size: int,
     stop_ids: frozenset[int] = frozenset(),
+    adapter: int = 0,
 ) -> list[int]:
     """What the ledger generates when it serves one sequence alone."""
-    prefix = reduce(extend, prompt, 0)
+    prefix = reduce(extend, prompt, adapter)
     out: list[int] = []
     while len(out) < num_tokens and not (out and out[-1] in stop_ids):
         token = next_token(prefix, seed, vocab_size)
@@ -60,7 +61,7 @@ class Ledger:
     """A ``Runner`` whose cache slots are checked at each read.
 
     A slot holds the hash of the prefix before its token, and with it: so a context is right only
-    if its slots form one chain.
+    if its slots form one chain. The chain begins with the adapter's number: all follows from it.
     """
 
     num_blocks: int
@@ -78,7 +79,7 @@ class Ledger:
         written: dict[tuple[int, int], tuple[int, int]] = {}
         for work in step.work:
             assert work.tokens, f"{work.seq_id} has nothing to do"
-            prefix = self.slots[self._slot(work, work.start - 1)][1] if work.start else 0
+            prefix = self.slots[self._slot(work, work.start - 1)][1] if work.start else work.adapter
             for position, token in enumerate(work.tokens, start=work.start):
                 slot = self._slot(work, position)
                 assert slot not in written, f"two sequences write slot {slot}"
@@ -127,7 +128,7 @@ class Ledger:
 
     def _read(self, work: Work) -> list[int]:
         """The prefix after each token of an item's context, every slot of which is checked."""
-        prefix, prefixes = 0, []
+        prefix, prefixes = work.adapter, []
         for position in range(work.start + len(work.tokens)):
             before, after = self.slots[self._slot(work, position)]
             assert before == prefix, f"{work.seq_id} reads foreign content at {position}"

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ridgeline.api.adapters import LoRARequest
     from ridgeline.api.llm import LLM
     from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
     from ridgeline.core.params import SamplingParams
@@ -18,6 +19,7 @@ __all__ = [
     "LLM",
     "Chunk",
     "CompletionOutput",
+    "LoRARequest",
     "Logprob",
     "RequestOutput",
     "SamplingParams",
@@ -26,6 +28,7 @@ __all__ = [
 
 _PLACES = {
     "LLM": "ridgeline.api.llm",
+    "LoRARequest": "ridgeline.api.adapters",
     "SamplingParams": "ridgeline.core.params",
     "StructuredOutputsParams": "ridgeline.core.structured",
 }

@@ -16,10 +16,18 @@ from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Orca, Policy, Queue, SplitFuse, Static, Wish
 from ridgeline.core.records import Record
-from ridgeline.core.request import Request, Sequence
+from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Guess, Speculation
-from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
+from ridgeline.core.step import (
+    Event,
+    FinishReason,
+    SeqId,
+    Step,
+    StepOutput,
+    Wait,
+    Work,
+)
 from ridgeline.decoding.search import new_search
 from tests.fakes import Ledger, candidates, expected_tokens, extend, similarity
 
@@ -141,7 +149,11 @@ class Oracle:
 
     def _tokens(self, seq: Sequence, most: int) -> Iterator[int]:
         for token in expected_tokens(
-            tuple(seq.tokens), seq.seeds[0], self.dice.randint(0, most), self.vocab_size
+            tuple(seq.tokens),
+            seq.seeds[0],
+            self.dice.randint(0, most),
+            self.vocab_size,
+            adapter=seq.request.adapter.number,
         ):
             right = self.dice.random() < self.accuracy
             yield token if right else self.dice.randrange(self.vocab_size)
@@ -158,6 +170,7 @@ def make_request(
     prompt: Listing[int],
     *,
     cache_root: bytes = b"",
+    adapter: Adapter = NO_ADAPTER,
     due_s: float = inf,
     **params: Any,
 ) -> Request:
@@ -167,6 +180,7 @@ def make_request(
         SamplingParams(**params),
         max_model_len=1000,
         cache_root=cache_root,
+        adapter=adapter,
         new_search=new_search,
         due_s=due_s,
     )
@@ -201,9 +215,11 @@ def expected(request: Request, vocab_size: int = 4) -> dict[SeqId, list[int]]:
     if request.search:
         return {(request.id, i): found for i, found in enumerate(searched(request, vocab_size))}
     seeds = request.sequences[0].seeds
-    most = request.max_len - len(request.prompt)
+    most, number = request.max_len - len(request.prompt), request.adapter.number
     return {
-        (request.id, i): expected_tokens(request.prompt, seed, most, vocab_size, request.stop_ids)
+        (request.id, i): expected_tokens(
+            request.prompt, seed, most, vocab_size, request.stop_ids, number
+        )
         for i, seed in enumerate(seeds)
     }
 
@@ -214,9 +230,10 @@ def searched(request: Request, vocab_size: int = 4) -> list[list[int]]:
     assert search is not None
     texts: list[tuple[int, ...]] = [request.prompt]
     while True:
-        lasts = [prefixes_of(text)[-1] for text in texts]
+        number = request.adapter.number
+        lasts = [prefixes_of(text, number)[-1] for text in texts]
         found = [candidates(prefix, search.num_candidates, vocab_size) for prefix in lasts]
-        moves = search.advance(found, [similarity(prefixes_of(text)) for text in texts])
+        moves = search.advance(found, [similarity(prefixes_of(text, number)) for text in texts])
         last = search.settled[-1].token if search.settled else None
         is_full = len(request.prompt) + len(search.settled) >= request.max_len
         if not moves or last in request.stop_ids or is_full:
@@ -224,9 +241,14 @@ def searched(request: Request, vocab_size: int = 4) -> list[list[int]]:
         texts = [(*texts[parent], token) for parent, token in moves]
 
 
-def prefixes_of(text: Listing[int]) -> list[int]:
+def prefixes_of(text: Listing[int], adapter: int = 0) -> list[int]:
     """Return the ledger's prefix after each token of a text."""
-    return [*itertools.accumulate(text, extend, initial=0)][1:]
+    return [*itertools.accumulate(text, extend, initial=adapter)][1:]
+
+
+def adapter(number: int) -> Adapter:
+    """Return an adapter of this number, none for 0."""
+    return Adapter(number, bytes([number]) * 16) if number else NO_ADAPTER
 
 
 def finish(engine: Engine, max_steps: int = 2000) -> list[Event]:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
 from ridgeline.api.interrupts import Interrupts
 from ridgeline.api.memory import ProcessMemory, memory_now, process_memory
 from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, likeliest
@@ -29,10 +30,11 @@ from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.progress import bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import give_back
+from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
@@ -72,10 +74,21 @@ class LLM:
         self.summary = summarise(checkpoint)
         small = find_small_model(wishes, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
-        self.config = resolve(wishes, checkpoint.arch, taken_bytes=taken_bytes)
+        lora = read_adapters(wishes.adapters, Base.of(checkpoint))
+        max_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
+        self.config = resolve(
+            wishes, checkpoint.arch, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
+        )
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
+        limit = parse_bytes(wishes.lora_memory) if wishes.lora_memory else None
+        self.adapters = Adapters(
+            Base.of(checkpoint), self.runner.add_adapter, max_rank=max_rank, limit_bytes=limit
+        )
+        for name, (path, weights) in lora.items():
+            self.adapters.load(name, path, weights)
+        self.adapters.settle()
         self._drafting = _small_runner(small) if small else None
         before_text = memory_now()
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
@@ -115,6 +128,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         suffix: str | None = None,
+        lora_request: LoraWish | Sequence[LoraWish] = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, and return them in order.
@@ -124,6 +138,8 @@ class LLM:
             sampling_params: one for all or one for each; None takes the model's defaults.
             suffix: text that follows the answers: they fill the middle between a prompt and this.
                 For models that were trained for it.
+            lora_request: the name of an adapter that was loaded (``lora``), or vLLM's
+                ``LoRARequest``, which loads it; one for all prompts or one for each.
             progress: show a bar; None shows one when there are several prompts.
 
         Raises:
@@ -132,17 +148,18 @@ class LLM:
         many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
         if not suffix:
             encoded = [self.text.encode(prompt) for prompt in many]
-            return self._collect(encoded, many, sampling_params, progress)
+            return self._collect(encoded, many, sampling_params, progress, lora_request)
         encoded = [self.text.encode_infill(prompt, suffix).ids for prompt in many]
         params = self._params_of_each(sampling_params, len(many))
         params = [self.text.ending_at_fim(wish) for wish in params]
-        return self._collect(encoded, many, params, progress)
+        return self._collect(encoded, many, params, progress, lora_request)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoraWish | Sequence[LoraWish] = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
@@ -154,18 +171,25 @@ class LLM:
         one = not is_list(messages) or _is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
         prompts = [self.text.chat_template.render_ids(chat, **template) for chat in many]
-        return self._collect(prompts, [None] * len(prompts), sampling_params, progress)
+        texts = [None] * len(prompts)
+        return self._collect(prompts, texts, sampling_params, progress, lora_request)
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoraWish = None,
     ) -> Chunks:
         """Yield the answer to a prompt or a conversation as it grows; ``close()`` stops it."""
-        return self.stream_many([prompt], sampling_params)
+        return self.stream_many([prompt], sampling_params, lora_request=lora_request)
 
     def stream_many(
         self,
         prompts: Sequence[Prompt | Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoraWish | Sequence[LoraWish] = None,
     ) -> Chunks:
         """Yield the answers to several prompts, which run side by side, as they grow.
 
@@ -178,7 +202,7 @@ class LLM:
             else self.text.encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
-        requests = self._submit(encoded, sampling_params, is_stream=True)
+        requests = self._submit(encoded, sampling_params, lora_request, is_stream=True)
         return self._chunks(requests, Load())
 
     # --- the loop ------------------------------------------------------------------------------
@@ -187,14 +211,16 @@ class LLM:
         self,
         prompts: Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoraWish | Sequence[LoraWish],
         *,
         is_stream: bool = False,
     ) -> list[Request]:
         """Queue all prompts, or none if one of them can never run."""
         params = self._params_of_each(sampling_params, len(prompts))
+        adapters = self.adapters.leases(lora_request, len(prompts))
         requests: list[Request] = []
         try:
-            for prompt, wish in zip(prompts, params, strict=True):
+            for prompt, wish, adapter in zip(prompts, params, adapters, strict=True):
                 wish.validate_ids(self.arch.vocab_size)
                 check_search(wish, is_stream=is_stream)
                 ids = tuple(prompt)
@@ -202,6 +228,7 @@ class LLM:
                     ids,
                     wish,
                     new_text=partial(self.text.new_text, ids, wish),
+                    adapter=adapter,
                     prediction=self.text.encode_prediction(wish),
                     new_constraint=self.text.new_constraint(wish),
                     token_rules=self.text.lexicon.rules(wish),
@@ -276,8 +303,9 @@ class LLM:
         texts: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
+        lora_request: LoraWish | Sequence[LoraWish],
     ) -> list[RequestOutput]:
-        requests = self._submit(prompts, sampling_params)
+        requests = self._submit(prompts, sampling_params, lora_request)
         counts = [request.params.num_answers for request in requests]
         chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(count)] for count in counts]
         ended, total = 0, sum(counts)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput
+from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
 
@@ -28,6 +29,7 @@ class Setup(NamedTuple):
         max_num_seqs: sequences that may run at once.
         max_num_batched_tokens: longest step, tokens.
         num_blocks: blocks of the cache; 0 while that is still to be chosen.
+        max_lora_rank: largest rank of adapters; 0 if there will be none.
     """
 
     dtype: str
@@ -38,6 +40,7 @@ class Setup(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     num_blocks: int = 0
+    max_lora_rank: int = 0
 
 
 class Footprint(NamedTuple):
@@ -110,6 +113,14 @@ class Counters(Protocol):
         """Return how long a cycle takes."""
 
 
+class KeptAdapter(Protocol):
+    """An adapter as a backend has it: known to it as long as this is kept."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+
+
 class BackendRunner(Protocol):
     """A ``core.step.Runner``, with methods for measurements."""
 
@@ -117,6 +128,12 @@ class BackendRunner(Protocol):
 
     def execute(self, step: Step) -> StepOutput:
         """Copy, compute, sample."""
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
+        """Let work name an adapter by this number, which is new, while the result is kept.
+
+        Any thread may call.
+        """
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
         """Return the logits after each token of one text, for measuring."""

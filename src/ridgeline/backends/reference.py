@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.face import Counters, Footprint, Held, Setup, Surroundings, Traffic
 from ridgeline.backends.held import held
+from ridgeline.backends.reference_lora import Adapted
 from ridgeline.backends.reference_parts import (
     Norm,
     feed_forward,
@@ -40,6 +42,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
@@ -103,6 +106,12 @@ class ReferenceRunner:
         self.k_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
         self.v_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
         self._states = States(num_blocks, block_size, self.arch.hidden_size)
+        self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> AdapterWeights:
+        """Let work name an adapter by this number while what is returned is kept."""
+        self._adapters[number] = weights
+        return weights
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""
@@ -153,6 +162,9 @@ class ReferenceRunner:
         }
         if self._head is not self._embed:
             found["weights.head"] = held([self._head])
+        if adapters := list(self._adapters.values()):
+            parts = [part for weights in adapters for part in weights.parts.values()]
+            found["adapters"] = held(array for part in parts for array in (part.a, part.b))
         return found
 
     def profile(self, announce: Callable[[], None]) -> Counters:
@@ -175,30 +187,38 @@ class ReferenceRunner:
         for table in self._positions:
             x = x + table[position_T + arch.position_offset]
         added = np.float32(arch.residual_scale)
+        adapted = Adapted(arch, items, self._adapters)
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
 
             def norm(rows: Floats, name: str, norms: dict[str, Norm] = weights.norms) -> Floats:
                 return normalised(rows, norms[name], arch) if name in norms else rows
 
             row = norm(x, "attn_norm")
-            attended, finite = self._attention(i, row, position_T, slot_T, groups)
+            adapt = partial(adapted.add, i)
+            attended, finite = self._attention(i, row, position_T, slot_T, groups, adapt)
             finite_T &= finite
             if layer.is_parallel:
                 row = norm(x, "mlp_norm") if "mlp_norm" in weights.norms else row
             x = x + added * norm(attended, "attn_post_norm")
             if not layer.is_parallel:
                 row = norm(x, "mlp_norm")
-            x = x + added * norm(feed_forward(row, weights, layer), "mlp_post_norm")
+            x = x + added * norm(feed_forward(row, weights, layer, adapt), "mlp_post_norm")
         return normalised(x, self._norm, arch), finite_T
 
     def _attention(
-        self, index: int, x: Floats, position_T: Ints, slot_T: Ints, groups: list[_Group]
+        self,
+        index: int,
+        x: Floats,
+        position_T: Ints,
+        slot_T: Ints,
+        groups: list[_Group],
+        adapt: Callable[..., Floats],
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's attention adds, and which tokens' K/V were finite."""
         layer, weights = self.arch.layers[index], self._layers[index]
         mixer, num_q = layer.mixer, layer.mixer.num_heads
         num_qk = num_q + mixer.num_kv_heads
-        qkv = linear(x, weights.qkv, weights.qkv_bias)
+        qkv = adapt(linear(x, weights.qkv, weights.qkv_bias), x, "q", "k", "v")
         heads = qkv.reshape(len(x), num_qk + mixer.num_kv_heads, mixer.head_dim)
         qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
         if weights.q_norm is not None and weights.k_norm is not None:
@@ -211,7 +231,8 @@ class ReferenceRunner:
         out = np.empty((len(x), num_q, mixer.head_dim), np.float32)
         for group in groups:
             out[group.rows_BN] = self._attend(index, qk[group.rows_BN, :num_q], group)
-        return linear(out.reshape(len(x), -1), weights.o, weights.o_bias), finite_T
+        attended = out.reshape(len(x), -1)
+        return adapt(linear(attended, weights.o, weights.o_bias), attended, "o"), finite_T
 
     def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
         """Store K and V; return which tokens were finite.

@@ -181,17 +181,23 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 }  # fmt: skip
 
 
-def feed_forward(x: Floats, weights: LayerWeights, layer: Layer) -> Floats:
-    """Return what the feed-forward network makes of normed rows."""
+def feed_forward(
+    x: Floats, weights: LayerWeights, layer: Layer, adapt: Callable[..., Floats]
+) -> Floats:
+    """Return what the feed-forward network makes of normed rows.
+
+    ``adapt`` takes a product, its rows and the names of its matrices, and adds what adapters do.
+    """
     if isinstance(layer.ffn, Experts):
         return _met_experts(x, weights, layer.ffn)
-    inner = linear(x, weights.gate_up, weights.gate_up_bias)
+    names = ("gate", "up") if layer.ffn.gated else ("up",)
+    inner = adapt(linear(x, weights.gate_up, weights.gate_up_bias), x, *names)
     if layer.ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
         inner = gated(layer.ffn.activation, gate, up)
     else:
         inner = ACTIVATIONS[layer.ffn.activation](inner)
-    return linear(inner, weights.down, weights.down_bias)
+    return adapt(linear(inner, weights.down, weights.down_bias), inner, "down")
 
 
 def gated(activation: str, gate: Floats, up: Floats) -> Floats:

@@ -97,6 +97,17 @@ class Search(Protocol):
         """Return the answers of a search that is over, best first."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Adapter:
+    """What is added to the weights for a request (LoRA). Its digest keeps cached prefixes apart."""
+
+    number: int  # by which the backend knows it; 0 is none
+    digest: bytes
+
+
+NO_ADAPTER = Adapter(0, b"")
+
+
 class Request:
     """A prompt, how to continue it, and the sequences that do."""
 
@@ -112,6 +123,7 @@ class Request:
         new_text: Callable[[], Text] | None = None,
         name: str = "",
         cache_root: bytes = b"",
+        adapter: Adapter = NO_ADAPTER,
         prediction: tuple[int, ...] = (),
         owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
@@ -122,8 +134,8 @@ class Request:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
         ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
-        most 64 bytes, share cached prefixes. ``prediction`` is what the answer may be like; it
-        changes only how soon it comes, as earlier answers to the same ``owner`` may.
+        most 48 bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may
+        be like; it changes only how soon it comes, as earlier answers to the same ``owner`` may.
         ``new_search`` returns the search that the parameters ask for. ``due_s`` is when it must run
         at the latest, inf if that was promised to nobody. Raises ValueError if the prompt is empty
         or leaves no room for an answer.
@@ -143,7 +155,8 @@ class Request:
         self.due_s = due_s
         self.rank = due_s, request_id  # of two requests, the lower one goes first
         self.name = name
-        self.cache_root = cache_root
+        self.adapter = adapter
+        self.cache_root = cache_root + adapter.digest
         self.prompt = prompt
         self.prediction = prediction
         self.owner = owner

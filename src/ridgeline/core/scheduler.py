@@ -183,6 +183,8 @@ class Scheduler:
             work.append(
                 Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
             )
+            if request.adapter.number:
+                work[-1] = work[-1]._replace(adapter=request.adapter.number)
             if request.search:
                 top = request.search.num_candidates if num_tokens == pending else 0
                 similar = bool(request.params.penalty_alpha)

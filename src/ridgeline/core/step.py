@@ -88,6 +88,7 @@ class Work(NamedTuple):
     ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
     top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
     similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
+    adapter: int = 0  # whose weights are added, 0 for none
 
 
 def sampled_from(work: Work) -> int:

@@ -36,6 +36,7 @@ def new_runner(
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.num_blocks,
+        config.max_lora_rank,
     )
     surroundings = Surroundings(_home, report, _announce)
     return BACKENDS[config.backend].new_runner(checkpoint, setup, surroundings)

@@ -45,13 +45,17 @@ class EngineConfig:
     seed: int
     speculative: SpeculativeConfig | None
     enable_contrastive_search: bool
+    max_lora_rank: int
     notes: tuple[str, ...]
 
 
-def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> EngineConfig:
+def resolve(
+    options: Options, arch: ModelArch, *, taken_bytes: int = 0, max_lora_rank: int = 0
+) -> EngineConfig:
     """Choose everything that is still open, from the model and from the memory that is there.
 
-    ``taken_bytes`` of it are for another model. Raises ValueError if an option contradicts another
+    ``taken_bytes`` of it are for another model and for adapters, whose rank is at most
+    ``max_lora_rank``. Raises ValueError if an option contradicts another
     or the model, or if nothing fits.
     """
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
@@ -79,6 +83,7 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
             model_len,
             max_num_seqs,
             batched,
+            max_lora_rank=max_lora_rank,
         )
     )
     weights_bytes, step_bytes, kv_bytes_per_token = backend.footprint(arch, setup)
@@ -114,5 +119,6 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
         seed=options.seed or 0,
         speculative=parse_speculative(options.speculative_config),
         enable_contrastive_search=options.enable_contrastive_search,
+        max_lora_rank=max_lora_rank,
         notes=plan.notes,
     )

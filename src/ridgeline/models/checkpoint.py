@@ -71,6 +71,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         bos_id=bos[0] if bos else None,
         add_bos=bool(bos) and add_bos,
         chat_template=facts.text("tokenizer.chat_template", "") or None,
+        family=facts.text("general.architecture"),
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
         end_ids=tuple(end_ids),
     )

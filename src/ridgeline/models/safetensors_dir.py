@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ridgeline.models.families import model_from_config
+from ridgeline.models.families import architecture, model_from_config
 from ridgeline.models.quantized import read_quantized
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
@@ -38,7 +38,7 @@ def load_directory(path: Path) -> Checkpoint:
     Raises:
         ModelFileError: something is missing, damaged, hostile or not supported.
     """
-    folder = _Folder(path)
+    folder = Folder(path)
     config = folder.json("config.json")
     if config is None:
         raise ModelFileError(f"{path}: no config.json, so not a Hugging Face model directory")
@@ -70,13 +70,14 @@ def load_directory(path: Path) -> Checkpoint:
         add_bos=bool(add_bos and bos_ids),
         chat_template=_chat_template(folder, text.get("chat_template")),
         tokenizer=tokenizer,
+        family=architecture(config),
         generation_defaults=_sampling_defaults(generation, path),
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
         quantization=found.description,
     )
 
 
-class _Folder:
+class Folder:
     """A directory whose files are found by name and never outside of it."""
 
     def __init__(self, path: Path) -> None:
@@ -126,11 +127,11 @@ def _parse_object(content: bytes, where: Path) -> dict[str, Any]:
     return value
 
 
-def _read_weights(folder: _Folder) -> dict[str, Tensor]:
+def _read_weights(folder: Folder) -> dict[str, Tensor]:
     """Return all tensors of the directory under their files' names."""
     single = folder.find("model.safetensors")
     if single is not None:
-        return _map_safetensors(single)
+        return map_safetensors(single)
     index = folder.json(_INDEX)
     if index is None:
         _refuse_other_weights(folder.path)
@@ -142,7 +143,7 @@ def _read_weights(folder: _Folder) -> dict[str, Tensor]:
         target = folder.find(shard)
         if target is None:
             raise ModelFileError(f"{folder.path / shard}: the index names it, but it is missing")
-        tensors |= {n: t for n, t in _map_safetensors(target).items() if weight_map.get(n) == shard}
+        tensors |= {n: t for n, t in map_safetensors(target).items() if weight_map.get(n) == shard}
     missing = sorted(weight_map.keys() - tensors.keys())
     if missing:
         shard = weight_map[missing[0]]
@@ -160,7 +161,7 @@ def _refuse_other_weights(path: Path) -> NoReturn:
     raise ModelFileError(f"{path}: neither model.safetensors nor {_INDEX}; fetch the weights again")
 
 
-def _map_safetensors(path: Path) -> dict[str, Tensor]:
+def map_safetensors(path: Path) -> dict[str, Tensor]:
     """Map one safetensors file; return read-only views of its tensors.
 
     The library checks the header (sizes, offsets, no overlaps, no holes) and cannot hand out bf16
@@ -240,7 +241,7 @@ def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
     return []
 
 
-def _chat_template(folder: _Folder, inline: Any) -> str | None:
+def _chat_template(folder: Folder, inline: Any) -> str | None:
     """Return the chat template: the file of its own, or tokenizer_config.json's default."""
     content = folder.read("chat_template.jinja", _MAX_TEMPLATE_BYTES)
     if content is not None:

@@ -136,6 +136,7 @@ class Checkpoint:
         quantization: how its weights were quantised, in words; "" where the types say it.
         tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
+        family: the file's name of its family.
     """
 
     path: Path
@@ -149,6 +150,7 @@ class Checkpoint:
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
     end_ids: tuple[int, ...] | None = None
     quantization: str = ""
+    family: str = ""
 
     @property
     def nbytes(self) -> int:

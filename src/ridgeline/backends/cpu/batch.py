@@ -33,6 +33,7 @@ class Batch:
     block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
     output_begins: list[int]  # by thread: its first block of rows with an output, or its end
     row_of_token: list[int]  # row of the i-th token, in the order of the work
+    adapters: list[int]  # number of each row's
     ends: list[int]  # index behind each work item's last token, in that order
 
 
@@ -62,7 +63,7 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     sequences = [table_begins[i] for i in rows.sequences]
     return Batch(
         rows.tokens, rows.positions, sequences, tables, rows.items, rows.blocks, bounds, begins,
-        rows.row_of_token, ends,
+        rows.row_of_token, rows.adapters, ends,
     )  # fmt: skip
 
 
@@ -77,6 +78,7 @@ class _Rows:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
+    adapters: list[int] = field(default_factory=list)
     items: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
@@ -99,6 +101,7 @@ class _Rows:
         self.tokens += item.tokens[low:high]
         self.positions += range(item.start + low, item.start + high)
         self.sequences += [index] * (high - low)
+        self.adapters += [item.adapter] * (high - low)
         for row in range(first, end, self.tile):
             if row + self.tile <= end:
                 self.items.append((row, self.tile))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, 
 from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.draw_entries import Draws
 from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
+from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
@@ -35,6 +37,7 @@ from ridgeline.backends.states import States
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
 _BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "output_begins")
@@ -54,6 +57,7 @@ class CpuRunner:
         max_model_len: int,
         max_num_batched_tokens: int,
         num_threads: int,
+        max_rank: int = 0,
         kernel_cache: Path,
         weights_cache: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -70,6 +74,7 @@ class CpuRunner:
             max_model_len: longest sequence, tokens.
             max_num_batched_tokens: longest step, tokens.
             num_threads: threads, this one included.
+            max_rank: of adapters; 0 leaves them out.
             kernel_cache: directory for compiled kernels.
             weights_cache: directory for packed weights; None packs them each time.
             progress: told how many of how many bytes of the file are packed.
@@ -77,7 +82,7 @@ class CpuRunner:
         """
         arch = checkpoint.arch
         self.arch, self.num_blocks, self.block_size = arch, num_blocks, block_size
-        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype)
+        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
         self.weights = load_weights(
             checkpoint, sizes, dtype, max_model_len, weights_cache, progress
         )
@@ -99,6 +104,7 @@ class CpuRunner:
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
         self._states = States(num_blocks, block_size, arch.hidden_size)
+        self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -127,6 +133,11 @@ class CpuRunner:
         self._start(kernels)
         return self._counters
 
+    def add_adapter(self, number: int, weights: AdapterWeights) -> PackedAdapter:
+        """Let work name an adapter by this number while what is returned is kept."""
+        packed = self._adapters[number] = pack_adapter(weights, self.arch, self.sizes)
+        return packed
+
     def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return the bytes read and operations done in a step, by kind."""
         return step_traffic(self.arch, self.sizes, self.weights, step, num_experts)
@@ -139,6 +150,8 @@ class CpuRunner:
         found |= {f"weights.{k}": held(v) for k, v in made}
         found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
+        if adapters := list(self._adapters.values()):
+            found["adapters"] = held(array for one in adapters for array in one.arrays)
         return found | {"kernels": Held(grown_bytes, grown_bytes)}
 
     def execute(self, step: Step) -> StepOutput:
@@ -169,9 +182,19 @@ class CpuRunner:
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
                 buffers.by_row[name][: len(values)] = values
+        self._adapt(batch)
         buffers.put_tables(batch.tables)
         buffers.put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
         return batch
+
+    def _adapt(self, batch: Batch) -> None:
+        """Say which rows have an adapter, and where it is; requests keep those of their work."""
+        used = [number for number in dict.fromkeys(batch.adapters) if number]
+        self._buffers.put(num_adapted=len(used))
+        if used:
+            places = {number: address(self._adapters[number].words) for number in used} | {0: 0}
+            rows = self._buffers.by_row["adapters"]
+            rows[: len(batch.tokens)] = [places[number] for number in batch.adapters]
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
         """Return the logits after each of ``tokens``, ``[tokens, vocabulary]``.

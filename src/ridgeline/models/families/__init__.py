@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.gguf import FAMILIES as GGUF_FAMILIES
@@ -22,21 +23,24 @@ from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Layer, ModelArch
+from ridgeline.physics.arch import Attention, Layer, ModelArch
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 __all__ = [
     "GGUF_FAMILIES",
     "HF_FAMILIES",
+    "TEXT_HALVES",
     "Family",
     "arch_from_config",
+    "architecture",
+    "halves_order",
     "model_from_config",
     "model_from_gguf",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 # Of models that also see: their text half stands below one of these.
-_TEXT_HALVES = ("language_model.model.", "model.language_model.")
+TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
 _OF_OTHER_HALVES = ("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
                     "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
@@ -63,7 +67,7 @@ def model_from_config(
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
     arch = arch_from_config(values, raw, where)
-    family = HF_FAMILIES[_architecture(values)]
+    family = HF_FAMILIES[architecture(values)]
     if _has_other_halves(values):
         raw = _text_tensors(raw)
     buffers = (".rotary_emb.inv_freq", *family.buffers)
@@ -79,7 +83,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     Raises:
         ModelFileError: something is missing, out of range or not supported.
     """
-    name = _architecture(values)
+    name = architecture(values)
     family = HF_FAMILIES.get(name) if type(name) is str else None
     if family is None:
         known = ", ".join(HF_FAMILIES)
@@ -98,7 +102,8 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     return arch
 
 
-def _architecture(values: Mapping[str, Any]) -> Any:
+def architecture(values: Mapping[str, Any]) -> Any:
+    """Return the first name under a config's ``architectures``."""
     named = values.get("architectures")
     return named[0] if type(named) is list and named else named
 
@@ -160,7 +165,7 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in raw.items():
         if name.startswith(_OTHER_HALVES):
             continue
-        for prefix in _TEXT_HALVES:
+        for prefix in TEXT_HALVES:
             if name.startswith(prefix):
                 name = "model." + name.removeprefix(prefix)
         found[name.removeprefix("language_model.")] = tensor
@@ -316,12 +321,18 @@ def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
     Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
     """
     for i, layer in enumerate(arch.layers):
-        rope, head_dim = layer.mixer.rope, layer.mixer.head_dim
-        if rope is None:
+        if layer.mixer.rope is None:
             continue
-        order = np.arange(head_dim)
-        order[: rope.dim] = order[: rope.dim].reshape(-1, 2).T.reshape(-1)
         for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
             if name in tensors:
-                heads = np.arange(0, tensors[name].shape[0], head_dim)
-                tensors[name] = tensors[name].reordered((heads[:, None] + order).reshape(-1))
+                order = halves_order(layer.mixer, tensors[name].shape[0])
+                tensors[name] = tensors[name].reordered(order)
+
+
+def halves_order(mixer: Attention, num_rows: int) -> NDArray[np.intp]:
+    """Return which of a file's rows of q or k, stored for neighbours that turn, stands where."""
+    order = np.arange(mixer.head_dim)
+    dim = mixer.rope.dim if mixer.rope else 0
+    order[:dim] = order[:dim].reshape(-1, 2).T.reshape(-1)
+    heads = np.arange(0, num_rows, mixer.head_dim)
+    return np.asarray((heads[:, None] + order).reshape(-1))

@@ -17,7 +17,7 @@ KINDS = ("linears", "head", "attention", "row operations", "barrier", "step", "e
 _CLOCK = Kernel("clock", ("out",))
 ROW_WORDS = 8  # of a thread's counters: one cache line
 _KIND_OF = {
-    "matmul": "linears",
+    **dict.fromkeys(("matmul", "lora_down", "lora_up"), "linears"),
     "argmax": "head",
     "draw": "head",
     "attend": "attention",

@@ -110,8 +110,8 @@ def head_shape(arch: ModelArch, cache: str) -> Heads:
     )
 
 
-def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
-    """Return the padded widths of a model.
+def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> Sizes:
+    """Return the padded widths of a model; ``max_rank`` is that of adapters.
 
     Raises ValueError for layers that differ in more than their window and rope.
     """
@@ -142,6 +142,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
         experts=experts,
         head_bias=arch.head_bias,
         logit_softcap=arch.logit_softcap,
+        max_rank=max_rank,
     )
 
 
@@ -179,9 +180,10 @@ def footprint(
     max_model_len: int,
     num_threads: int,
     max_num_seqs: int,
+    max_rank: int = 0,
 ) -> tuple[int, int, int]:
     """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
-    sizes = model_sizes(arch, dtype, cache_dtype)
+    sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
@@ -232,10 +234,10 @@ def _pack_all(
     arch, heads = checkpoint.arch, sizes.heads
     total, done = checkpoint.nbytes, 0
     arrays: dict[str, Packed] = {}
-    rope_order, plain = _channels(arch, heads)
-    counts = heads.num_heads, heads.num_kv_heads
-    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
-    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
+    rope_order, _ = _channels(arch, heads)
+    head_rows, head_columns = head_places(arch, heads)
+    q_rows, k_rows, v_rows = head_rows.values()
+    o_columns = head_columns["o"]
 
     def matrix(
         name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
@@ -316,6 +318,7 @@ def _assemble(
     """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
+    layers[:, words["number"]] = np.arange(arch.num_layers)
     layers[:, words["window"]] = [layer.mixer.window or 0 for layer in arch.layers]
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
@@ -472,6 +475,15 @@ def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
     plain = np.full(heads.size, -1)
     plain[:num_channels] = np.arange(num_channels)
     return rope_order, plain
+
+
+def head_places(arch: ModelArch, heads: Heads) -> tuple[dict[str, Index], dict[str, Index]]:
+    """Return where outputs of q, k and v come from, and inputs of o; -1 is padding."""
+    rope_order, plain = _channels(arch, heads)
+    counts = heads.num_heads, heads.num_kv_heads
+    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
+    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
+    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
 
 
 def _heads(channels: Index, count: int, heads: Heads) -> Index:
