@@ -87,6 +87,8 @@ class Work(NamedTuple):
     ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
     top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
     similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
+    state: int = -1  # slot of the recurrent layers' state, before and after; zeros at position 0
+    save: tuple[tuple[int, int], ...] = ()  # after so many of ``tokens``, copy it to that slot
 
 
 def sampled_from(work: Work) -> int:
@@ -106,6 +108,7 @@ class Step(NamedTuple):
     admitted: tuple[tuple[SeqId, int], ...]  # with the length of the cached prefix it adopted
     preempted: tuple[SeqId, ...]
     waits: tuple[tuple[SeqId, Wait], ...]
+    state_copies: tuple[tuple[int, int], ...] = ()  # the same between slots of states
 
 
 class TokenLogprobs(NamedTuple):
@@ -144,4 +147,4 @@ class Runner(Protocol):
     """A backend: keeps weights and K/V blocks, and nothing about requests."""
 
     def execute(self, step: Step) -> StepOutput:
-        """Copy, compute, sample. May be called again with the same step."""
+        """Copy, compute, sample. May be called again with a step that failed and copies nothing."""
