@@ -172,6 +172,22 @@ def test_what_is_not_published_is_given_back() -> None:
     assert sorted(states.free) == [0, 1, 2]
 
 
+def test_a_failed_step_drops_all_checkpoints() -> None:
+    scheduler = make_scheduler(checkpoints=4)
+    kv = scheduler.queues.kv
+    scheduler.add(make_request(0, range(10), max_tokens=3))
+    run_step(scheduler)
+    assert kv.num_cached(new(range(10))) == 8
+    scheduler.add(make_request(1, range(10), max_tokens=3))
+    assert scheduler.schedule().state_copies
+    scheduler.retract()
+    scheduler.queues.check()
+    assert kv.num_cached(new(range(10))) == 0
+    step = run_step(scheduler)
+    assert step.state_copies == ()
+    assert [work.start for work in step.work] == [0, 0]
+
+
 def test_drafts_are_not_for_states() -> None:
     kv, _ = caches(1, 0)
     seq = new(range(6))

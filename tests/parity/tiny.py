@@ -155,6 +155,26 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {**_EXPERTS, "head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True},
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+            "intermediate_size": 144,
+            "block_multiple_of": 32,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2-bias": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+        },
+    ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
 }
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.physics.arch import Experts, Layer, ModelArch
+from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
 
 Floats = NDArray[np.float32]
 
@@ -26,35 +26,53 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class LayerWeights:
-    """Weights of one layer, ``(out, in)``; absent biases and norms are None.
+class AttentionWeights:
+    """Weights of attention, ``(out, in)``, q, k and v stacked; absent biases and norms are None."""
 
-    Projections of one input are stacked: q, k and v; gate and up.
-    """
-
-    norms: dict[str, Norm]  # by canonical name
     qkv: Floats
     qkv_bias: Floats | None
     q_norm: Floats | None
     k_norm: Floats | None
     o: Floats
     o_bias: Floats | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FeedForwardWeights:
+    """Weights of a feed-forward network, gate and up stacked; absent ones are None."""
+
     gate_up: Floats
     gate_up_bias: Floats | None
     down: Floats
     down_bias: Floats | None
     router: Floats | None
 
-    def matrices(self) -> dict[str, list[Floats]]:
-        """Return the matrices of attention and of the feed-forward network."""
-        mlp = [self.gate_up, self.down, *([] if self.router is None else [self.router])]
-        return {"attention": [self.qkv, self.o], "mlp": mlp}
 
-    def vectors(self) -> list[Floats]:
-        """Return norms and biases."""
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerWeights:
+    """Weights of one layer; what it does not have is None or empty."""
+
+    norms: dict[str, Norm]  # by canonical name
+    attention: AttentionWeights | None
+    recurrent: dict[str, Floats]  # by canonical name
+    ffn: FeedForwardWeights | None
+
+    def arrays(self) -> dict[str, list[Floats]]:
+        """Return all arrays: the matrices of attention and of the rest, and all vectors."""
         norms = [array for norm in self.norms.values() for array in (norm.weight, norm.bias)]
-        others = (self.qkv_bias, self.q_norm, self.k_norm, self.o_bias, self.gate_up_bias)
-        return [array for array in (*norms, *others, self.down_bias) if array is not None]
+        attention = [] if self.attention is None else _fields(self.attention)
+        ffn = [] if self.ffn is None else _fields(self.ffn)
+        mixers = [*attention, *self.recurrent.values()]
+        vectors = [*norms, *mixers, *ffn]
+        return {
+            "attention": [array for array in mixers if array is not None and array.ndim > 1],
+            "mlp": [array for array in ffn if array is not None and array.ndim > 1],
+            "norms": [array for array in vectors if array is not None and array.ndim == 1],
+        }
+
+
+def _fields(weights: AttentionWeights | FeedForwardWeights) -> list[Floats | None]:
+    return [getattr(weights, field.name) for field in fields(weights)]
 
 
 def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> LayerWeights:
@@ -70,25 +88,34 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
     def stack(wanted: bool, *names: str) -> Floats | None:
         return both(*names) if wanted else None
 
-    mixer, ffn = layer.mixer, layer.ffn
+    attention, ffn = layer.attention, layer.ffn
+    norms = {
+        name: Norm(part(name), part(f"{name}_bias") if arch.norm_bias else None)
+        for name in layer.norm_names
+    }
+    of_attention = None
+    if attention is not None:
+        of_attention = AttentionWeights(
+            qkv=both("q", "k", "v"),
+            qkv_bias=stack(attention.qkv_bias, "q_bias", "k_bias", "v_bias"),
+            q_norm=stack(bool(attention.qk_norm), "q_norm"),
+            k_norm=stack(bool(attention.qk_norm), "k_norm"),
+            o=part("o"),
+            o_bias=stack(attention.o_bias, "o_bias"),
+        )
+    mixer = layer.recurrent
+    recurrent = {} if mixer is None else {n: part(n) for n in mixer.shapes(arch.hidden_size)}
+    if not ffn.size:
+        return LayerWeights(norms, of_attention, recurrent, None)
     inner = ("gate", "up") if ffn.gated else ("up",)
-    return LayerWeights(
-        norms={
-            name: Norm(part(name), part(f"{name}_bias") if arch.norm_bias else None)
-            for name in layer.norm_names
-        },
-        qkv=both("q", "k", "v"),
-        qkv_bias=stack(mixer.qkv_bias, "q_bias", "k_bias", "v_bias"),
-        q_norm=stack(bool(mixer.qk_norm), "q_norm"),
-        k_norm=stack(bool(mixer.qk_norm), "k_norm"),
-        o=part("o"),
-        o_bias=stack(mixer.o_bias, "o_bias"),
+    of_ffn = FeedForwardWeights(
         gate_up=both(*inner),
         gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
         down=part("down"),
         down_bias=stack(ffn.bias, "down_bias"),
         router=stack(isinstance(ffn, Experts), "router"),
     )
+    return LayerWeights(norms, of_attention, recurrent, of_ffn)
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -125,13 +152,14 @@ def normalised(x: Floats, norm: Norm, arch: ModelArch) -> Floats:
 
 
 def normalised_heads(
-    heads: Floats, q_norm: Floats, k_norm: Floats, num_q: int, layer: Layer, eps: float
+    heads: Floats, q_norm: Floats, k_norm: Floats, mixer: Attention, eps: float
 ) -> Floats:
     """Return query and key heads, ``[tokens, heads, channels]``, after their own norms.
 
     The norm is over each head's channels, or over all query heads together and all key heads.
     """
-    if layer.mixer.qk_norm == "head":
+    num_q = mixer.num_heads
+    if mixer.qk_norm == "head":
         num_k = heads.shape[1] - num_q
         return rms_norm(heads, np.stack([q_norm] * num_q + [k_norm] * num_k), eps)
     parts = (heads[:, :num_q], q_norm), (heads[:, num_q:], k_norm)
@@ -172,13 +200,13 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 }  # fmt: skip
 
 
-def feed_forward(x: Floats, weights: LayerWeights, layer: Layer) -> Floats:
-    """Return what the feed-forward network makes of normed rows."""
-    if isinstance(layer.ffn, Experts):
-        return _met_experts(x, weights, layer.ffn)
-    act = ACTIVATIONS[layer.ffn.activation]
+def feed_forward(x: Floats, weights: FeedForwardWeights, ffn: Mlp | Experts) -> Floats:
+    """Return what a feed-forward network makes of normed rows."""
+    if isinstance(ffn, Experts):
+        return _met_experts(x, weights, ffn)
+    act = ACTIVATIONS[ffn.activation]
     inner = linear(x, weights.gate_up, weights.gate_up_bias)
-    if layer.ffn.gated:
+    if ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
         inner = act(gate) * up
     else:
@@ -200,7 +228,7 @@ def routes(x: Floats, router: Floats, experts: Experts) -> Floats:
     return out
 
 
-def _met_experts(x: Floats, weights: LayerWeights, experts: Experts) -> Floats:
+def _met_experts(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     """Return the weighted sum of what each row's experts make of it."""
     assert weights.router is not None
     found, out, act = routes(x, weights.router, experts), np.zeros_like(x), experts.activation

@@ -20,6 +20,11 @@ _WINDOWS = {
     "switch": "a sliding window, if switched on",
     "pattern": "windows in turn",
 }
+_RECURRENT = {
+    "conv": "short convolutions, which keep a state",
+    "delta": "the gated delta rule, which keeps a state",
+    "ssm": "state spaces, which keep a state",
+}
 
 
 def families_table() -> str:
@@ -51,5 +56,7 @@ def _specials(family: Family) -> Iterator[str]:
         yield "scaled embedding, residuals and logits"
     if constants.get("ffn.gated") is False:
         yield "an MLP without gates"
+    if family.recurrent:
+        yield _RECURRENT[family.recurrent]
     if family.has_experts:
         yield "a mixture of experts"

@@ -185,6 +185,12 @@ class KVCache:
         if self.states is not None:
             self.states.copies.clear()
 
+    def retract(self) -> None:
+        """Drop the copies of a step that failed, and what it may have written over."""
+        self.copies.clear()
+        if self.states is not None:
+            self.states.retract()
+
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless tables, counts and published content agree.
 

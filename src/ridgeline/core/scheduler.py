@@ -277,5 +277,5 @@ class Scheduler:
         """
         for seq in self.queues.running:
             self.queues.preempt(seq)
-        self.queues.kv.forget_copies()
+        self.queues.kv.retract()
         self.queues.sort()

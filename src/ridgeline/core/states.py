@@ -18,6 +18,11 @@ from ridgeline.core.step import Work
 CHECKPOINT_EVERY = 1024  # tokens of a prompt, rounded down to whole blocks
 
 
+def new_states(num_seqs: int, num_checkpoints: int | None) -> States | None:
+    """Return slots for a model with states; None, without a number of checkpoints, for others."""
+    return None if num_checkpoints is None else States(num_seqs, num_checkpoints)
+
+
 class States:
     """A slot for each sequence that runs, and slots for checkpoints, oldest use evicted first."""
 
@@ -99,6 +104,12 @@ class States:
         if block in self.checkpoints:
             self.free.append(self.checkpoints.pop(block)[1])
         self.checkpoints[block] = content, slot
+
+    def retract(self) -> None:
+        """Drop all checkpoints: of a step that failed nobody knows what it wrote, and where."""
+        self.free += [slot for _, slot in self.checkpoints.values()]
+        self.checkpoints.clear()
+        self.copies.clear()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless every slot is held once, and all that run hold one."""

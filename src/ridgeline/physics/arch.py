@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -114,7 +116,7 @@ class Mlp:
     """A dense feed-forward network.
 
     Attributes:
-        size: inner width.
+        size: inner width; 0 where there is no such network.
         activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh) or "relu".
         gated: a gate, put through the activation, multiplies the inner values; without a gate the
             activation is theirs.
@@ -128,6 +130,8 @@ class Mlp:
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
+        if not self.size:
+            return {}
         found: dict[str, tuple[int, ...]] = {"gate": (self.size, hidden_size)} if self.gated else {}
         found |= {"up": (self.size, hidden_size), "down": (hidden_size, self.size)}
         if self.bias:
@@ -196,21 +200,39 @@ class Layer:
     """One block: a mixer of tokens, and what each token goes through by itself.
 
     Attributes:
-        mixer: attention.
-        ffn: the feed-forward network.
+        mixer: attention, or a mixer that keeps a state.
+        ffn: the feed-forward network; an MLP of size 0 for none.
         norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
             each has a norm of its own of that row.
     """
 
-    mixer: Attention
+    mixer: Attention | Recurrent
     ffn: Mlp | Experts
     norms: Literal["before", "behind", "around", "beside", "beside, own"] = "before"
+
+    @property
+    def attention(self) -> Attention | None:
+        """The mixer, if it is attention."""
+        return self.mixer if isinstance(self.mixer, Attention) else None
+
+    @property
+    def known_attention(self) -> Attention:
+        """The mixer, where all layers are known to have attention."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The mixer, if it keeps a state."""
+        return self.mixer if isinstance(self.mixer, Conv | Delta | Ssm) else None
 
     @property
     def norm_names(self) -> tuple[str, ...]:
         """Canonical names of the norms over the residual stream."""
         before, behind = ("attn_norm", "mlp_norm"), ("attn_post_norm", "mlp_post_norm")
+        if not self.ffn.size:
+            return before[:1]
         others = {"behind": behind, "around": before + behind, "beside": before[:1]}
         return others.get(self.norms, before)
 
@@ -269,6 +291,17 @@ class ModelArch:
     def num_layers(self) -> int:
         """Blocks."""
         return len(self.layers)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each layer that has some, in order."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def num_state_values(self) -> int:
+        """Values, each a float32, of the state of one sequence: of all recurrent layers."""
+        mixers = [layer.recurrent for layer in self.layers]
+        return sum(num_state_values(one, self.hidden_size) for one in mixers if one is not None)
 
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""

@@ -202,7 +202,7 @@ def _bind(
         tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
         if family.heads_inside and len(parts) == 3:
-            of_head = arch.layers[0].mixer.head_dim
+            of_head = arch.attentions[0].head_dim
             order = np.arange(num_rows).reshape(-1, 3, of_head).swapaxes(0, 1).reshape(-1)
             tensor = tensor.reordered(order)
         begin = 0
@@ -270,9 +270,9 @@ def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
     Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
     """
     for i, layer in enumerate(arch.layers):
-        rope, head_dim = layer.mixer.rope, layer.mixer.head_dim
-        if rope is None:
+        if layer.attention is None or layer.attention.rope is None:
             continue
+        rope, head_dim = layer.attention.rope, layer.attention.head_dim
         order = np.arange(head_dim)
         order[: rope.dim] = order[: rope.dim].reshape(-1, 2).T.reshape(-1)
         for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.models.families.hf_recurrent import FAMILIES as RECURRENT_FAMILIES
 from ridgeline.models.families.table import (
     Family,
     choice,
@@ -412,6 +413,7 @@ FAMILIES = {
     ),
 }
 FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
+FAMILIES |= RECURRENT_FAMILIES
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((

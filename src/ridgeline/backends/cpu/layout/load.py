@@ -92,7 +92,7 @@ class Weights:
 
 def head_shape(arch: ModelArch, cache: str) -> Heads:
     """Return the padded shape of a model's heads, and the cache's format."""
-    attention = arch.layers[0].mixer
+    attention = arch.layers[0].known_attention
     pairs = _pairs(arch)
     return Heads(
         num_heads=attention.num_heads,
@@ -126,7 +126,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
         intermediate=padded(arch.layers[0].ffn.size),
         heads=head_shape(arch, cache),
         activations=_ACTIVATIONS.get(dtype, "groups"),
-        o_bias=arch.layers[0].mixer.o_bias,
+        o_bias=arch.layers[0].known_attention.o_bias,
         vocab_size=arch.vocab_size,
         block=Block(
             norm_names=first.norm_names,
@@ -147,16 +147,24 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
 def _check_layers(arch: ModelArch) -> None:
     first = arch.layers[0]
     for i, layer in enumerate(arch.layers):
-        mixer = replace(layer.mixer, window=first.mixer.window, rope=first.mixer.rope)
+        if layer.recurrent is not None:
+            raise ValueError(f"layer {i} keeps a state: use --backend reference")
+        mixer = layer.mixer
+        if isinstance(first.mixer, arch_parts.Attention) and isinstance(
+            mixer, arch_parts.Attention
+        ):
+            mixer = replace(mixer, window=first.mixer.window, rope=first.mixer.rope)
         if replace(layer, mixer=mixer) != first:
             raise ValueError(f"layer {i} has another shape than layer 0: use --backend reference")
-    ropes = {layer.mixer.rope for layer in arch.layers}
+    ropes = {layer.known_attention.rope for layer in arch.layers}
     has_post_norm = "attn_post_norm" in first.norm_names
     if len({rope.dim for rope in ropes if rope}) > 1:
         raise ValueError("layers rotate different numbers of channels: use --backend reference")
-    if first.mixer.qkv_bias and (len(ropes) > 1 or first.mixer.qk_norm == "width"):
+    if first.known_attention.qkv_bias and (
+        len(ropes) > 1 or first.known_attention.qk_norm == "width"
+    ):
         raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
-    if has_post_norm and (first.mixer.o_bias or first.ffn.bias):
+    if has_post_norm and (first.known_attention.o_bias or first.ffn.bias):
         raise ValueError("a bias before a norm behind: use --backend reference")
 
 
@@ -314,7 +322,7 @@ def _assemble(
     """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
-    layers[:, words["window"]] = [layer.mixer.window or 0 for layer in arch.layers]
+    layers[:, words["window"]] = [layer.known_attention.window or 0 for layer in arch.layers]
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
             continue
@@ -335,13 +343,13 @@ def _assemble(
             biases.append(data)
     tables = _rope_tables(arch, heads, max_model_len)
     for i, layer in enumerate(arch.layers):
-        for word, table in zip(("cos", "sin"), tables[layer.mixer.rope], strict=True):
+        for word, table in zip(("cos", "sin"), tables[layer.known_attention.rope], strict=True):
             layers[i, words[word]] = address(table)
     final_norm, final_norm_bias, head_bias = (
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
     )
-    pairs, (cos, sin) = _pairs(arch), tables[arch.layers[0].mixer.rope]
+    pairs, (cos, sin) = _pairs(arch), tables[arch.layers[0].known_attention.rope]
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
@@ -410,7 +418,7 @@ def _rope_tables(
 ) -> dict[Rope | None, tuple[Floats, Floats]]:
     """Return cosines and sines, padded, of each rope; where nothing turns they are 1 and 0."""
     found: dict[Rope | None, tuple[Floats, Floats]] = {}
-    for rope in dict.fromkeys(layer.mixer.rope for layer in arch.layers):
+    for rope in dict.fromkeys(layer.known_attention.rope for layer in arch.layers):
         shape = (max_model_len, heads.half)
         cos, sin = np.ones(shape, np.float32), np.zeros(shape, np.float32)
         if rope:
@@ -474,7 +482,14 @@ def _heads(channels: Index, count: int, heads: Heads) -> Index:
 
 def _pairs(arch: ModelArch) -> int:
     """Pairs of channels that rotate."""
-    return max((layer.mixer.rope.dim // 2 for layer in arch.layers if layer.mixer.rope), default=0)
+    return max(
+        (
+            layer.known_attention.rope.dim // 2
+            for layer in arch.layers
+            if layer.known_attention.rope
+        ),
+        default=0,
+    )
 
 
 def _to_lanes(count: int) -> int:
