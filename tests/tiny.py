@@ -121,7 +121,16 @@ RECURRENT = {
         ),
     )
     for name, mixer in MIXERS.items()
-} | {"states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3)}
+} | {
+    "gated attention": replace(
+        PLAIN,
+        layers=(
+            Layer(MIXERS["delta rule"], Mlp(40)),
+            Layer(replace(_ATTENTION, gated=True), Mlp(40)),
+        ),
+    ),
+    "states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3),
+}
 
 
 def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
@@ -255,7 +264,10 @@ def _attention(
             scores = k[seen, kv_head] @ q[position, head] * mixer.score_scale
             weights = np.exp(_capped(scores, mixer.softcap))
             out[position, head] = weights @ v[seen, kv_head] / weights.sum()
-    return out.reshape(len(x), -1) @ layer["o"].T + (layer["o_bias"] if mixer.o_bias else 0)
+    out = out.reshape(len(x), -1)
+    if mixer.gated:
+        out /= 1 + np.exp(-(x @ layer["q_gate"].T))
+    return out @ layer["o"].T + (layer["o_bias"] if mixer.o_bias else 0)
 
 
 def _rotated(

@@ -175,6 +175,19 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_L_cache": 4,
         },
     ),
+    "qwen3.5": (
+        "Qwen3_5",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"],
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
+        },
+    ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
 }
 
@@ -199,7 +212,7 @@ def make_model(name: str, **more: Any) -> Any:
     ``more`` changes its config.
     """
     family, changes = (CONFIGS | NEWER)[name]
-    kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    kind = f"{family}TextConfig" if family in ("Gemma3", "Qwen3_5") else f"{family}Config"
     unused = changes.get("unused", ())
     wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
     config = getattr(transformers, kind)(**wanted)

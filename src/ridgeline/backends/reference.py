@@ -30,6 +30,7 @@ from ridgeline.backends.reference_parts import (
     normalised,
     normalised_heads,
     rotate,
+    sigmoid,
     softcapped,
 )
 from ridgeline.backends.reference_recurrent import mix
@@ -240,7 +241,10 @@ class ReferenceRunner:
         out = np.empty((len(x), num_q, mixer.head_dim), np.float32)
         for group in groups:
             out[group.rows_BN] = self._attend(index, mixer, qk[group.rows_BN, :num_q], group)
-        return linear(out.reshape(len(x), -1), weights.o, weights.o_bias), finite_T
+        attended = out.reshape(len(x), -1)
+        if weights.gate is not None:
+            attended *= sigmoid(linear(x, weights.gate, None))
+        return linear(attended, weights.o, weights.o_bias), finite_T
 
     def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
         """Store K and V; return which tokens were finite.

@@ -35,6 +35,7 @@ class AttentionWeights:
     k_norm: Floats | None
     o: Floats
     o_bias: Floats | None
+    gate: Floats | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -102,6 +103,7 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
             k_norm=stack(bool(attention.qk_norm), "k_norm"),
             o=part("o"),
             o_bias=stack(attention.o_bias, "o_bias"),
+            gate=stack(attention.gated, "q_gate"),
         )
     mixer = layer.recurrent
     recurrent = {} if mixer is None else {n: part(n) for n in mixer.shapes(arch.hidden_size)}
@@ -174,6 +176,12 @@ def silu(x: Floats) -> Floats:
     out: Floats = np.exp(-x)
     out += 1
     return x / out
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x))."""
+    out: Floats = np.reciprocal(np.exp(-x) + np.float32(1))
+    return out
 
 
 def gelu(x: Floats) -> Floats:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.reference_parts import linear, rms_norm, silu
+from ridgeline.backends.reference_parts import linear, rms_norm, sigmoid, silu
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 
 Floats = NDArray[np.float32]
@@ -97,7 +97,7 @@ def _remembered(rows: Floats, state: State, weights: dict[str, Floats], mixer: D
     )
     q *= np.float32(mixer.key_dim**-0.5)
     v = v.reshape(num_tokens, heads, mixer.value_dim)
-    strength = _sigmoid(strength)
+    strength = sigmoid(strength)
     kept = np.exp(-np.exp(weights["a_log"]) * _softplus(decay + weights["dt_bias"]))
     memory, out = state["memory"], np.empty_like(v)
     for t in range(num_tokens):
@@ -138,11 +138,6 @@ def _scanned(rows: Floats, state: State, weights: dict[str, Floats], mixer: Ssm)
 def _unit(heads: Floats) -> Floats:
     """Return heads of length 1, as their authors' kernels make them."""
     out: Floats = heads / np.sqrt((heads * heads).sum(axis=-1, keepdims=True) + np.float32(1e-6))
-    return out
-
-
-def _sigmoid(x: Floats) -> Floats:
-    out: Floats = np.reciprocal(np.exp(-x) + np.float32(1))
     return out
 
 

@@ -56,6 +56,8 @@ def _specials(family: Family) -> Iterator[str]:
         yield "scaled embedding, residuals and logits"
     if constants.get("ffn.gated") is False:
         yield "an MLP without gates"
+    if constants.get("mixer.gated"):
+        yield "gated attention"
     if family.recurrent:
         yield _RECURRENT[family.recurrent]
     if family.has_experts:

@@ -63,6 +63,7 @@ class Attention:
             "width" of all heads.
         qkv_bias: the q, k and v projections have a bias.
         o_bias: the output projection has a bias.
+        gated: the output is multiplied by the sigmoid of another projection of the input.
     """
 
     num_heads: int
@@ -75,6 +76,7 @@ class Attention:
     qk_norm: Literal["", "head", "width"] = ""
     qkv_bias: bool = False
     o_bias: bool = False
+    gated: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -104,6 +106,8 @@ class Attention:
             found |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
         if self.o_bias:
             found["o_bias"] = (hidden_size,)
+        if self.gated:
+            found["q_gate"] = (q_size, hidden_size)
         if self.qk_norm == "head":
             found |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         elif self.qk_norm == "width":

@@ -197,6 +197,7 @@ def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
             return attention(
                 hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
                 qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
+                output_gate=mixer.gated,
             )  # fmt: skip
         case Conv():
             return short_conv(hidden, mixer.kernel, biased=mixer.bias)

@@ -97,7 +97,8 @@ def linear_flops(arch: ModelArch, num_tokens: int) -> int:
 
 def _mixer_weights(mixer: Attention | Recurrent, hidden_size: int) -> int:
     if isinstance(mixer, Attention):
-        return 2 * (mixer.q_size + mixer.kv_size) * hidden_size
+        gate = mixer.q_size if mixer.gated else 0
+        return (2 * (mixer.q_size + mixer.kv_size) + gate) * hidden_size
     return num_matrix_weights(mixer, hidden_size)
 
 

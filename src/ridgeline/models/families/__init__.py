@@ -20,6 +20,7 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.hf import FAMILIES as HF_FAMILIES
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
+from ridgeline.models.families.rows import row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
@@ -37,7 +38,7 @@ _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_fa
 # Of models that also see: their text half stands below one of these.
 _TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                 "model.multi_modal_projector.")  # fmt: skip
+                 "model.multi_modal_projector.", "model.visual.")  # fmt: skip
 
 
 def model_from_config(
@@ -58,7 +59,7 @@ def model_from_config(
     arch = arch_from_config(values, raw, where)
     family = HF_FAMILIES[_architecture(values)]
     buffers = (".rotary_emb.inv_freq", *family.buffers)
-    ignored = [name for name in raw if name.endswith(buffers)]
+    ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
     if arch.tied_embeddings:
         ignored.append(family.outer["head"])
     return arch, _bind(Facts(values, where), arch, raw, family, {*ignored})
@@ -74,6 +75,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     family = HF_FAMILIES.get(name) if type(name) is str else None
     names = family.aliases if family else {}
     values = {names.get(key, key): value for key, value in values.items()}
+    values = {**family.defaults, **values} if family else values
     config = Facts(values, where, tensors=raw.keys())
     if family is None:
         config.fail(f"architecture {name!r} is not supported; supported: {', '.join(HF_FAMILIES)}")
@@ -201,9 +203,8 @@ def _bind(
         wanted = (num_rows, *shapes[parts[0]][1:])
         tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
-        if family.heads_inside and len(parts) == 3:
-            of_head = arch.attentions[0].head_dim
-            order = np.arange(num_rows).reshape(-1, 3, of_head).swapaxes(0, 1).reshape(-1)
+        order = row_order(arch, family, parts)
+        if order is not None:
             tensor = tensor.reordered(order)
         begin = 0
         for part in parts:

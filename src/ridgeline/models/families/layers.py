@@ -161,17 +161,19 @@ def _windows_of_config(
             config.fail(f"layer_types must name one of {', '.join(known)} for each of the layers")
         return [known[kind] for kind in kinds], window
     if family.attention_layers:
-        return _attention_layers(config, family.attention_layers, num_layers), window
+        return _attention_layers(config, family, num_layers), window
     if family.windows == "pattern":
         return _pattern(config, "sliding_window_pattern", family, num_layers), window
     return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
 
 
-def _attention_layers(config: Facts, key: str, num_layers: int) -> list[str]:
-    """Return kinds by a list of the layers with attention; without the list all have it."""
+def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:
+    """Return kinds by the layers with attention: a list of them, or every so manyth."""
+    key = family.attention_layers
     given = config.get(key)
-    if given is None:
-        return ["full"] * num_layers
+    if given is None or type(given) is int:
+        every = config.integer(key, family.pattern)
+        return ["recurrent" if (i + 1) % every else "full" for i in range(num_layers)]
     if type(given) is not list or any(type(i) is not int for i in given):
         config.fail(f"{key} must be a list of numbers of layers")
     return ["full" if i in given else "recurrent" for i in range(num_layers)]

@@ -127,12 +127,15 @@ class Family:
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
-        attention_layers: the key of their numbers, where the config has no ``layer_types``.
+        attention_layers: the key of their numbers, or of a number that says that every so manyth
+            has attention (else ``pattern``), where the config has no ``layer_types``.
         has_experts: the feed-forward network is a mixture of experts.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by head first.
+        defaults: values of keys that a config may leave out.
         aliases: the family's names of keys that all others call alike.
         buffers: ends of names of tensors that hold no weights.
+        others: beginnings of names of tensors that no answer needs.
         refuse: keys that change what a model computes, and that are refused if they are set.
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
@@ -154,8 +157,10 @@ class Family:
     has_experts: bool = False
     transposed: bool = False
     heads_inside: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
     refuse_layers: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()

@@ -149,6 +149,8 @@ def _check_layers(arch: ModelArch) -> None:
     for i, layer in enumerate(arch.layers):
         if layer.recurrent is not None:
             raise ValueError(f"layer {i} keeps a state: use --backend reference")
+        if layer.known_attention.gated:
+            raise ValueError(f"the attention of layer {i} is gated: use --backend reference")
         mixer = layer.mixer
         if isinstance(first.mixer, arch_parts.Attention) and isinstance(
             mixer, arch_parts.Attention
