@@ -124,7 +124,7 @@ def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 def _hf_config(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
     arch = checkpoint.arch
     first = arch.layers[0]
-    mixer, rope = first.mixer, first.mixer.rope
+    mixer, rope = first.known_attention, first.known_attention.rope
     is_plain = all(layer == first for layer in arch.layers) and mixer.window is None
     if not is_plain or mixer.qk_norm or mixer.o_bias or rope is None or rope.divisors:
         raise ValueError(f"{checkpoint.path.name}: only plain Llama and Qwen2 models are rewritten")

@@ -58,10 +58,11 @@ def expected_tokens(
 
 @dataclass
 class Ledger:
-    """A ``Runner`` whose cache slots are checked at each read.
+    """A ``Runner`` whose cache slots and states are checked at each read.
 
     A slot holds the hash of the prefix before its token, and with it: so a context is right only
     if its slots form one chain. The chain begins with the adapter's number: all follows from it.
+    A state is the hash of the prefix that it has seen, and is written in place, as real ones are.
     """
 
     num_blocks: int
@@ -70,12 +71,15 @@ class Ledger:
     fail: dict[int, str] = field(default_factory=dict)  # request id -> error of its items
     slots: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     states: set[tuple[int, int]] = field(default_factory=set)  # slots whose states were kept
+    recurrent: dict[int, int] = field(default_factory=dict)  # slot -> prefix
     num_steps: int = 0
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, write every item's slots, then read every context and sample."""
         self.num_steps += 1
         self._copy(step.copies)
+        self.recurrent |= {new: self.recurrent[old] for old, new in step.state_copies}
+        self._pass_through_states(step)
         written: dict[tuple[int, int], tuple[int, int]] = {}
         for work in step.work:
             assert work.tokens, f"{work.seq_id} has nothing to do"
@@ -104,6 +108,23 @@ class Ledger:
         }
         alike = {i: self._similarity(step.work[i], read[i]) for i in top if step.work[i].similar}
         return StepOutput(tokens, errors=errors, top=top, similarity=alike)
+
+    def _pass_through_states(self, step: Step) -> None:
+        """Let every item's tokens pass through its state; save it where the step says so."""
+        held = [slot for work in step.work for slot in (work.state, *(s for _, s in work.save))]
+        held = [slot for slot in held if slot >= 0]
+        assert len({*held}) == len(held), "two hold one state"
+        for work in step.work:
+            if work.state >= 0:
+                state, saves = self.recurrent[work.state] if work.start else 0, dict(work.save)
+                before = self.slots[self._slot(work, work.start - 1)][1] if work.start else 0
+                assert state == before, f"{work.seq_id} continues a foreign state"
+                for count, token in enumerate(work.tokens, start=1):
+                    state = extend(state, token)
+                    if count in saves:
+                        self.recurrent[saves.pop(count)] = state
+                assert not saves, f"{work.seq_id} saves a state that it does not reach"
+                self.recurrent[work.state] = state
 
     def _similarity(self, work: Work, prefixes: list[int]) -> float:
         slots = {self._slot(work, position) for position in range(len(prefixes))}

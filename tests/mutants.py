@@ -37,6 +37,7 @@ class Mutant(NamedTuple):
 BLOCKS, CACHE, REQUEST = "core/block_pool.py", "core/kvcache.py", "core/request.py"
 SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/engine.py"
 QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
+STATES = "core/states.py"
 BEAMS, CONTRASTIVE = "decoding/beams.py", "decoding/contrastive.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
 SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
@@ -53,6 +54,20 @@ MUTANTS = (
            "unknown content outlives known"),
     Mutant(BLOCKS, "del self.index[evicted.key]", "pass",
            "what was evicted is still found"),
+    Mutant(STATES, "found[0] is known[prefix[count - 1]]", "found[0] == known[prefix[count - 1]]",
+           "a checkpoint outlives what its block stood behind"),
+    Mutant(STATES, "self.copies.append((source, seq.state))", "pass",
+           "a prefix is resumed without its state"),
+    Mutant(STATES, "self.copies.append((parent.state, child.state))", "pass",
+           "a fork begins with a foreign state"),
+    Mutant(STATES, "if at >= seq.publish_at and len", "if len",
+           "a state is kept that is behind already"),
+    Mutant(STATES, "if pair[1] != seq.state]", "if True]",
+           "a state is copied over its slot's next holder"),
+    Mutant(CACHE, "del prefix[self.states.num_resumable(prefix, self.pool.content) :]", "pass",
+           "blocks are adopted without a state"),
+    Mutant(FOLD, "        queues.kv.publish_states(seq, work)\n", "",
+           "no state is kept"),
     Mutant(CACHE, "Content(seq.keys[i], table[i - 1] if i else seq.request.cache_root, tokens)",
            "Content(seq.keys[i], seq.request.cache_root, tokens)",
            "a block is told by its own tokens alone"),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ridgeline.models.tensors import Checkpoint, Tensor
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch, Rope
+from tests.recurrent import MIXERS, recurred
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -30,7 +31,7 @@ def changed(arch: ModelArch, windows: tuple[int | None, ...] = (), **facts: Any)
     """The same with other facts, of the model or of every layer; ``windows`` gives their number."""
     layers = arch.layers
     if windows:
-        mixers = [replace(layers[0].mixer, window=window) for window in windows]
+        mixers = [replace(layers[0].known_attention, window=window) for window in windows]
         layers = tuple(replace(layers[0], mixer=mixer) for mixer in mixers)
     for name in list(facts):
         for part, kind in (("mixer", Attention), ("ffn", Mlp)):
@@ -118,6 +119,28 @@ ARCHS = {
         head_bias=True,
     ),
 }
+# The last keeps no keys and values.
+RECURRENT = {
+    name: replace(
+        PLAIN,
+        layers=(
+            Layer(mixer, Mlp(40)),
+            PLAIN.layers[0],
+            Layer(mixer, Mlp(0)),
+            Layer(mixer, Mlp(40)),
+        ),
+    )
+    for name, mixer in MIXERS.items()
+} | {
+    "gated attention": replace(
+        PLAIN,
+        layers=(
+            Layer(MIXERS["delta rule"], Mlp(40)),
+            Layer(replace(_ATTENTION, gated=True), Mlp(40)),
+        ),
+    ),
+    "states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3),
+}
 
 
 def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
@@ -168,13 +191,18 @@ def plain_logits(
             return _norm(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
 
         seen = norm(x, "attn_norm")
-        made = _attention(arch, layer, seen, i, max_model_len)
+        recurrent = arch.layers[i].recurrent
+        if recurrent is None:
+            made = _attention(arch, layer, seen, i, max_model_len)
+        else:
+            made = recurred(recurrent, layer, seen, arch.norm_eps)
         x = x + arch.residual_scale * norm(made, "attn_post_norm")
         if arch.layers[i].norms == "beside, own":
             seen = norm(x - arch.residual_scale * made, "mlp_norm")
         elif arch.layers[i].norms != "beside":
             seen = norm(x, "mlp_norm")
-        x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
+        if arch.layers[i].ffn.size:
+            x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
     if arch.norm == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
     x = _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
@@ -236,7 +264,7 @@ def _attention(
     i: int,
     upto: int,
 ) -> NDArray[np.float64]:
-    mixer = arch.layers[i].mixer
+    mixer = arch.layers[i].known_attention
 
     def project(name: str, heads: int) -> NDArray[np.float64]:
         out = x @ layer[name].T + (layer[f"{name}_bias"] if mixer.qkv_bias else 0)
@@ -262,7 +290,10 @@ def _attention(
             weights = np.exp(_capped(scores, mixer.softcap))
             lost = np.exp(layer["sinks"][head]) if mixer.sinks else 0.0
             out[position, head] = weights @ v[seen, kv_head] / (weights.sum() + lost)
-    return out.reshape(len(x), -1) @ layer["o"].T + (layer["o_bias"] if mixer.o_bias else 0)
+    out = out.reshape(len(x), -1)
+    if mixer.gated:
+        out /= 1 + np.exp(-(x @ layer["q_gate"].T))
+    return out @ layer["o"].T + (layer["o_bias"] if mixer.o_bias else 0)
 
 
 def _rotated(

@@ -19,15 +19,8 @@ from ridgeline.core.records import Record
 from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Guess, Speculation
-from ridgeline.core.step import (
-    Event,
-    FinishReason,
-    SeqId,
-    Step,
-    StepOutput,
-    Wait,
-    Work,
-)
+from ridgeline.core.states import States
+from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
 from ridgeline.decoding.search import new_search
 from tests.fakes import Ledger, candidates, expected_tokens, extend, similarity
 
@@ -115,6 +108,8 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     targets = [new for _, new in step.copies]
     assert len(set(targets)) == len(targets), "two copies into one block"
     assert all(scheduler.queues.kv.pool.refs[block] == 1 for block in targets)
+    has_states = scheduler.queues.kv.states is not None
+    assert all((work.state >= 0) == has_states for work in step.work)
 
 
 def make_scheduler(
@@ -127,8 +122,17 @@ def make_scheduler(
     caching: bool = True,
     hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
     speculation: Speculation | None = None,
+    checkpoints: int | None = None,
+    every: int = 8,
 ) -> Scheduler:
-    kv = KVCache(num_blocks, block_size, enable_prefix_caching=caching, hash_block=hash_block)
+    states = None if checkpoints is None else States(seats, checkpoints, every=every)
+    kv = KVCache(
+        num_blocks,
+        block_size,
+        enable_prefix_caching=caching,
+        hash_block=hash_block,
+        states=states,
+    )
     return Scheduler(
         kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats, speculation=speculation
     )

@@ -80,6 +80,7 @@ class Core(RuleBasedStateMachine):
         caching=st.sampled_from((True, True, False)),
         weak=st.booleans(),
         accuracy=st.sampled_from((None, 0.0, 0.5, 0.9, 1.0)),
+        checkpoints=st.sampled_from((None, None, 0, 1, 4)),
     )
     def start(
         self,
@@ -92,8 +93,12 @@ class Core(RuleBasedStateMachine):
         caching: bool,
         weak: bool,
         accuracy: float | None,
+        checkpoints: int | None,
     ) -> None:
-        drafter = None if accuracy is None else Oracle(accuracy, random.Random(budget))
+        has_drafts = accuracy is not None and checkpoints is None  # a state is not rolled back
+        drafter = (
+            None if accuracy is None or not has_drafts else Oracle(accuracy, random.Random(budget))
+        )
         self.scheduler = make_scheduler(
             # Down to one longest request and no more.
             -(-MAX_LEN // block_size) * longest + spare_blocks,
@@ -104,6 +109,8 @@ class Core(RuleBasedStateMachine):
             caching=caching,
             hash_block=weak_hash if weak else hash_block,
             speculation=Speculation(drafter) if drafter else None,
+            checkpoints=checkpoints,
+            every=4,
         )
         self.engine, self.runner = make_engine(self.scheduler, max_model_len=MAX_LEN)
         self.answers: dict[SeqId, list[int]] = {}  # what must be said

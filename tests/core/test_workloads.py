@@ -53,6 +53,7 @@ def serve(
     caching: bool = True,
     arrivals: random.Random | None = None,
     speculation: Speculation | None = None,
+    checkpoints: int | None = None,
 ) -> tuple[dict[SeqId, list[int]], Watched]:
     """Serve all, at once or as they arrive; return the answers and the runner that saw it."""
     scheduler = make_scheduler(
@@ -63,6 +64,7 @@ def serve(
         seats=seats,
         caching=caching,
         speculation=speculation,
+        checkpoints=checkpoints,
     )
     engine, runner = make_engine(scheduler, max_model_len=MAX_LEN)
     events: list[Event] = []
@@ -110,6 +112,33 @@ def test_every_workload_is_answered(policy: Policy) -> None:
     assert num_evicted > 20
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_every_workload_is_answered_with_states(policy: Policy) -> None:
+    num_preempted = num_cached = num_copies = num_saved = 0
+    for number in range(160):
+        dice = random.Random(number)
+        block_size = number % 8 + 1
+        _, runner = serve(
+            workload(dice, dice.randint(1, 10)),
+            -(-MAX_LEN // block_size) + dice.choice((0, 0, 1, 4, 10)),
+            block_size,
+            policy=policy,
+            budget=64 if policy.whole_prompts else dice.choice((8, 16, 64)),
+            seats=dice.randint(1, 8),
+            caching=dice.random() < 0.8,
+            arrivals=dice,
+            checkpoints=dice.choice((0, 1, 2, 8)),
+        )
+        num_preempted += sum(len(step.preempted) for step in runner.steps)
+        num_cached += sum(length for step in runner.steps for _, length in step.admitted)
+        num_copies += sum(len(step.state_copies) for step in runner.steps)
+        num_saved += sum(len(work.save) for step in runner.steps for work in step.work)
+    assert num_preempted > 20
+    assert num_cached > 200
+    assert num_copies > 100
+    assert num_saved > 200
+
+
 def test_answers_do_not_depend_on_how_they_are_served() -> None:
     dice = random.Random(0)
     wishes = workload(dice, 12)
@@ -141,6 +170,15 @@ def test_exact_repeats_compute_the_prompt_once() -> None:
     assert computed == [25, 1, 1, 1, 1]
     _, runner = serve([wish] * 5, 40, 4, policy=SplitFuse(), seats=1, budget=30, caching=False)
     assert sum(len(work.tokens) for step in runner.steps for work in step.work) == 125
+
+
+def test_exact_repeats_resume_at_the_end_of_the_prompt() -> None:
+    wish = (tuple(i % 2 for i in range(27)), SamplingParams(max_tokens=1, seed=0))
+    for checkpoints, computed in ((2, [27, 3, 3]), (0, [27, 27, 27])):
+        _, runner = serve(
+            [wish] * 3, 40, 4, policy=SplitFuse(), seats=1, budget=30, checkpoints=checkpoints
+        )
+        assert [len(work.tokens) for step in runner.steps for work in step.work] == computed
 
 
 @pytest.mark.parametrize("policy", [Orca(), SplitFuse()])

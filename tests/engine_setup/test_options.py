@@ -14,11 +14,11 @@ from ridgeline.core.policies import Orca, SplitFuse, Static
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import usable_cpus
 from ridgeline.physics import costs
-from tests.tiny import PLAIN, changed
+from tests.tiny import PLAIN, RECURRENT, changed
 
 MIB = 1 << 20
 # 48 KiB of K/V per token: cache sizes of some MiB matter, as with real models.
@@ -215,10 +215,11 @@ def test_more_sequences_than_tokens_a_step_are_refused_before_anything_is_loaded
 
 
 def test_a_longer_model_needs_more_for_a_step(memory: pytest.MonkeyPatch) -> None:
-    (_, short, _), (_, long, _) = (
-        footprint(ARCH, Setup("f32", "f32", 16, 1, length, 256, 2048)) for length in (256, 4096)
+    short, long = (
+        footprint(ARCH, Setup("f32", "f32", 16, 1, length, 256, 2048)).step_bytes
+        for length in (256, 4096)
     )
-    assert long - short > 4 * 2 * ARCH.layers[0].mixer.num_heads * (1 << 20)
+    assert long - short > 4 * 2 * ARCH.attentions[0].num_heads * (1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -273,3 +274,50 @@ def test_speculative_config(value: Any, wanted: SpeculativeConfig | None) -> Non
 def test_a_wrong_speculative_config_names_the_way_out(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Options(speculative_config=value)
+
+
+# --- models with recurrent layers --------------------------------------------------------------
+
+WITH_STATES = RECURRENT["delta rule"]
+STATE_BYTES = costs.state_bytes_per_seq(WITH_STATES)
+
+
+def resolved(**options: Any) -> EngineConfig:
+    return resolve(Options(backend="reference", **options), WITH_STATES)
+
+
+def test_states_have_slots_for_sequences_and_checkpoints(memory: pytest.MonkeyPatch) -> None:
+    config = resolved()
+    assert (config.max_num_seqs, config.num_checkpoints) == (256, 1024)
+    assert resolved(enable_prefix_caching=False).num_checkpoints == 0
+    assert resolve(Options(backend="reference"), PLAIN).num_checkpoints is None
+    without = resolve(Options(backend="reference", max_num_seqs=1), WITH_STATES)
+    assert (without.max_num_seqs, without.num_checkpoints) == (1, 4)
+
+
+def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup("f32", "f32", 16, usable_cpus(), 1024, 256, 2048)
+    least = sum(footprint(WITH_STATES, setup)[:2])
+    room = 100 * STATE_BYTES
+    monkeypatch.setattr(resolving, "available_bytes", lambda: (least + room) * 20 // 19)
+    config = resolved()
+    assert (config.max_num_seqs, config.num_checkpoints) == (12, 13)
+    assert config.total_bytes <= least + room
+    config = resolved(max_num_seqs=40)
+    assert (config.max_num_seqs, config.num_checkpoints) == (40, 0)
+    with pytest.raises(ValueError, match=r"there is room for \d+ sequences: lower --max-num-seqs"):
+        resolved(max_num_seqs=256)
+
+
+def test_a_model_with_states_has_no_drafts(memory: pytest.MonkeyPatch) -> None:
+    assert resolved().speculative is None
+    assert resolved(speculative_config="off").speculative is None
+    with pytest.raises(ValueError, match="--speculative-config: this model has recurrent layers"):
+        resolved(speculative_config={"method": "ngram"})
+
+
+def test_a_model_without_keys_and_values_has_blocks_all_the_same(
+    memory: pytest.MonkeyPatch,
+) -> None:
+    config = resolve(Options(backend="reference"), RECURRENT["states alone"])
+    assert config.num_blocks >= config.max_model_len // config.block_size

@@ -259,7 +259,7 @@ def test_gguf_files_that_are_refused(
         [
             ("llama", {"adapter.type": "lokr"}, "adapter.type is 'lokr'"),
             ("llama", {"adapter.alora.invocation_tokens": "x"}, "alora.invocation_tokens is set"),
-            ("gpt-oss", {}, "'gpt-oss' are not supported"),
+            ("rwkv7", {}, "'rwkv7' are not supported"),
             ("llama", {"adapter.lora.alpha": -1.0}, "alpha is -1.0"),
         ]
     ):

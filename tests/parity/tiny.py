@@ -155,6 +155,39 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {**_EXPERTS, "head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True},
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+            "intermediate_size": 144,
+            "block_multiple_of": 32,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2-bias": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+        },
+    ),
+    "qwen3.5": (
+        "Qwen3_5",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"],
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
+        },
+    ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
     "granite-moe": (
         "GraniteMoe",
@@ -200,7 +233,7 @@ def make_model(name: str, **more: Any) -> Any:
     ``more`` changes its config.
     """
     family, changes = (CONFIGS | NEWER)[name]
-    kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    kind = f"{family}TextConfig" if family in ("Gemma3", "Qwen3_5") else f"{family}Config"
     unused = changes.get("unused", ())
     wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
     config = getattr(transformers, kind)(**wanted)

@@ -13,7 +13,7 @@ from ridgeline.physics import costs
 from ridgeline.physics.config_shape import shape_of_arch, shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
 from tests.models.tiny import CONFIG, hf
-from tests.tiny import ARCHS
+from tests.tiny import ARCHS, RECURRENT
 
 PUBLISHED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "configs.json").read_text()
@@ -108,6 +108,22 @@ def test_families_that_the_engine_runs_have_the_same_weights_and_windows(name: s
         arch.layers[0].mixer.num_heads,
         arch.layers[0].mixer.num_kv_heads,
     )
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_are_counted_alike(name: str) -> None:
+    arch, shape = RECURRENT[name], shape_of_arch(RECURRENT[name], "tiny")
+    states = sum(layer.cache.state_values for layer in shape.layers)
+    assert states == arch.num_state_values
+    assert costs.state_bytes_per_seq(arch) == 4 * states
+    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(arch, 2)
+    one, two = (costs.step_cost(arch, [(0, 3, 1)] * count, 4, 4) for count in (1, 2))
+    assert two.state_bytes == 2 * one.state_bytes == 4 * costs.state_bytes_per_seq(arch)
+    assert one.total_bytes == one.weight_bytes + one.kv_read_bytes + one.kv_write_bytes + (
+        one.state_bytes
+    )
+    if name != "state space, plain":  # whose norm the planner's shape has
+        assert weight_params(shape) == costs.weight_params(arch)
 
 
 @pytest.mark.parametrize("name", ARCHS)

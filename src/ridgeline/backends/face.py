@@ -30,6 +30,7 @@ class Setup(NamedTuple):
         max_num_batched_tokens: longest step, tokens.
         num_blocks: blocks of the cache; 0 while that is still to be chosen.
         max_lora_rank: largest rank of adapters; 0 if there will be none.
+        num_states: slots for states of recurrent layers.
     """
 
     dtype: str
@@ -41,14 +42,18 @@ class Setup(NamedTuple):
     max_num_batched_tokens: int
     num_blocks: int = 0
     max_lora_rank: int = 0
+    num_states: int = 0
 
 
 class Footprint(NamedTuple):
-    """Memory in bytes: of the weights at most, of the longest step, and of a token in the cache."""
+    """Memory in bytes: of the weights at most, of the longest step, of a token in the cache, and of
+    a sequence's state in recurrent layers.
+    """
 
     weights_bytes: int
     step_bytes: int
     kv_bytes_per_token: int
+    state_bytes_per_seq: int = 0
 
 
 class Held(NamedTuple):

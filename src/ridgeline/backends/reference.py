@@ -32,9 +32,12 @@ from ridgeline.backends.reference_parts import (
     normalised,
     normalised_heads,
     rotate,
+    sigmoid,
     softcapped,
     softmax,
 )
+from ridgeline.backends.reference_recurrent import mix
+from ridgeline.backends.reference_states import RecurrentStates
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.backends.states import States
@@ -45,8 +48,8 @@ from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch
-from ridgeline.physics.costs import kv_bytes_per_token, weight_bytes
+from ridgeline.physics.arch import Attention, ModelArch
+from ridgeline.physics.costs import kv_bytes_per_token, state_bytes_per_seq, weight_bytes
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
@@ -73,6 +76,9 @@ class _Group:
         return hidden if window is None else hidden | (keys <= queries - window)
 
 
+_Places = tuple[Ints, Ints, list[_Group]]  # of tokens: positions, slots of the cache, groups
+
+
 class ReferenceRunner:
     """A ``core.step.Runner``: weights and paged K/V in float32."""
 
@@ -84,9 +90,10 @@ class ReferenceRunner:
         block_size: int,
         max_model_len: int,
         num_threads: int | None = None,
+        num_states: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Decode the weights and allocate the cache.
+        """Decode the weights and allocate the cache, and ``num_states`` slots for states.
 
         ``progress`` is told how many of how many bytes of the file's tensors are decoded.
         """
@@ -97,14 +104,17 @@ class ReferenceRunner:
 
         self._blas = ThreadpoolController()
         self._load(checkpoint, progress or (lambda done, total: None))
-        ropes = [layer.mixer.rope for layer in self.arch.layers]
+        attentions = self.arch.attentions
+        ropes = [mixer.rope for mixer in attentions]
         self._ropes = {  # cosines and sines
             rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
         }
-        attention = self.arch.layers[0].mixer
-        shape = (num_blocks, block_size, attention.num_kv_heads, attention.head_dim)
-        self.k_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
-        self.v_cache = np.zeros((self.arch.num_layers, *shape), np.float32)
+        heads = (attentions[0].num_kv_heads, attentions[0].head_dim) if attentions else (0, 0)
+        shape = (len(attentions), num_blocks, block_size, *heads)
+        self.k_cache, self.v_cache = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._recurrent = RecurrentStates(self.arch, num_states)
+        numbers = [i for i, layer in enumerate(self.arch.layers) if layer.attention]
+        self._cached = {layer: place for place, layer in enumerate(numbers)}
         self._states = States(num_blocks, block_size, self.arch.hidden_size)
         self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
 
@@ -123,12 +133,15 @@ class ReferenceRunner:
                 old, new = map(list, zip(*step.copies, strict=True))
                 self.k_cache[:, new] = self.k_cache[:, old]
                 self.v_cache[:, new] = self.v_cache[:, old]
+            self._recurrent.begin(step.state_copies)
             hidden, finite_T = self._forward(step.work)
             ends = np.cumsum([len(work.tokens) for work in step.work])
             of_items = enumerate(np.split(finite_T, ends[:-1]))
             damaged = [(i, int(of_item.argmin())) for i, of_item in of_items if not of_item.all()]
             output = finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
-            return self._states.compare(step, output, lambda tokens: hidden[tokens])
+            output = self._states.compare(step, output, lambda tokens: hidden[tokens])
+            self._recurrent.end()
+            return output
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
@@ -138,9 +151,11 @@ class ReferenceRunner:
         """
         blocks = tuple(range(self.num_blocks))
         sampling = Sampling(SamplingParams(), 0, ())
-        work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), ())
+        work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), (), state=0)
         with self._blas.limit(limits=self._num_threads, user_api="blas"), np.errstate(all="ignore"):
-            return self._logits(self._forward((work,))[0])
+            hidden = self._forward((work,))[0]
+            self._recurrent.end()
+            return self._logits(hidden)
 
     def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return nothing: it is not known what numpy reads."""
@@ -148,17 +163,18 @@ class ReferenceRunner:
 
     def memory(self) -> dict[str, Held]:
         """Return what every array takes that is kept from step to step."""
-        matrices = [layer.matrices() for layer in self._layers]
+        arrays = [layer.arrays() for layer in self._layers]
         outer = (self._norm.weight, self._norm.bias, self._head_bias)
-        vectors = [array for layer in self._layers for array in layer.vectors()]
+        vectors = [array for layer in arrays for array in layer["norms"]]
         found = {
             "weights.embedding": held([self._embed, *self._positions]),
-            "weights.attention": held(a for layer in matrices for a in layer["attention"]),
-            "weights.mlp": held(a for layer in matrices for a in layer["mlp"]),
+            "weights.attention": held(a for layer in arrays for a in layer["attention"]),
+            "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
             "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
             "weights.rope": held(table for both in self._ropes.values() for table in both),
             "kv_cache": held([self.k_cache, self.v_cache]),
             "states": held([self._states.array]),
+            "recurrent_states": held(self._recurrent.arrays()),
         }
         if self._head is not self._embed:
             found["weights.head"] = held([self._head])
@@ -195,15 +211,33 @@ class ReferenceRunner:
 
             row = norm(x, "attn_norm")
             adapt = partial(adapted.add, i)
-            attended, finite = self._attention(i, row, position_T, slot_T, groups, adapt)
+            mixed, finite = self._mixed(i, row, items, (position_T, slot_T, groups), adapt)
             finite_T &= finite
             if layer.is_parallel:
                 row = norm(x, "mlp_norm") if "mlp_norm" in weights.norms else row
-            x = x + added * norm(attended, "attn_post_norm")
+            x = x + added * norm(mixed, "attn_post_norm")
             if not layer.is_parallel:
                 row = norm(x, "mlp_norm")
-            x = x + added * norm(feed_forward(row, weights, layer, adapt), "mlp_post_norm")
+            if weights.ffn is not None:
+                made = feed_forward(row, weights.ffn, layer.ffn, adapt)
+                x = x + added * norm(made, "mlp_post_norm")
         return normalised(x, self._norm, arch), finite_T
+
+    def _mixed(
+        self,
+        index: int,
+        x: Floats,
+        items: tuple[Work, ...],
+        places: _Places,
+        adapt: Callable[..., Floats],
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return what a layer's mixer adds, and which tokens may be built on."""
+        layer, weights = self.arch.layers[index], self._layers[index]
+        if layer.recurrent is None:
+            return self._attention(index, x, *places, adapt)
+        go = partial(self._recurrent.go, index, items)
+        out = mix(x, weights.recurrent, layer.recurrent, self.arch.norm_eps, go)
+        return out, np.logical_and.reduce(np.isfinite(out), axis=1)
 
     def _attention(
         self,
@@ -215,23 +249,29 @@ class ReferenceRunner:
         adapt: Callable[..., Floats],
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's attention adds, and which tokens' K/V were finite."""
-        layer, weights = self.arch.layers[index], self._layers[index]
-        mixer, num_q = layer.mixer, layer.mixer.num_heads
+        mixer, weights = self.arch.layers[index].attention, self._layers[index].attention
+        assert mixer is not None
+        assert weights is not None
+        index = self._cached[index]
+        num_q = mixer.num_heads
         num_qk = num_q + mixer.num_kv_heads
         qkv = adapt(linear(x, weights.qkv, weights.qkv_bias), x, "q", "k", "v")
         heads = qkv.reshape(len(x), num_qk + mixer.num_kv_heads, mixer.head_dim)
         qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
         if weights.q_norm is not None and weights.k_norm is not None:
             eps = self.arch.norm_eps
-            qk = normalised_heads(qk, weights.q_norm, weights.k_norm, num_q, layer, eps)
+            qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         if mixer.rope is not None:
             cos, sin = self._ropes[mixer.rope]
             qk = rotate(qk, cos[position_T, None], sin[position_T, None])
         finite_T = self._write(index, slot_T, qk[:, num_q:], v_TKD)
         out = np.empty((len(x), num_q, mixer.head_dim), np.float32)
         for group in groups:
-            out[group.rows_BN] = self._attend(index, qk[group.rows_BN, :num_q], group)
+            q = qk[group.rows_BN, :num_q]
+            out[group.rows_BN] = self._attend(index, mixer, q, group, weights.sinks)
         attended = out.reshape(len(x), -1)
+        if weights.gate is not None:
+            attended *= sigmoid(linear(x, weights.gate, None))
         return adapt(linear(attended, weights.o, weights.o_bias), attended, "o"), finite_T
 
     def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
@@ -247,10 +287,16 @@ class ReferenceRunner:
             cache.reshape(-1, *cache.shape[2:])[slot_T] = new
         return finite
 
-    def _attend(self, layer: int, q_BNHD: Floats, group: _Group) -> Floats:
+    def _attend(
+        self,
+        layer: int,
+        mixer: Attention,
+        q_BNHD: Floats,
+        group: _Group,
+        sinks: Floats | None,
+    ) -> Floats:
         """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D]."""
         B, N, H, D = q_BNHD.shape
-        mixer = self.arch.layers[layer].mixer
         K = mixer.num_kv_heads
         k_BLKD = self.k_cache[layer][group.tables].reshape(B, -1, K, D)
         v_BLKD = self.v_cache[layer][group.tables].reshape(B, -1, K, D)
@@ -261,7 +307,6 @@ class ReferenceRunner:
         by_token = scores.reshape(B, K, H // K, N, -1)
         mask_BNL = group.mask_BNL(self.block_size, mixer.window)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
-        sinks = self._layers[layer].sinks
         softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
         out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, D)
         result: Floats = out.transpose(0, 3, 1, 2, 4).reshape(B, N, H, D)
@@ -328,6 +373,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         block_size=setup.block_size,
         max_model_len=setup.max_model_len,
         num_threads=setup.num_threads,
+        num_states=setup.num_states,
         progress=surroundings.progress,
     )
 
@@ -345,16 +391,24 @@ def describe() -> str:
 def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     """Return how much memory a setup takes."""
     num_tokens, max_model_len = setup.max_num_batched_tokens, setup.max_model_len
-    attention = arch.layers[0].mixer
-    kv_size = attention.kv_size
-    activations = 6 * arch.hidden_size + 4 * (arch.layers[0].ffn.size + kv_size)
-    activations += 4 * attention.q_size
-    scores = 2 * attention.num_heads * min(_SCORES, num_tokens * max_model_len)
+    kv_size = max((mixer.kv_size for mixer in arch.attentions), default=0)
+    q_size = max((mixer.q_size for mixer in arch.attentions), default=0)
+    num_heads = max((mixer.num_heads for mixer in arch.attentions), default=0)
+    inner = max(layer.ffn.size for layer in arch.layers)
+    widest = max(  # projections of a recurrent layer, and what is made of them
+        max(rows for rows, *_ in layer.mixer.shapes(arch.hidden_size).values())
+        if layer.recurrent else 0
+        for layer in arch.layers
+    )  # fmt: skip
+    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest)
+    scores = 2 * num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
-    return Footprint(weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4))
+    return Footprint(
+        weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4), state_bytes_per_seq(arch)
+    )
 
 
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.physics.arch import Experts, Layer, ModelArch
+from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
 
 Floats = NDArray[np.float32]
 
@@ -27,40 +27,56 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class LayerWeights:
-    """Weights of one layer, ``(out, in)``; absent biases and norms are None.
+class AttentionWeights:
+    """Weights of attention, ``(out, in)``, q, k and v stacked; absent biases and norms are None."""
 
-    Projections of one input are stacked: q, k and v; gate and up.
-    """
-
-    norms: dict[str, Norm]  # by canonical name
     qkv: Floats
     qkv_bias: Floats | None
     q_norm: Floats | None
     k_norm: Floats | None
     o: Floats
     o_bias: Floats | None
+    gate: Floats | None
+    sinks: Floats | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FeedForwardWeights:
+    """Weights of a feed-forward network, gate and up stacked; absent ones are None."""
+
     gate_up: Floats
     gate_up_bias: Floats | None
     down: Floats
     down_bias: Floats | None
     router: Floats | None
     router_bias: Floats | None
-    sinks: Floats | None
 
-    def matrices(self) -> dict[str, list[Floats]]:
-        """Return the matrices of attention and of the feed-forward network."""
-        mlp = [self.gate_up, self.down, *([] if self.router is None else [self.router])]
-        return {"attention": [self.qkv, self.o], "mlp": mlp}
 
-    def vectors(self) -> list[Floats]:
-        """Return norms and biases."""
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerWeights:
+    """Weights of one layer; what it does not have is None or empty."""
+
+    norms: dict[str, Norm]  # by canonical name
+    attention: AttentionWeights | None
+    recurrent: dict[str, Floats]  # by canonical name
+    ffn: FeedForwardWeights | None
+
+    def arrays(self) -> dict[str, list[Floats]]:
+        """Return all arrays: the matrices of attention and of the rest, and all vectors."""
         norms = [array for norm in self.norms.values() for array in (norm.weight, norm.bias)]
-        others = (
-            self.qkv_bias, self.q_norm, self.k_norm, self.o_bias, self.sinks, self.router_bias,
-            self.gate_up_bias, self.down_bias,
-        )  # fmt: skip
-        return [array for array in (*norms, *others) if array is not None]
+        attention = [] if self.attention is None else _fields(self.attention)
+        ffn = [] if self.ffn is None else _fields(self.ffn)
+        mixers = [*attention, *self.recurrent.values()]
+        vectors = [*norms, *mixers, *ffn]
+        return {
+            "attention": [array for array in mixers if array is not None and array.ndim > 1],
+            "mlp": [array for array in ffn if array is not None and array.ndim > 1],
+            "norms": [array for array in vectors if array is not None and array.ndim == 1],
+        }
+
+
+def _fields(weights: AttentionWeights | FeedForwardWeights) -> list[Floats | None]:
+    return [getattr(weights, field.name) for field in fields(weights)]
 
 
 def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> LayerWeights:
@@ -76,28 +92,37 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
     def stack(wanted: bool, *names: str) -> Floats | None:
         return both(*names) if wanted else None
 
-    mixer, ffn = layer.mixer, layer.ffn
-    has_experts = isinstance(ffn, Experts)
+    attention, ffn = layer.attention, layer.ffn
+    norms = {
+        name: Norm(part(name), part(f"{name}_bias") if arch.norm_bias else None)
+        for name in layer.norm_names
+    }
+    of_attention = None
+    if attention is not None:
+        of_attention = AttentionWeights(
+            qkv=both("q", "k", "v"),
+            qkv_bias=stack(attention.qkv_bias, "q_bias", "k_bias", "v_bias"),
+            q_norm=stack(bool(attention.qk_norm), "q_norm"),
+            k_norm=stack(bool(attention.qk_norm), "k_norm"),
+            o=part("o"),
+            o_bias=stack(attention.o_bias, "o_bias"),
+            gate=stack(attention.gated, "q_gate"),
+            sinks=stack(attention.sinks, "sinks"),
+        )
+    mixer = layer.recurrent
+    recurrent = {} if mixer is None else {n: part(n) for n in mixer.shapes(arch.hidden_size)}
+    if not ffn.size:
+        return LayerWeights(norms, of_attention, recurrent, None)
     inner = ("gate", "up") if ffn.gated else ("up",)
-    return LayerWeights(
-        norms={
-            name: Norm(part(name), part(f"{name}_bias") if arch.norm_bias else None)
-            for name in layer.norm_names
-        },
-        qkv=both("q", "k", "v"),
-        qkv_bias=stack(mixer.qkv_bias, "q_bias", "k_bias", "v_bias"),
-        q_norm=stack(bool(mixer.qk_norm), "q_norm"),
-        k_norm=stack(bool(mixer.qk_norm), "k_norm"),
-        o=part("o"),
-        o_bias=stack(mixer.o_bias, "o_bias"),
+    of_ffn = FeedForwardWeights(
         gate_up=both(*inner),
         gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
         down=part("down"),
         down_bias=stack(ffn.bias, "down_bias"),
-        router=stack(has_experts, "router"),
-        router_bias=stack(has_experts and ffn.bias, "router_bias"),
-        sinks=stack(mixer.sinks, "sinks"),
+        router=stack(isinstance(ffn, Experts), "router"),
+        router_bias=stack(isinstance(ffn, Experts) and ffn.bias, "router_bias"),
     )
+    return LayerWeights(norms, of_attention, recurrent, of_ffn)
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -134,13 +159,14 @@ def normalised(x: Floats, norm: Norm, arch: ModelArch) -> Floats:
 
 
 def normalised_heads(
-    heads: Floats, q_norm: Floats, k_norm: Floats, num_q: int, layer: Layer, eps: float
+    heads: Floats, q_norm: Floats, k_norm: Floats, mixer: Attention, eps: float
 ) -> Floats:
     """Return query and key heads, ``[tokens, heads, channels]``, after their own norms.
 
     The norm is over each head's channels, or over all query heads together and all key heads.
     """
-    if layer.mixer.qk_norm == "head":
+    num_q = mixer.num_heads
+    if mixer.qk_norm == "head":
         num_k = heads.shape[1] - num_q
         return rms_norm(heads, np.stack([q_norm] * num_q + [k_norm] * num_k), eps)
     parts = (heads[:, :num_q], q_norm), (heads[:, num_q:], k_norm)
@@ -155,6 +181,12 @@ def silu(x: Floats) -> Floats:
     out: Floats = np.exp(-x)
     out += 1
     return x / out
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x))."""
+    out: Floats = np.reciprocal(np.exp(-x) + np.float32(1))
+    return out
 
 
 def gelu(x: Floats) -> Floats:
@@ -182,21 +214,21 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def feed_forward(
-    x: Floats, weights: LayerWeights, layer: Layer, adapt: Callable[..., Floats]
+    x: Floats, weights: FeedForwardWeights, ffn: Mlp | Experts, adapt: Callable[..., Floats]
 ) -> Floats:
-    """Return what the feed-forward network makes of normed rows.
+    """Return what a feed-forward network makes of normed rows.
 
     ``adapt`` takes a product, its rows and the names of its matrices, and adds what adapters do.
     """
-    if isinstance(layer.ffn, Experts):
-        return _met_experts(x, weights, layer.ffn)
-    names = ("gate", "up") if layer.ffn.gated else ("up",)
+    if isinstance(ffn, Experts):
+        return _met_experts(x, weights, ffn)
+    names = ("gate", "up") if ffn.gated else ("up",)
     inner = adapt(linear(x, weights.gate_up, weights.gate_up_bias), x, *names)
-    if layer.ffn.gated:
+    if ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
-        inner = gated(layer.ffn.activation, gate, up)
+        inner = gated(ffn.activation, gate, up)
     else:
-        inner = ACTIVATIONS[layer.ffn.activation](inner)
+        inner = ACTIVATIONS[ffn.activation](inner)
     return adapt(linear(inner, weights.down, weights.down_bias), inner, "down")
 
 
@@ -224,7 +256,7 @@ def routes(x: Floats, router: Floats, bias: Floats | None, experts: Experts) -> 
     return out
 
 
-def _met_experts(x: Floats, weights: LayerWeights, experts: Experts) -> Floats:
+def _met_experts(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     """Return the weighted sum of what each row's experts make of it."""
     assert weights.router is not None
     found, out = routes(x, weights.router, weights.router_bias, experts), np.zeros_like(x)

@@ -20,6 +20,11 @@ _WINDOWS = {
     "switch": "a sliding window, if switched on",
     "pattern": "windows in turn",
 }
+_RECURRENT = {
+    "conv": "short convolutions, which keep a state",
+    "delta": "the gated delta rule, which keeps a state",
+    "ssm": "state spaces, which keep a state",
+}
 
 
 def families_table() -> str:
@@ -53,5 +58,9 @@ def _specials(family: Family) -> Iterator[str]:
         yield "scaled embedding, residuals and logits"
     if constants.get("ffn.gated") is False:
         yield "an MLP without gates"
+    if constants.get("mixer.gated"):
+        yield "gated attention"
+    if family.recurrent:
+        yield _RECURRENT[family.recurrent]
     if family.has_experts:
         yield "a mixture of experts"

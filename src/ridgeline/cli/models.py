@@ -119,8 +119,9 @@ def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[s
     yield "context", arch.max_position
     yield "layers", arch.num_layers
     yield "hidden_size", arch.hidden_size
-    yield "heads", arch.layers[0].mixer.num_heads
-    yield "kv_heads", arch.layers[0].mixer.num_kv_heads
+    for attention in arch.attentions[:1]:
+        yield "heads", attention.num_heads
+        yield "kv_heads", attention.num_kv_heads
     yield "vocabulary", arch.vocab_size
     yield "chat_template", checkpoint.chat_template is not None
     yield "sampling", sampling

@@ -303,7 +303,7 @@ class Engine:
 
     def describe(self) -> EngineRecord:
         """Return the record of how the engine is set up."""
-        scheduler = self.scheduler
+        scheduler, states = self.scheduler, self.scheduler.queues.kv.states
         return EngineRecord(
             policy=type(scheduler.policy).__name__.lower(),
             block_size=scheduler.queues.kv.block_size,
@@ -314,6 +314,7 @@ class Engine:
             enable_prefix_caching=scheduler.queues.kv.enable_prefix_caching,
             seed=self.seed,
             eos_ids=self.eos_ids,
+            num_checkpoints=None if states is None else states.num_checkpoints,
         )
 
 

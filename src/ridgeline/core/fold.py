@@ -16,7 +16,7 @@ from ridgeline.core.step import TOO_FEW, Event, FinishReason, Step, StepOutput, 
 
 def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
     """Fold a step's results into its sequences; return their events."""
-    queues.kv.copies.clear()
+    queues.kv.forget_copies()
     events: list[Event] = []
     alive = queues.alive
     is_plain = not (output.logprobs or output.prompt_logprobs or output.errors)
@@ -34,6 +34,7 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
             ranked_prompt = output.prompt_logprobs.get(i, ())
             seq.request.prompt_logprobs.update(enumerate(ranked_prompt, work.start + 1))
         _advance(queues, seq, len(work.tokens) - work.drafts)
+        queues.kv.publish_states(seq, work)
         ranked = () if is_plain else output.logprobs.get(i, ())
         if work.drafts:
             events += _verify(queues, seq, work, tokens, ranked)

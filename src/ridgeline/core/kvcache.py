@@ -12,6 +12,8 @@ from hashlib import blake2b
 
 from ridgeline.core.block_pool import BlockPool, Content
 from ridgeline.core.request import Sequence
+from ridgeline.core.states import States
+from ridgeline.core.step import Work
 
 _NEVER = 1 << 62
 
@@ -31,11 +33,13 @@ class KVCache:
         *,
         enable_prefix_caching: bool = True,
         hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
+        states: States | None = None,
     ) -> None:
-        """Manage ``num_blocks`` blocks of ``block_size`` tokens."""
+        """Manage ``num_blocks`` blocks of ``block_size`` tokens, and states if a model has them."""
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.states = states
         self.copies: list[tuple[int, int]] = []  # (from, to) for the next step
         self._hash_block = hash_block
 
@@ -65,6 +69,8 @@ class KVCache:
         seq.num_published = len(prefix)
         seq.publish_at = self._next_boundary(seq)
         seq.capacity = len(seq.table) * self.block_size
+        if self.states is not None:
+            self.states.begin(seq, prefix)
         return True
 
     def reserve(self, seq: Sequence, upto: int) -> bool:
@@ -119,6 +125,8 @@ class KVCache:
         child.num_published, child.publish_at = parent.num_published, parent.publish_at
         full = parent.num_computed // self.block_size * self.block_size
         child.capacity = parent.capacity = full  # so the next write asks, and finds it shared
+        if self.states is not None:
+            self.states.fork(parent, child)
 
     def reserve_drafts(self, seq: Sequence, upto: int) -> bool:
         """Make tokens up to ``upto`` writable for drafts, if an eighth of all blocks stays free.
@@ -149,9 +157,39 @@ class KVCache:
             self.pool.release(block)
         if self.copies:  # into blocks that are free now, nothing need be copied
             self.copies = [pair for pair in self.copies if self.pool.refs[pair[1]]]
+        if self.states is not None:
+            self.states.release(seq)
         seq.table = ()
         seq.num_computed = seq.num_published = seq.capacity = seq.num_draft_blocks = 0
         seq.num_pending = len(seq.tokens)
+
+    def add_states(self, work: list[Work], granted: list[Sequence]) -> tuple[tuple[int, int], ...]:
+        """Say in a step's work where states are; return the copies of states before it."""
+        if self.states is None:
+            return ()
+        self.states.add_to(work, granted, self.block_size)
+        return tuple(self.states.copies)
+
+    def publish_states(self, seq: Sequence, work: Work) -> None:
+        """Let later prompts resume from the states that a step saved."""
+        if self.states is not None:
+            for num_tokens, slot in work.save:
+                block = seq.table[(work.start + num_tokens) // self.block_size - 1]
+                content = self.pool.content[block]
+                if content is not None:  # else another content has its key
+                    self.states.publish(slot, block, content)
+
+    def forget_copies(self) -> None:
+        """Drop the copies that a step began with."""
+        self.copies.clear()
+        if self.states is not None:
+            self.states.copies.clear()
+
+    def retract(self) -> None:
+        """Drop the copies of a step that failed, and what it may have written over."""
+        self.copies.clear()
+        if self.states is not None:
+            self.states.retract()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless tables, counts and published content agree.
@@ -159,6 +197,9 @@ class KVCache:
         ``sequences`` are all that may hold blocks.
         """
         self.pool.check()
+        sequences = [*sequences]
+        if self.states is not None:
+            self.states.check(sequences)
         held = [0] * len(self.pool.refs)
         for seq in sequences:
             for i, block in enumerate(seq.table):
@@ -186,6 +227,8 @@ class KVCache:
             if block is None:
                 break
             prefix.append(block)
+        if self.states is not None:
+            del prefix[self.states.num_resumable(prefix, self.pool.content) :]
         return prefix
 
     def _content(self, seq: Sequence, i: int, table: list[int] | tuple[int, ...]) -> Content:

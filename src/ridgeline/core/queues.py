@@ -121,6 +121,7 @@ class Queues:
         assert all(seq.status is Status.PAUSED for seq in self.paused)
         idle = (*self.waiting, *self.paused)
         assert all(not seq.table and seq.num_computed == 0 for seq in idle)
+        assert all(seq.state < 0 for seq in idle)
         everyone = sorted((*self.running, *idle), key=attrgetter("id"))
         assert all(seq.num_pending > 0 or seq.candidates for seq in everyone)
         for request in self.searching.values():

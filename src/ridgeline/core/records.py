@@ -17,7 +17,7 @@ SeqId = tuple[int, int]  # request, index among its answers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecord:
-    """How the engine was set up."""
+    """How the engine was set up; ``num_checkpoints`` of states, None for a model without them."""
 
     policy: str
     block_size: int
@@ -28,6 +28,7 @@ class EngineRecord:
     enable_prefix_caching: bool
     seed: int
     eos_ids: tuple[int, ...]
+    num_checkpoints: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,6 +212,7 @@ class Sequence:
     num_published: int = 0
     publish_at: int = 0
     num_draft_blocks: int = 0
+    state: int = -1  # its slot in ``states``
     num_slots: int = 1  # that it takes while it runs: the first beam has those of the others too
     candidates: Candidates = ()  # of a beam that waits until the others have theirs
     similarity: float = 0.0  # of such a beam's last token

@@ -197,12 +197,14 @@ class Scheduler:
             left = min(left, max_draws(queues.max_num_seqs) - len(work))
             self.speculation.extend(kv, granted, work, left)
         _add_masks(granted, work)
+        state_copies = kv.add_states(work, granted)
         return Step(
             tuple(work),
             tuple(kv.copies),
             tuple(admitted),
             tuple(seq.id for seq in preempted),
             tuple(self._waits(granted, verdicts, unnamed)),
+            state_copies,
         )
 
     def _upto(self, seq: Sequence, end: int) -> int:
@@ -277,5 +279,5 @@ class Scheduler:
         """
         for seq in self.queues.running:
             self.queues.preempt(seq)
-        self.queues.kv.copies.clear()
+        self.queues.kv.retract()
         self.queues.sort()

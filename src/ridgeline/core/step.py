@@ -89,6 +89,8 @@ class Work(NamedTuple):
     top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
     similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
     adapter: int = 0  # whose weights are added, 0 for none
+    state: int = -1  # slot of the recurrent layers' state, before and after; zeros at position 0
+    save: tuple[tuple[int, int], ...] = ()  # after so many of ``tokens``, copy it to that slot
 
 
 def sampled_from(work: Work) -> int:
@@ -108,6 +110,7 @@ class Step(NamedTuple):
     admitted: tuple[tuple[SeqId, int], ...]  # with the length of the cached prefix it adopted
     preempted: tuple[SeqId, ...]
     waits: tuple[tuple[SeqId, Wait], ...]
+    state_copies: tuple[tuple[int, int], ...] = ()  # the same between slots of states
 
 
 class TokenLogprobs(NamedTuple):
@@ -146,4 +149,4 @@ class Runner(Protocol):
     """A backend: keeps weights and K/V blocks, and nothing about requests."""
 
     def execute(self, step: Step) -> StepOutput:
-        """Copy, compute, sample. May be called again with the same step."""
+        """Copy, compute, sample. May be called again with a step that failed and copies nothing."""

@@ -15,6 +15,7 @@ from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Search
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Speculation
+from ridgeline.core.states import new_states
 from ridgeline.core.step import Runner
 from ridgeline.decoding.search import new_search
 from ridgeline.engine_setup.home import default_home, why_unwritable
@@ -37,6 +38,7 @@ def new_runner(
         config.max_num_batched_tokens,
         config.num_blocks,
         config.max_lora_rank,
+        0 if config.num_checkpoints is None else config.max_num_seqs + config.num_checkpoints,
     )
     surroundings = Surroundings(_home, report, _announce)
     return BACKENDS[config.backend].new_runner(checkpoint, setup, surroundings)
@@ -73,7 +75,10 @@ def new_engine(
 ) -> Engine:
     """Return an engine over ``runner`` with nothing to do yet; ``listeners`` get its records."""
     kv = KVCache(
-        config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+        config.num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        states=new_states(config.max_num_seqs, config.num_checkpoints),
     )
     scheduler = Scheduler(
         kv,

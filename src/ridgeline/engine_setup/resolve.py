@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.face import Setup
+from ridgeline.backends.face import Footprint, Setup
 from ridgeline.backends.states import STATE_BYTES
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.engine_setup.options import Options, parse_bytes
@@ -27,7 +27,10 @@ _DEFAULT_KV_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Plain values to build an engine from. ``notes`` are lines for the user."""
+    """Plain values to build an engine from. ``notes`` are lines for the user.
+
+    ``num_checkpoints`` is None for models without recurrent layers.
+    """
 
     backend: str
     dtype: str
@@ -38,6 +41,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
+    num_checkpoints: int | None
     kv_bytes: int
     total_bytes: int
     enable_prefix_caching: bool
@@ -86,15 +90,20 @@ def resolve(
             max_lora_rank=max_lora_rank,
         )
     )
-    weights_bytes, step_bytes, kv_bytes_per_token = backend.footprint(arch, setup)
-    kv_bytes_per_block = options.block_size * kv_bytes_per_token
+    found = backend.footprint(arch, setup)
+    kv_bytes_per_block = max(options.block_size * found.kv_bytes_per_token, 1)
+    left_bytes = available_bytes() - taken_bytes
+    states = _fit_states(found, left_bytes, options.max_num_seqs, max_num_seqs)
+    max_num_seqs, num_checkpoints, state_bytes = states
+    if num_checkpoints is not None and not options.enable_prefix_caching:
+        num_checkpoints = 0
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
     state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
     one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
     plan = fit_kv_cache(
-        available_bytes=available_bytes() - taken_bytes,
-        weights_bytes=weights_bytes,
-        step_bytes=step_bytes,
+        available_bytes=left_bytes,
+        weights_bytes=found.weights_bytes,
+        step_bytes=found.step_bytes + state_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=options.block_size,
         wanted_kv_bytes=wish,
@@ -102,6 +111,7 @@ def resolve(
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
         other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
     )
+    kv_bytes = plan.num_blocks * kv_bytes_per_block
     return EngineConfig(
         backend=name,
         dtype=setup.dtype,
@@ -112,13 +122,50 @@ def resolve(
         max_num_batched_tokens=batched,
         block_size=options.block_size,
         num_blocks=plan.num_blocks,
-        kv_bytes=plan.num_blocks * kv_bytes_per_block,
-        total_bytes=weights_bytes + step_bytes + plan.num_blocks * kv_bytes_per_block,
+        num_checkpoints=num_checkpoints,
+        kv_bytes=kv_bytes,
+        total_bytes=sum((found.weights_bytes, found.step_bytes, state_bytes, kv_bytes)),
         enable_prefix_caching=options.enable_prefix_caching,
         threads=threads,
         seed=options.seed or 0,
-        speculative=parse_speculative(options.speculative_config),
+        speculative=_speculative(options, found),
         enable_contrastive_search=options.enable_contrastive_search,
         max_lora_rank=max_lora_rank,
         notes=plan.notes,
     )
+
+
+def _speculative(options: Options, found: Footprint) -> SpeculativeConfig | None:
+    """Return how drafts are made. Raises ValueError where they are wanted and cannot be."""
+    config = parse_speculative(options.speculative_config)
+    if not found.state_bytes_per_seq:
+        return config
+    if options.speculative_config is not None and config is not None:
+        raise ValueError(
+            "--speculative-config: this model has recurrent layers, and their state cannot be "
+            "rolled back behind a wrong draft; leave the flag away, or say off"
+        )
+    return None
+
+
+def _fit_states(
+    found: Footprint, left_bytes: int, wanted: int | None, most: int
+) -> tuple[int, int | None, int]:
+    """Return how many sequences may run, how many checkpoints are kept, and the bytes of both.
+
+    States take at most a quarter of what weights and steps leave, unless ``wanted`` sequences need
+    more. Of checkpoints there are at most four for each sequence. Raises ValueError if they do not
+    fit.
+    """
+    size = found.state_bytes_per_seq
+    if not size:
+        return most, None, 0
+    room = (left_bytes - left_bytes // 20 - found.weights_bytes - found.step_bytes) // size
+    num_seqs = wanted or max(1, min(most, room // 8))
+    if num_seqs > room:
+        raise ValueError(
+            f"states of {num_seqs} sequences take {num_seqs * size / 2**20:,.0f} MiB, but there is "
+            f"room for {max(room, 0)} sequences: lower --max-num-seqs, or take a smaller model"
+        )
+    num_checkpoints = max(0, min(4 * num_seqs, room // 4 - num_seqs))
+    return num_seqs, num_checkpoints, (num_seqs + num_checkpoints) * size

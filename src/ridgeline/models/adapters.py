@@ -342,13 +342,13 @@ class _Binding:
                 raise ModelFileError(f"{self._where}: {module!r} has values that are not finite")
         b = values["B"] * np.float32(scale)
         if self._family.heads_inside and len(names) == 3:
-            of_head = self._arch.layers[index].mixer.head_dim
+            of_head = self._arch.layers[index].known_attention.head_dim
             b = b.reshape(-1, 3, of_head, rank).swapaxes(0, 1).reshape(num_rows, rank)
         begin = 0
         for name in names:
             end = begin + shapes[name][0]
             own = b[begin:end]
             if self._family.interleaved and name in ("q", "k"):
-                own = own[halves_order(self._arch.layers[index].mixer, len(own))]
+                own = own[halves_order(self._arch.layers[index].known_attention, len(own))]
             self.parts[f"layers.{index}.{name}"] = LowRank(values["A"], np.ascontiguousarray(own))
             begin = end

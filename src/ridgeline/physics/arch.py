@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
 
 
@@ -65,6 +67,7 @@ class Attention:
         o_bias: the output projection has a bias.
         sinks: each query head has a learnt score that takes its share of the softmax and has no
             value (Xiao et al., 2023).
+        gated: the output is multiplied by the sigmoid of another projection of the input.
     """
 
     num_heads: int
@@ -78,6 +81,7 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     sinks: bool = False
+    gated: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -109,6 +113,8 @@ class Attention:
             found["o_bias"] = (hidden_size,)
         if self.sinks:
             found["sinks"] = (self.num_heads,)
+        if self.gated:
+            found["q_gate"] = (q_size, hidden_size)
         if self.qk_norm == "head":
             found |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         elif self.qk_norm == "width":
@@ -121,7 +127,7 @@ class Mlp:
     """A dense feed-forward network.
 
     Attributes:
-        size: inner width.
+        size: inner width; 0 where there is no such network.
         activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh), "relu", or
             "swiglu_clamped" of gates and inner values together: ``g sigmoid(1.702 g) (u + 1)``,
             where g is at most 7 and u from -7 to 7.
@@ -137,6 +143,8 @@ class Mlp:
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
+        if not self.size:
+            return {}
         found: dict[str, tuple[int, ...]] = {"gate": (self.size, hidden_size)} if self.gated else {}
         found |= {"up": (self.size, hidden_size), "down": (hidden_size, self.size)}
         if self.bias:
@@ -205,21 +213,39 @@ class Layer:
     """One block: a mixer of tokens, and what each token goes through by itself.
 
     Attributes:
-        mixer: attention.
-        ffn: the feed-forward network.
+        mixer: attention, or a mixer that keeps a state.
+        ffn: the feed-forward network; an MLP of size 0 for none.
         norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
             each has a norm of its own of that row.
     """
 
-    mixer: Attention
+    mixer: Attention | Recurrent
     ffn: Mlp | Experts
     norms: Literal["before", "behind", "around", "beside", "beside, own"] = "before"
+
+    @property
+    def attention(self) -> Attention | None:
+        """The mixer, if it is attention."""
+        return self.mixer if isinstance(self.mixer, Attention) else None
+
+    @property
+    def known_attention(self) -> Attention:
+        """The mixer, where all layers are known to have attention."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The mixer, if it keeps a state."""
+        return self.mixer if isinstance(self.mixer, Conv | Delta | Ssm) else None
 
     @property
     def norm_names(self) -> tuple[str, ...]:
         """Canonical names of the norms over the residual stream."""
         before, behind = ("attn_norm", "mlp_norm"), ("attn_post_norm", "mlp_post_norm")
+        if not self.ffn.size:
+            return before[:1]
         others = {"behind": behind, "around": before + behind, "beside": before[:1]}
         return others.get(self.norms, before)
 
@@ -278,6 +304,17 @@ class ModelArch:
     def num_layers(self) -> int:
         """Blocks."""
         return len(self.layers)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each layer that has some, in order."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def num_state_values(self) -> int:
+        """Values, each a float32, of the state of one sequence: of all recurrent layers."""
+        mixers = [layer.recurrent for layer in self.layers]
+        return sum(num_state_values(one, self.hidden_size) for one in mixers if one is not None)
 
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.physics.arch import Experts, Mlp, ModelArch
+from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
 from ridgeline.physics.fields import Fields
 from ridgeline.physics.layers import (
     Part,
@@ -22,8 +22,10 @@ from ridgeline.physics.layers import (
     mamba2,
     mlp,
     norms,
+    short_conv,
     vector,
 )
+from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.physics.shapes import Layer, Matrix, Shape
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
@@ -106,6 +108,7 @@ FAMILIES: Mapping[str, Family] = {
     "cohere": Family(norms=1, tied=True, optional_qk_norm="heads"),
     "cohere2": Family(norms=1, tied=True, window=4),
     "starcoder2": Family(gated=False, norm_bias=True, mlp_switch=True, window="all", tied=True),
+    "lfm2": Family(qk_norm="head", tied=True),
     "mamba": Family(norms=1, tied=True),
     "falcon_mamba": Family(norms=1, tied=True),
     "mamba2": Family(norms=1),
@@ -122,7 +125,7 @@ _WEIGHTS_ALONE = (
 )  # fmt: skip
 _FULL = ("full_attention", "attention", "global")
 _SLIDING = ("sliding_attention", "chunked_attention", "local")
-_LINEAR = ("linear_attention", "mamba")
+_LINEAR = ("linear_attention", "mamba", "conv")
 
 
 def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Shape:
@@ -171,20 +174,15 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
     hidden = arch.hidden_size
     layers = tuple(
         _layer(
-            attention(
-                hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
-                qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
-                sinks=mixer.sinks,
-            ),
-            _ffn_shape(hidden, ffn),
+            _mixer_shape(hidden, layer.mixer),
+            _ffn_shape(hidden, layer.ffn) if layer.ffn.size else None,
             norms(hidden, len(layer.norm_names), biased=arch.norm_bias),
         )
         for layer in arch.layers
-        for mixer, ffn in [(layer.mixer, layer.ffn)]
-    )  # fmt: skip
-    first = arch.layers[0].mixer
+    )
+    heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
     return Shape(
-        name, hidden, arch.vocab_size, arch.max_position, first.num_heads, first.num_kv_heads,
+        name, hidden, arch.vocab_size, arch.max_position, *heads[0],
         layers,
         _embedding(hidden, arch.vocab_size, arch.position_rows),
         (
@@ -193,6 +191,28 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
         ),
         is_tied=arch.tied_embeddings,
     )  # fmt: skip
+
+
+def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
+    match mixer:
+        case Attention():
+            return attention(
+                hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
+                qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
+                output_gate=mixer.gated, sinks=mixer.sinks,
+            )  # fmt: skip
+        case Conv():
+            return short_conv(hidden, mixer.kernel, biased=mixer.bias)
+        case Delta():
+            return delta_net(
+                hidden, mixer.num_key_heads, mixer.num_value_heads, mixer.key_dim, mixer.value_dim,
+                mixer.kernel,
+            )  # fmt: skip
+        case Ssm():
+            return mamba2(
+                hidden, mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_dim,
+                mixer.kernel, biased=mixer.bias, conv_biased=mixer.conv_bias,
+            )  # fmt: skip
 
 
 def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
@@ -336,6 +356,8 @@ def _kinds(config: Fields, name: str, count: int) -> list[str]:
         if unknown := [kind for kind in kinds if kind not in (*_FULL, *_SLIDING, *_LINEAR)]:
             config.fail(f"layer_types has {unknown[0]!r}, which is not understood")
         return kinds
+    if (places := config.list_of(int, "full_attn_idxs")) is not None:
+        return ["full_attention" if i in places else "conv" for i in range(count)]
     if every := config.get("full_attention_interval"):
         every = config.integer("full_attention_interval")
         return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(count)]
@@ -380,6 +402,10 @@ def _windows(config: Fields, name: str, family: Family, kinds: list[str]) -> lis
 
 
 def _state(config: Fields, name: str, hidden: int) -> Part:
+    if name == "lfm2":
+        config.get("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "num_heads")
+        kernel = config.integer("conv_L_cache", default=3)
+        return short_conv(hidden, kernel, biased=config.flag("conv_bias", default=False))
     if config.has("linear_num_value_heads"):
         return delta_net(
             hidden,
@@ -445,7 +471,13 @@ def _mlp(config: Fields, name: str, family: Family, i: int, count: int, hidden: 
             biased=family.expert_bias,
             router_bias=family.router_bias,
         )
-    width = config.integer("intermediate_size", "n_inner")
+    width = config.integer("block_ff_dim", "intermediate_size", "n_inner")
+    if name == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
+        if config.get("block_ffn_dim_multiplier") not in (None, 1):
+            config.fail("block_ffn_dim_multiplier is set, which is not supported")
+        config.get("block_use_swiglu", "block_use_xavier_init", "intermediate_size")
+        multiple = config.integer("block_multiple_of", default=256)
+        width = -(-int(2 * width / 3) // multiple) * multiple
     if name == "llama4_text":
         width = config.integer("intermediate_size_mlp", default=width)
     return mlp(hidden, width, gated=family.gated, biased=biased)

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
+from ridgeline.physics.recurrent import Recurrent, num_matrix_weights
+
+STATE_VALUE_BYTES = 4  # of recurrent layers: always float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +29,19 @@ class StepCost:
         weight_bytes: weights read; each once, however many tokens share it.
         kv_read_bytes: keys and values that attention reads, once per chunk and layer.
         kv_write_bytes: keys and values of the new tokens.
+        state_bytes: states of recurrent layers, read and written once per chunk.
     """
 
     flops: int
     weight_bytes: int
     kv_read_bytes: int
     kv_write_bytes: int
+    state_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Bytes read and written together."""
-        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.state_bytes
 
     @property
     def flops_per_byte(self) -> float:
@@ -56,7 +61,12 @@ def weight_bytes(arch: ModelArch, bytes_per_param: float) -> int:
 
 def kv_bytes_per_token(arch: ModelArch, bytes_per_value: float) -> int:
     """Return the cache bytes of one token: a key and a value per layer, KV head and channel."""
-    return round(2 * sum(layer.mixer.kv_size for layer in arch.layers) * bytes_per_value)
+    return round(2 * sum(mixer.kv_size for mixer in arch.attentions) * bytes_per_value)
+
+
+def state_bytes_per_seq(arch: ModelArch) -> int:
+    """Return the bytes of one sequence's state, however long it is: of all recurrent layers."""
+    return arch.num_state_values * STATE_VALUE_BYTES
 
 
 def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value: float) -> int:
@@ -66,10 +76,10 @@ def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value:
     that some token of the chunk sees: ``w - 1`` before its first token, and the chunk.
     """
     values = 0
-    for layer in arch.layers:
-        window = layer.mixer.window
+    for mixer in arch.attentions:
+        window = mixer.window
         before = start if window is None else min(start, window - 1)
-        values += 2 * (before + num_tokens) * layer.mixer.kv_size
+        values += 2 * (before + num_tokens) * mixer.kv_size
     return round(values * bytes_per_value)
 
 
@@ -80,14 +90,27 @@ def linear_flops(arch: ModelArch, num_tokens: int) -> int:
     """
     weights = 0
     for layer in arch.layers:
-        weights += 2 * (layer.mixer.q_size + layer.mixer.kv_size) * arch.hidden_size
+        weights += _mixer_weights(layer.mixer, arch.hidden_size)
         weights += layer.ffn.active_weights(arch.hidden_size)
     return 2 * num_tokens * weights
 
 
+def _mixer_weights(mixer: Attention | Recurrent, hidden_size: int) -> int:
+    if isinstance(mixer, Attention):
+        gate = mixer.q_size if mixer.gated else 0
+        return (2 * (mixer.q_size + mixer.kv_size) + gate) * hidden_size
+    return num_matrix_weights(mixer, hidden_size)
+
+
+def recurrent_flops(arch: ModelArch, num_tokens: int) -> int:
+    """Return the FLOPs of what recurrent layers do beside their linear maps."""
+    mixers = [layer.recurrent for layer in arch.layers]
+    return num_tokens * sum(one.token_flops(arch.hidden_size) for one in mixers if one is not None)
+
+
 def attention_flops(arch: ModelArch, start: int, num_tokens: int) -> int:
     """Return the FLOPs of all layers' attention for a chunk: see ``layer_attention_flops``."""
-    return sum(layer_attention_flops(layer.mixer, start, num_tokens) for layer in arch.layers)
+    return sum(layer_attention_flops(mixer, start, num_tokens) for mixer in arch.attentions)
 
 
 def layer_attention_flops(attention: Attention, start: int, num_tokens: int) -> int:
@@ -133,6 +156,7 @@ def step_cost(
         params_read += embedding_params  # the head
     return StepCost(
         flops=linear_flops(arch, num_tokens)
+        + recurrent_flops(arch, num_tokens)
         + head_flops(arch, num_rows)
         + sum(attention_flops(arch, start, count) for start, count, _ in work),
         weight_bytes=round(params_read * bytes_per_weight),
@@ -140,6 +164,7 @@ def step_cost(
             kv_read_bytes(arch, start, count, bytes_per_kv_value) for start, count, _ in work
         ),
         kv_write_bytes=num_tokens * kv_bytes_per_token(arch, bytes_per_kv_value),
+        state_bytes=2 * len(work) * state_bytes_per_seq(arch),
     )
 
 

@@ -220,6 +220,20 @@ def mamba2(
     return Part("state space", tuple(found), cache, inner + conv + heads + inner)
 
 
+def short_conv(hidden: int, kernel: int, *, biased: bool) -> Part:
+    """Return a short convolution between two gates (LFM2; Liquid AI, 2025)."""
+    group = "state space"
+    found = [
+        Matrix("conv.in_proj", group, 3 * hidden, hidden, hidden),
+        Matrix("conv.conv", group, hidden, kernel, hidden, linear=False),
+        Matrix("conv.out_proj", group, hidden, hidden, hidden),
+    ]
+    if biased:
+        found.append(vector("conv.biases", group, 5 * hidden, hidden))
+    cache = Cache("state", state_values=hidden * (kernel - 1), num_heads=hidden)
+    return Part("state space", tuple(found), cache, 4 * hidden)
+
+
 def delta_net(
     hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int
 ) -> Part:

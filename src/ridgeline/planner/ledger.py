@@ -79,12 +79,14 @@ class Known:
         weights: bytes by group of ``shapes.GROUPS``, or by other names; None computes them.
         weights_how: how these are known.
         kv_bytes_per_token: of all layers, from the backend; None computes them.
+        state_bytes_per_seq: the same of recurrent layers, which counts where that does.
         step_bytes: working memory of the largest step, from the backend; None computes them.
     """
 
     weights: Mapping[str, int] | None = None
     weights_how: str = COMPUTED
     kv_bytes_per_token: int | None = None
+    state_bytes_per_seq: int = 0
     step_bytes: int | None = None
 
 
@@ -346,7 +348,9 @@ def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]
     if known.kv_bytes_per_token is not None:
         tokens = -(-setting.context // setting.block_size) * setting.block_size
         size = tokens * known.kv_bytes_per_token * setting.concurrency
-        return [Line("KV cache", size, COMPUTED)]
+        state = known.state_bytes_per_seq * setting.concurrency
+        lines = [Line("KV cache", size, COMPUTED)]
+        return [*lines, Line("state of sequences", state, COMPUTED)] if state else lines
     found: dict[str, float] = {}
     for layer in layers:
         kind = layer.cache.kind

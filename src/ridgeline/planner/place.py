@@ -170,6 +170,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
         weights=backend.packed_bytes(checkpoint, setup),
         weights_how=COMPUTED,
         kv_bytes_per_token=found.kv_bytes_per_token,
+        state_bytes_per_seq=found.state_bytes_per_seq,
         step_bytes=found.step_bytes,
     )
 

@@ -1,9 +1,9 @@
 """A runner around a runner: the item that makes a step fail is found, and fails alone.
 
 It relies on two promises of runners: a step may be executed again, and the result for a sequence
-does not depend on the batch it is in. Copies of blocks are the exception: the failed attempt may
+does not depend on the batch it is in. Copies are the exception: the failed attempt may
 have overwritten their sources. Such a step is given up, and all its sequences start again; then
-they have blocks of their own, so the next failure can be traced.
+they have blocks and states of their own, so the next failure can be traced.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ContainedRunner:
         try:
             return self._runner.execute(step)
         except Exception as error:
-            if step.copies:
+            if step.copies or step.state_copies:
                 raise StepLost from error
             if len(step.work) == 1:
                 self._on_error(error)

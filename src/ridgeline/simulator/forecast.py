@@ -21,6 +21,7 @@ from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.states import new_states
 from ridgeline.core.step import StepOutput
 from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.run import Times
@@ -174,6 +175,7 @@ def _scheduler(state: State) -> Scheduler:
         settings.num_blocks,
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
+        states=new_states(settings.max_num_seqs, settings.num_checkpoints),
         hash_block=lambda parent, tokens: b"%d" % next(fresh),  # no two contents are the same
     )
     return Scheduler(

@@ -20,6 +20,7 @@ from ridgeline.core.policies import Load, Orca, Policy, SplitFuse, Static
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Drafter, Guess, Speculation
+from ridgeline.core.states import new_states
 from ridgeline.core.step import SeqId, Step, StepOutput, Work
 from ridgeline.decoding.search import new_search
 
@@ -120,13 +121,14 @@ def _scheduler(engine: Json, drafter: Drafter) -> Scheduler:
         engine["num_blocks"],
         engine["block_size"],
         enable_prefix_caching=engine["enable_prefix_caching"],
+        states=new_states(engine["max_num_seqs"], engine.get("num_checkpoints")),
     )
     return Scheduler(
         kv,
         POLICIES[engine["policy"]],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_num_seqs=engine["max_num_seqs"],
-        speculation=Speculation(drafter),
+        speculation=Speculation(drafter) if engine.get("num_checkpoints") is None else None,
     )
 
 

@@ -26,6 +26,7 @@ from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.request import Text
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.states import new_states
 from ridgeline.core.step import Event, Step, StepOutput, Work
 from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.steptime import Features, Windows, of_step
@@ -393,6 +394,7 @@ def new_replica(
         settings.num_blocks,
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
+        states=new_states(settings.max_num_seqs, settings.num_checkpoints),
     )
     scheduler = Scheduler(
         kv,

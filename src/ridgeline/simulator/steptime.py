@@ -40,7 +40,7 @@ class Features(NamedTuple):
 
 def windows_of(arch: ModelArch) -> Windows:
     """Return the windows of a model's layers; layers without one are not named."""
-    windows = [layer.mixer.window for layer in arch.layers]
+    windows = [mixer.window for mixer in arch.attentions]
     sizes = [size for size in windows if size is not None]
     return tuple((size, sizes.count(size) / arch.num_layers) for size in sorted(set(sizes)))
 

@@ -21,6 +21,7 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.hf import FAMILIES as HF_FAMILIES
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
+from ridgeline.models.families.rows import row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Attention, Layer, ModelArch
@@ -46,7 +47,7 @@ _OF_OTHER_HALVES = ("boi_token_index", "eoi_token_index", "image_token_index", "
                     "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
                     "spatial_merge_size", "vision_config", "vision_feature_layer")  # fmt: skip
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                 "model.multi_modal_projector.")  # fmt: skip
+                 "model.multi_modal_projector.", "model.visual.")  # fmt: skip
 
 
 def model_from_config(
@@ -71,7 +72,7 @@ def model_from_config(
     if _has_other_halves(values):
         raw = _text_tensors(raw)
     buffers = (".rotary_emb.inv_freq", *family.buffers)
-    ignored = [name for name in raw if name.endswith(buffers)]
+    ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
     if arch.tied_embeddings:
         ignored.append(family.outer["head"])
     return arch, _bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
@@ -91,6 +92,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     if _has_other_halves(values):
         values, raw = _text_half(values, where), _text_tensors(raw)
     values = {family.aliases.get(key, key): value for key, value in values.items()}
+    values = {**family.defaults, **values}
     config = Facts(values, where, tensors=raw.keys())
     _refuse(config, (*family.refuse, "quantization_config"))
     for key, value in family.must.items():
@@ -229,8 +231,9 @@ def _bind(
         wanted = (num_rows, *shapes[parts[0]][1:])
         tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
-        if len(parts) > 1:
-            tensor = _apart(tensor, len(parts), arch.layers[0], family)
+        order = row_order(arch, family, parts)
+        if order is not None:
+            tensor = tensor.reordered(order)
         begin = 0
         for part in parts:
             end = begin + shapes[part][0]
@@ -248,18 +251,6 @@ def _bind(
             if name.endswith("norm"):
                 tensors[name] = _raised(tensors[name], family.norm_offset)
     return {name: tensors[name] for name in shapes}
-
-
-def _apart(tensor: Tensor, num_parts: int, layer: Layer, family: Family) -> Tensor:
-    """Return rows of several parts sorted by part, if the family stores them otherwise."""
-    if family.heads_inside and num_parts == 3:
-        run = layer.mixer.head_dim
-    elif family.gates_inside and num_parts == 2:
-        run = layer.ffn.size if family.gates_inside == "halves" else 1
-    else:
-        return tensor
-    rows = np.arange(tensor.shape[0]).reshape(-1, num_parts, run)
-    return tensor.reordered(rows.swapaxes(0, 1).reshape(-1))
 
 
 def _found(
@@ -321,11 +312,12 @@ def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
     Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
     """
     for i, layer in enumerate(arch.layers):
-        if layer.mixer.rope is None:
+        attention = layer.attention
+        if attention is None or attention.rope is None:
             continue
         for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
             if name in tensors:
-                order = halves_order(layer.mixer, tensors[name].shape[0])
+                order = halves_order(attention, tensors[name].shape[0])
                 tensors[name] = tensors[name].reordered(order)
 
 

@@ -19,6 +19,7 @@ from ridgeline.models.families.hf_parts import (
     QWEN3,
     SCALES,
 )
+from ridgeline.models.families.hf_recurrent import FAMILIES as RECURRENT
 from ridgeline.models.families.table import (
     Family,
     choice,
@@ -311,6 +312,7 @@ FAMILIES = {
 }
 FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
 FAMILIES["Mistral3ForConditionalGeneration"] = FAMILIES["MistralForCausalLM"]
+FAMILIES |= RECURRENT
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((

@@ -16,9 +16,12 @@ from ridgeline.models.families.table import Family
 from ridgeline.models.rope_scaling import rope_from_config, rope_from_gguf
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, Rope
+from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 
 _MAX_LAYERS = 4096
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
+_RECURRENT_KINDS = dict.fromkeys(("conv", "linear_attention"), "recurrent")
+_MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
 _Ropes = Mapping[str, Rope | None]  # by kind of layer: "full" or "sliding"
 
 
@@ -104,8 +107,12 @@ def _layers(
     of_layer = family.read(facts, "layer")
     made: dict[tuple[str, bool], Layer] = {}
     for kind, turns in zip(kinds, turning, strict=True):
-        rope = ropes[kind] if turns else None
-        mixer = replace(attention, window=window if kind == "sliding" else None, rope=rope)
+        mixer: Attention | Recurrent
+        if kind == "recurrent":
+            mixer = _MIXERS[family.recurrent](**family.read(facts, "recurrent"))
+        else:
+            rope = ropes[kind] if turns else None
+            mixer = replace(attention, window=window if kind == "sliding" else None, rope=rope)
         made.setdefault((kind, turns), Layer(mixer, ffn, **of_layer))
     return tuple(made[key] for key in zip(kinds, turning, strict=True))
 
@@ -146,18 +153,32 @@ def _windows_of_config(
     window = window if is_on else None
     first = config.integer("max_window_layers", 28, low=0) if has_switch else 0
     kinds: Any = config.get("layer_types")
+    known = _KINDS | (_RECURRENT_KINDS if family.recurrent else {})
     if kinds is not None:
         if (
             type(kinds) is not list
             or len(kinds) != num_layers
-            or any(k not in _KINDS for k in kinds)
+            or any(k not in known for k in kinds)
         ):
-            known = ", ".join(_KINDS)
-            config.fail(f"layer_types must name one of {known} for each of the layers")
-        return [_KINDS[kind] for kind in kinds], window
+            config.fail(f"layer_types must name one of {', '.join(known)} for each of the layers")
+        return [known[kind] for kind in kinds], window
+    if family.attention_layers:
+        return _attention_layers(config, family, num_layers), window
     if family.windows == "pattern":
         return _pattern(config, "sliding_window_pattern", family, num_layers), window
     return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
+
+
+def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:
+    """Return kinds by the layers with attention: a list of them, or every so manyth."""
+    key = family.attention_layers
+    given = config.get(key)
+    if given is None or type(given) is int:
+        every = config.integer(key, family.pattern)
+        return ["recurrent" if (i + 1) % every else "full" for i in range(num_layers)]
+    if type(given) is not list or any(type(i) is not int for i in given):
+        config.fail(f"{key} must be a list of numbers of layers")
+    return ["full" if i in given else "recurrent" for i in range(num_layers)]
 
 
 def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:

@@ -16,7 +16,9 @@ from ridgeline.models.facts import Facts
 class Reader(NamedTuple):
     """How a fact is read: "const", a typed value of the first key there is, or made of one."""
 
-    how: Literal["const", "integer", "number", "flag", "choice", "power", "inverse", "bias"]
+    how: Literal[
+        "const", "integer", "number", "flag", "choice", "power", "inverse", "bias", "adjusted"
+    ]
     keys: tuple[str, ...] = ()
     default: Any = None
     argument: Any = None
@@ -39,6 +41,8 @@ class Reader(NamedTuple):
                 return facts.number(key, self.default) ** self.argument
             case "inverse":
                 return 1.0 / facts.number(key, self.default)
+            case "adjusted":
+                return _adjusted(facts, key)
             case "bias":
                 return self.argument in facts.tensors
             case "choice":
@@ -66,9 +70,9 @@ def number(*keys: str, default: float | None = None) -> Reader:
     return Reader("number", keys, default)
 
 
-def flag(key: str, *, default: bool = False) -> Reader:
+def flag(*keys: str, default: bool = False) -> Reader:
     """True or false."""
-    return Reader("flag", (key,), default)
+    return Reader("flag", keys, default)
 
 
 def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
@@ -86,6 +90,19 @@ def inverse(key: str, default: float | None = None) -> Reader:
     return Reader("inverse", (key,), default)
 
 
+def adjusted(*keys: str) -> Reader:
+    """An MLP's width as LFM2's configs say it: two thirds of a number, rounded up."""
+    return Reader("adjusted", keys)
+
+
+def _adjusted(facts: Facts, key: str) -> int:
+    size = facts.integer(key)
+    is_wide = facts.flag("block_auto_adjust_ff_dim", True)
+    factor = facts.number("block_ffn_dim_multiplier", 1.0)
+    multiple = facts.integer("block_multiple_of", 256)
+    return -(-int(factor * int(2 * size / 3)) // multiple) * multiple if is_wide else size
+
+
 def has(tensor: str) -> Reader:
     """Whether the file has a tensor of this name."""
     return Reader("bias", argument=tensor)
@@ -99,7 +116,8 @@ class Family:
         outer: canonical names before and behind the layers to the file's.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
         prefix: of a layer's tensors; ``{}`` stands for its number.
-        facts: "mixer", "ffn" or "layer", a dot and a field, or a field of the model, to its reader.
+        facts: "mixer", "recurrent", "ffn" or "layer", a dot and a field, or a field of the model,
+            to its reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
@@ -109,14 +127,19 @@ class Family:
             to "none", or the base of one that is not scaled: its key or its digits.
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
+        recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
+        attention_layers: the key of their numbers, or of a number that says that every so manyth
+            has attention (else ``pattern``), where the config has no ``layer_types``.
         has_experts: the feed-forward network is a mixture of experts.
         gates_inside: gates and ups stand in one tensor, expert by expert: first the "halves" of
             each, or by "turns", a row of each. Such a tensor, and that of the outputs, is stored as
             ``(experts, in, out)`` unless it is quantised.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by head first.
+        defaults: values of keys that a config may leave out.
         aliases: the family's names of keys that all others call alike.
         buffers: ends of names of tensors that hold no weights.
+        others: beginnings of names of tensors that no answer needs.
         refuse: keys that change what a model computes, and that are refused if they are set.
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
@@ -133,19 +156,23 @@ class Family:
     ropes: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     interleaved: bool = False
+    recurrent: Literal["", "conv", "delta", "ssm"] = ""
+    attention_layers: str = ""
     has_experts: bool = False
     gates_inside: Literal["", "halves", "turns"] = ""
     transposed: bool = False
     heads_inside: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
     refuse_layers: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
-        """Return the facts of "mixer", "ffn" or "layer"; of the model if no part is named."""
+        """Return the facts of a part, such as "mixer"; of the model if none is named."""
         found = {}
         for name, reader in self.facts.items():
             where, _, fact = name.rpartition(".")

@@ -6,7 +6,7 @@ It turns a ``Checkpoint`` into one array of layer words and keeps the memory the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
+from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Block, Experts, Heads, Sizes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics import arch as arch_parts
 from ridgeline.physics.arch import ModelArch, Rope
 from ridgeline.physics.costs import weight_bytes
 
@@ -43,8 +43,6 @@ _PARTS = {
     "positions": "embedding",
     "router": "mlp",
 }
-# What products take, of dtypes that are not blocks of 32 weights.
-_ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 
 @dataclass
@@ -88,78 +86,6 @@ class Weights:
     def prunes(self, num_rows: int) -> bool:
         """Return whether the likeliest tokens of so many rows are found by the head's proxy."""
         return self.sketch is not None and num_rows <= PRUNED_ROWS
-
-
-def head_shape(arch: ModelArch, cache: str) -> Heads:
-    """Return the padded shape of a model's heads, and the cache's format."""
-    attention = arch.layers[0].mixer
-    pairs = _pairs(arch)
-    return Heads(
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        half=_to_lanes(pairs),
-        rest=_to_lanes(attention.head_dim - 2 * pairs),
-        num_channels=attention.head_dim,
-        cache=cache,
-        qkv_bias=attention.qkv_bias,
-        qk_norm=attention.qk_norm,
-        eps=arch.norm_eps,
-        scale=attention.scale,
-        softcap=attention.softcap,
-        sinks=attention.sinks,
-    )
-
-
-def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> Sizes:
-    """Return the padded widths of a model; ``max_rank`` is that of adapters.
-
-    Raises ValueError for layers that differ in more than their window and rope.
-    """
-    _check_layers(arch)
-    first, experts = arch.layers[0], None
-    if isinstance(first.ffn, arch_parts.Experts):
-        ffn = first.ffn
-        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale, ffn.bias)
-    return Sizes(
-        num_layers=arch.num_layers,
-        num_channels=arch.hidden_size,
-        hidden=padded(arch.hidden_size),
-        intermediate=padded(arch.layers[0].ffn.size),
-        heads=head_shape(arch, cache),
-        activations=_ACTIVATIONS.get(dtype, "groups"),
-        o_bias=arch.layers[0].mixer.o_bias,
-        vocab_size=arch.vocab_size,
-        block=Block(
-            norm_names=first.norm_names,
-            norm=arch.norm,
-            norm_bias=arch.norm_bias,
-            is_parallel=first.is_parallel,
-            residual_scale=arch.residual_scale,
-            activation=first.ffn.activation,
-            gated=first.ffn.gated,
-            mlp_bias=first.ffn.bias,
-        ),
-        experts=experts,
-        head_bias=arch.head_bias,
-        logit_softcap=arch.logit_softcap,
-        max_rank=max_rank,
-    )
-
-
-def _check_layers(arch: ModelArch) -> None:
-    first = arch.layers[0]
-    for i, layer in enumerate(arch.layers):
-        mixer = replace(layer.mixer, window=first.mixer.window, rope=first.mixer.rope)
-        if replace(layer, mixer=mixer) != first:
-            raise ValueError(f"layer {i} has another shape than layer 0: use --backend reference")
-    ropes = {layer.mixer.rope for layer in arch.layers}
-    has_post_norm = "attn_post_norm" in first.norm_names
-    if len({rope.dim for rope in ropes if rope}) > 1:
-        raise ValueError("layers rotate different numbers of channels: use --backend reference")
-    if first.mixer.qkv_bias and (len(ropes) > 1 or first.mixer.qk_norm == "width"):
-        raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
-    if has_post_norm and (first.mixer.o_bias or first.ffn.bias):
-        raise ValueError("a bias before a norm behind: use --backend reference")
 
 
 def scores_stride(max_model_len: int) -> int:
@@ -319,7 +245,7 @@ def _assemble(
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
     layers[:, words["number"]] = np.arange(arch.num_layers)
-    layers[:, words["window"]] = [layer.mixer.window or 0 for layer in arch.layers]
+    layers[:, words["window"]] = [layer.known_attention.window or 0 for layer in arch.layers]
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
             continue
@@ -340,13 +266,13 @@ def _assemble(
             biases.append(data)
     tables = _rope_tables(arch, heads, max_model_len)
     for i, layer in enumerate(arch.layers):
-        for word, table in zip(("cos", "sin"), tables[layer.mixer.rope], strict=True):
+        for word, table in zip(("cos", "sin"), tables[layer.known_attention.rope], strict=True):
             layers[i, words[word]] = address(table)
     final_norm, final_norm_bias, head_bias = (
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
     )
-    pairs, (cos, sin) = _pairs(arch), tables[arch.layers[0].mixer.rope]
+    pairs, (cos, sin) = rotating_pairs(arch), tables[arch.layers[0].known_attention.rope]
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
@@ -420,7 +346,7 @@ def _rope_tables(
 ) -> dict[Rope | None, tuple[Floats, Floats]]:
     """Return cosines and sines, padded, of each rope; where nothing turns they are 1 and 0."""
     found: dict[Rope | None, tuple[Floats, Floats]] = {}
-    for rope in dict.fromkeys(layer.mixer.rope for layer in arch.layers):
+    for rope in dict.fromkeys(layer.known_attention.rope for layer in arch.layers):
         shape = (max_model_len, heads.half)
         cos, sin = np.ones(shape, np.float32), np.zeros(shape, np.float32)
         if rope:
@@ -466,7 +392,7 @@ def head_dtype(dtype: str, file_dtype: str) -> str:
 
 def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
     """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
-    pairs, num_channels = _pairs(arch), heads.num_channels
+    pairs, num_channels = rotating_pairs(arch), heads.num_channels
     rope_order = np.full(heads.size, -1)
     rope_order[:pairs] = np.arange(pairs)
     rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
@@ -489,12 +415,3 @@ def head_places(arch: ModelArch, heads: Heads) -> tuple[dict[str, Index], dict[s
 def _heads(channels: Index, count: int, heads: Heads) -> Index:
     first = np.arange(count)[:, None] * heads.num_channels
     return np.where(channels < 0, -1, channels + first).reshape(-1)
-
-
-def _pairs(arch: ModelArch) -> int:
-    """Pairs of channels that rotate."""
-    return max((layer.mixer.rope.dim // 2 for layer in arch.layers if layer.mixer.rope), default=0)
-
-
-def _to_lanes(count: int) -> int:
-    return -(-count // _LANES) * _LANES

@@ -53,9 +53,13 @@ def step_traffic(
         pairs = zip(step.work, drawn, strict=True)
         without_output = [(start, n - num_drawn) for (_, start, n), num_drawn in pairs]
     last = arch.layers[-1]  # of which only keys and values are computed, for such tokens
-    behind_keys = last.mixer.q_size * arch.hidden_size + last.ffn.active_weights(arch.hidden_size)
+    behind_keys = last.known_attention.q_size * arch.hidden_size + last.ffn.active_weights(
+        arch.hidden_size
+    )
     left_out = 2 * sum(n for _, n in without_output) * behind_keys
-    unseen = sum(layer_attention_flops(last.mixer, start, n) for start, n in without_output)
+    unseen = sum(
+        layer_attention_flops(last.known_attention, start, n) for start, n in without_output
+    )
     return {
         "linears": Traffic(
             _layer_bytes(arch, weights, num_tokens, num_experts),

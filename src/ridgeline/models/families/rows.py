@@ -1,0 +1,50 @@
+"""The order of rows in tensors that hold several parts, sorted by head first in some families."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.models.families.table import Family
+from ridgeline.physics.arch import Experts, ModelArch
+from ridgeline.physics.recurrent import Delta
+
+Order = NDArray[np.intp]
+
+
+def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None:
+    """Return which row of a file's tensor comes where, if its ``parts`` are not one by one there.
+
+    ``parts`` are canonical names of the tensors that it holds, in order.
+    """
+    index, names = parts[0].split(".")[1:2], tuple(part.rpartition(".")[2] for part in parts)
+    if family.heads_inside and len(parts) == 3:
+        return _by_part((arch.attentions[0].head_dim,) * 3, arch.attentions[0].num_heads)
+    if family.gates_inside and names in (("gate", "up"), ("gate_bias", "up_bias")):
+        ffn = arch.layers[int(index[0])].ffn
+        assert isinstance(ffn, Experts)
+        run = ffn.size if family.gates_inside == "halves" else 1
+        return _by_part((run, run), ffn.num * ffn.size // run)
+    if names == ("q", "q_gate"):
+        attention = arch.layers[int(index[0])].known_attention
+        return _by_part((attention.head_dim,) * 2, attention.num_heads)
+    if names in (("qkv", "z"), ("beta", "decay")):
+        mixer = arch.layers[int(index[0])].mixer
+        assert isinstance(mixer, Delta)
+        served = mixer.num_value_heads // mixer.num_key_heads
+        values = served * mixer.value_dim
+        sizes = (
+            (mixer.key_dim, mixer.key_dim, values, values) if names[0] == "qkv" else (served,) * 2
+        )
+        return _by_part(sizes, mixer.num_key_heads)
+    return None
+
+
+def _by_part(sizes: tuple[int, ...], num_heads: int) -> Order:
+    """Return the order that takes rows sorted by head to rows sorted by part.
+
+    ``sizes`` are the rows of each part in a head.
+    """
+    rows = np.arange(num_heads * sum(sizes)).reshape(num_heads, -1)
+    ends = np.cumsum(sizes)[:-1]
+    return np.concatenate([part.reshape(-1) for part in np.split(rows, ends, axis=1)])

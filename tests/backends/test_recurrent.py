@@ -1,0 +1,225 @@
+"""Recurrent layers on the reference backend: the right numbers, and states that are shared."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.backends import cpu, reference
+from ridgeline.backends.face import Setup
+from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.backends.reference_recurrent import Floats, Recurrence, mix
+from ridgeline.core.engine import Engine
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Policy, SplitFuse, Static
+from ridgeline.core.step import Event, SeqId, Step, StepOutput, TokenLogprobs
+from ridgeline.decoding.search import new_search
+from tests.backends.test_reference import (
+    PROMPT_TOO,
+    TOKENS,
+    assert_near,
+    distribution,
+    step,
+    work,
+)
+from tests.core.harness import Clock, finish, make_scheduler, tokens_of
+from tests.recurrent import MIXERS
+from tests.tiny import RECURRENT, checkpoint, plain_logits, random_arrays
+
+NUM_BLOCKS, BLOCK_SIZE, MAX_LEN = 40, 4, 64
+
+
+def make(name: str, *, num_states: int = 4) -> ReferenceRunner:
+    return ReferenceRunner(
+        checkpoint(RECURRENT[name]),
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_model_len=MAX_LEN,
+        num_states=num_states,
+    )
+
+
+def logprobs(name: str, tokens: tuple[int, ...]) -> Any:
+    arch = RECURRENT[name]
+    logits = plain_logits(arch, random_arrays(arch), tokens, MAX_LEN)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+# --- the right numbers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_whole_prompt(name: str) -> None:
+    tokens = TOKENS[:23]
+    item = work(tokens, (9, 3, 4, 0, 39, 7), params=PROMPT_TOO)._replace(state=2)
+    output = make(name).execute(step(item))
+    wanted = logprobs(name, tokens)
+    for position, entry in enumerate(output.prompt_logprobs[0]):
+        assert_near(entry, wanted[position])
+    assert_near(output.logprobs[0][0], wanted[-1])
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_texts_that_no_engine_reads(name: str) -> None:
+    runner = make(name, num_states=0)
+    wanted = logprobs(name, TOKENS[:20])
+    found = [runner.prompt_logits(TOKENS[:13]), runner.prompt_logits(TOKENS[13:20], 13)]
+    logits = np.concatenate(found).astype(np.float64)
+    ours = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(ours, wanted, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@given(cuts=st.sets(st.integers(1, 22)))
+@settings(max_examples=20, deadline=None)
+def test_no_bit_depends_on_how_a_text_is_cut(name: str, cuts: set[int]) -> None:
+    mixer, rng = MIXERS[name], np.random.default_rng(3)
+    weights = {
+        part: rng.normal(0, 0.4, shape).astype(np.float32)
+        for part, shape in mixer.shapes(24).items()
+    }
+    rows = rng.normal(0, 1, (23, 24)).astype(np.float32)
+
+    def zeros() -> dict[str, Floats]:
+        return {n: np.zeros(shape, np.float32) for n, shape in mixer.state_shapes(24).items()}
+
+    def go(pieces: list[slice], state: dict[str, Floats], x: Floats, one: Recurrence) -> Floats:
+        return np.concatenate([one(x[piece], state) for piece in pieces])
+
+    ends = [0, *sorted(cuts), 23]
+    pieces = [slice(*pair) for pair in pairwise(ends)]
+    whole, cut = zeros(), zeros()
+    first = mix(rows, weights, mixer, 1e-5, partial(go, [slice(0, 23)], whole))
+    second = mix(rows, weights, mixer, 1e-5, partial(go, pieces, cut))
+    assert first.tobytes() == second.tobytes()
+    assert all(whole[part].tobytes() == cut[part].tobytes() for part in whole)
+
+
+# --- states ------------------------------------------------------------------------------------
+
+
+def assert_same(entry: TokenLogprobs, other: TokenLogprobs) -> None:
+    np.testing.assert_allclose(distribution(entry), distribution(other), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["short convolution", "delta rule", "state space"])
+def test_a_saved_state_resumes_and_a_failed_step_changes_nothing(name: str) -> None:
+    tokens = TOKENS[:14]
+    alone = make(name).execute(step(work(tokens, (0, 1, 2, 3))._replace(state=0))).logprobs[0][0]
+    runner = make(name)
+    first = work(tokens, (0, 1, 2, 3), end=10)._replace(state=1, save=((4, 2), (8, 3)))
+    runner.execute(step(first))
+    other = work(TOKENS[20:25], (5, 6))._replace(state=1)  # it takes the slot
+    runner.execute(step(other))
+    rest = work(tokens, (0, 1, 2, 3), start=8)._replace(state=0)
+    resumed = Step((rest,), (), (), (), (), ((3, 0),))
+    assert_same(runner.execute(resumed).logprobs[0][0], alone)
+    earlier = work(tokens, (0, 1, 2, 3), start=4)._replace(state=0)
+    swapped = Step((earlier,), (), (), (), (), ((2, 0), (0, 2)))
+    assert_same(runner.execute(swapped).logprobs[0][0], alone)
+
+    half = work(tokens, (0, 1, 2, 3), end=9)._replace(state=1)
+    runner.execute(step(half))
+    go_on = work(tokens, (0, 1, 2, 3), start=9)._replace(state=1)
+    broken = go_on._replace(table=(0, 1, NUM_BLOCKS + 9, 3))
+    states = [array.copy() for array in runner._recurrent.arrays()]
+    if name in RECURRENT and RECURRENT[name].attentions:
+        with pytest.raises(IndexError):
+            runner.execute(step(broken))
+    for before, now in zip(states, runner._recurrent.arrays(), strict=True):
+        np.testing.assert_array_equal(before, now)
+    assert_same(runner.execute(step(go_on)).logprobs[0][0], alone)
+
+
+class Checked:
+    """A runner that counts what of the hard cases happened."""
+
+    def __init__(self, runner: ReferenceRunner) -> None:
+        self._runner = runner
+        self.num_cached = self.num_copies = self.num_preempted = 0
+
+    def execute(self, step: Step) -> StepOutput:
+        self.num_cached += sum(length for _, length in step.admitted)
+        self.num_copies += len(step.state_copies)
+        self.num_preempted += len(step.preempted)
+        return self._runner.execute(step)
+
+
+Request = tuple[tuple[int, ...], dict[str, Any]]  # a prompt, and parameters
+REQUESTS: list[Request] = [
+    (TOKENS[:23], {"temperature": 0}),
+    ((*TOKENS[:17], *TOKENS[30:33]), {"temperature": 0}),
+    (TOKENS[:23], {"temperature": 1.0, "seed": 5, "n": 3}),
+    (TOKENS[40:43], {"temperature": 1.0, "seed": 6}),
+    (TOKENS[:12], {"n": 2, "use_beam_search": True, "temperature": 0}),
+    (TOKENS[10:31], {"temperature": 0, "prompt_logprobs": 0}),
+]
+
+
+def answers(
+    runner: ReferenceRunner, requests: list[Request], **options: Any
+) -> tuple[list[dict[SeqId, list[int]]], Checked]:
+    """Serve requests that come one step after the other; return the tokens of each."""
+    scheduler = make_scheduler(block_size=BLOCK_SIZE, **options)
+    checked = Checked(runner)
+    engine = Engine(scheduler, checked, Clock(), max_model_len=MAX_LEN, new_search=new_search)
+    events: list[Event] = []
+    for prompt, params in requests:
+        engine.add(prompt, SamplingParams(max_tokens=8, ignore_eos=True, **params))
+        events += engine.step()
+        engine.check()
+    events += finish(engine)
+    said = tokens_of(events)
+    places = range(len(requests))
+    return [{k: said[k] for k in sorted(said) if k[0] == i} for i in places], checked
+
+
+@pytest.mark.parametrize("name", ["short convolution", "delta rule", "states alone"])
+def test_the_same_answers_however_they_are_served(name: str) -> None:
+    runner = make(name, num_states=20)
+    alone = [
+        list(answers(runner, [request], num_blocks=40, seats=3, checkpoints=0)[0][0].values())
+        for request in REQUESTS
+    ]
+    num_cached = num_copies = num_preempted = 0
+    ways: list[tuple[Policy, int, int, int, int]] = [
+        (SplitFuse(), 40, 64, 8, 12),
+        (SplitFuse(), 14, 9, 5, 4),
+        (SplitFuse(), 17, 8, 8, 1),
+        (Static(), 40, 64, 3, 3),
+    ]
+    for policy, num_blocks, budget, seats, checkpoints in ways:
+        together, checked = answers(
+            runner,
+            [*REQUESTS, *REQUESTS],
+            policy=policy,
+            num_blocks=num_blocks,
+            budget=budget,
+            seats=seats,
+            checkpoints=checkpoints,
+        )
+        found = [list(of_one.values()) for of_one in together]
+        assert found == [*alone, *alone]
+        num_cached += checked.num_cached
+        num_copies += checked.num_copies
+        num_preempted += checked.num_preempted
+    assert num_cached > 50
+    assert num_copies > 20
+    assert num_preempted > 3
+
+
+def test_what_the_backend_says_and_needs() -> None:
+    arch = RECURRENT["delta rule"]
+    setup = Setup("auto", "auto", 16, 1, MAX_LEN, 4, 64)
+    found = reference.footprint(arch, reference.check(setup))
+    runner = make("delta rule", num_states=5)
+    assert found.state_bytes_per_seq * 5 == sum(a.nbytes for a in runner._recurrent.arrays())
+    assert runner.memory()["recurrent_states"].num_bytes == 5 * found.state_bytes_per_seq
+    with pytest.raises(ValueError, match="layer 0 keeps a state: use --backend reference"):
+        cpu.footprint(arch, cpu.check(setup))

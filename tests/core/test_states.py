@@ -1,0 +1,226 @@
+"""Slots of states: who holds one, what is kept of a prompt, and what a later prompt resumes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.core.kvcache import KVCache
+from ridgeline.core.request import Sequence
+from ridgeline.core.states import States
+from ridgeline.core.step import Work
+from tests.core.harness import make_request, make_scheduler, run_step
+from tests.core.kv import compute, forked, new
+
+
+def caches(
+    num_seqs: int, num_checkpoints: int, *, every: int = 8, num_blocks: int = 32
+) -> tuple[KVCache, States]:
+    states = States(num_seqs, num_checkpoints, every=every)
+    return KVCache(num_blocks, 4, states=states), states
+
+
+def advance(kv: KVCache, seq: Sequence, num_tokens: int) -> Work:
+    """Grant so many tokens and fold them back; return the work, with its saves."""
+    tokens = tuple(seq.tokens[seq.num_computed : seq.num_computed + num_tokens])
+    work = [Work(seq.id, seq.num_computed, tokens, seq.table, (), seq.request.sampling, (), ())]
+    kv.add_states(work, [seq])
+    kv.forget_copies()
+    compute(kv, seq, seq.num_computed + num_tokens)
+    kv.publish_states(seq, work[0])
+    kv.check([seq])
+    return work[0]
+
+
+def saved_at(work: Work) -> list[int]:
+    return [work.start + count for count, _ in work.save]
+
+
+def read_whole(kv: KVCache, tokens: range, *, chunk: int = 100) -> list[int]:
+    """Read a prompt in chunks and let it go; return the positions that were kept."""
+    seq = new(tokens)
+    assert kv.admit(seq, len(tokens))
+    found: list[int] = []
+    while seq.num_pending:
+        found += saved_at(advance(kv, seq, min(chunk, seq.num_pending)))
+    kv.release(seq)
+    return found
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 7, 100])
+def test_a_prompt_is_kept_at_its_end_and_on_the_way(chunk: int) -> None:
+    kv, _ = caches(1, 8)
+    assert read_whole(kv, range(23), chunk=chunk) == [8, 16, 20]
+
+
+def test_the_last_token_is_always_computed() -> None:
+    kv, _ = caches(1, 8)
+    assert read_whole(kv, range(24)) == [8, 16, 20]
+    assert read_whole(kv, range(100, 104)) == []
+
+
+def test_a_distance_of_no_whole_blocks_is_rounded_down() -> None:
+    kv, _ = caches(1, 9, every=11)
+    assert read_whole(kv, range(23)) == [8, 16, 20]
+    kv, _ = caches(1, 9, every=1)
+    assert read_whole(kv, range(14)) == [4, 8, 12]
+
+
+def test_with_few_slots_the_end_of_a_prompt_is_kept() -> None:
+    kv, states = caches(1, 1)
+    assert read_whole(kv, range(23)) == [20]
+    assert len(states.checkpoints) == 1
+
+
+def test_an_answer_is_not_kept() -> None:
+    kv, _ = caches(1, 8)
+    seq = new(range(6))
+    assert kv.admit(seq, 30)
+    assert saved_at(advance(kv, seq, 6)) == [4]
+    seq.tokens += range(20)
+    seq.num_pending += 20
+    assert saved_at(advance(kv, seq, 20)) == []
+
+
+def test_a_prompt_resumes_at_the_last_checkpoint_and_not_at_the_last_block() -> None:
+    kv, states = caches(2, 8)
+    read_whole(kv, range(23))
+    slots = {slot for _, slot in states.checkpoints.values()}
+    seq = new([*range(18), *range(90, 95)])  # 16 tokens are in the cache, and so is a state
+    assert kv.num_cached(seq) == 16
+    assert kv.admit(seq, 23)
+    assert seq.num_computed == 16
+    [(source, target)] = states.copies
+    assert target == seq.state not in slots
+    assert source in slots
+    other = new([*range(14), *range(90, 95)])  # of 12 the state behind 8
+    assert kv.num_cached(other) == 8
+    assert kv.num_cached(new([*range(6), 90, 91])) == 0
+
+
+def test_a_checkpoint_goes_with_its_block() -> None:
+    """A block that holds equal content again may stand behind other blocks."""
+    kv, states = caches(2, 8, num_blocks=6)
+    read_whole(kv, range(6))
+    assert kv.num_cached(new(range(6))) == 4
+    read_whole(kv, range(50, 73))  # takes all blocks
+    assert len(states.checkpoints) == 4
+    seq = new(range(6))
+    assert kv.admit(seq, 6)
+    compute(kv, seq)
+    assert kv.num_cached(new(range(6))) == 0
+
+
+def test_a_checkpoint_of_the_same_block_is_replaced() -> None:
+    kv, states = caches(2, 8, num_blocks=6)
+    for _ in range(3):
+        read_whole(kv, range(6))
+        read_whole(kv, range(50, 73))
+    assert len(states.checkpoints) <= 6
+
+
+def test_the_checkpoint_that_was_used_longest_ago_makes_room() -> None:
+    kv, states = caches(1, 2)
+    read_whole(kv, range(6))
+    read_whole(kv, range(20, 26))
+    read_whole(kv, range(6))  # used again
+    read_whole(kv, range(40, 46))
+    assert [kv.num_cached(new(range(at, at + 6))) for at in (0, 20, 40)] == [4, 0, 4]
+    assert not states.copies
+
+
+def test_the_only_checkpoint_may_become_the_state_itself() -> None:
+    kv, states = caches(1, 1)
+    read_whole(kv, range(6))
+    filler = new(range(30, 33))
+    assert kv.admit(filler, 3)
+    kv.release(filler)
+    states.free.clear()
+    kept = next(iter(states.checkpoints.values()))[1]
+    seq = new(range(6))
+    assert kv.admit(seq, 6)
+    assert states.copies == [(kept, kept)]
+    assert seq.state == kept
+
+
+def test_a_fork_copies_and_a_release_drops_the_copy() -> None:
+    kv, states = caches(2, 0)
+    parent = new(range(6))
+    assert kv.admit(parent, 6)
+    compute(kv, parent)
+    child = forked(kv, parent)
+    assert states.copies == [(parent.state, child.state)]
+    kv.check([parent, child])
+    kv.release(child)
+    assert states.copies == []
+    kv.release(child)  # twice is once
+    kv.check([parent])
+
+
+def test_what_is_not_published_is_given_back() -> None:
+    """The step's sequence ended, or another content has the block's key."""
+    kv, states = caches(1, 2)
+    seq = new(range(6))
+    assert kv.admit(seq, 6)
+    work = [Work(seq.id, 0, tuple(range(6)), seq.table, (), seq.request.sampling, (), ())]
+    kv.add_states(work, [seq])
+    assert work[0].save
+    kv.check([seq])
+    kv.publish_states(seq, work[0])  # its block is not: nothing was computed
+    assert not states.checkpoints
+    kv.release(seq)
+    kv.add_states([], [])
+    assert sorted(states.free) == [0, 1, 2]
+
+
+def test_a_failed_step_drops_all_checkpoints() -> None:
+    scheduler = make_scheduler(checkpoints=4)
+    kv = scheduler.queues.kv
+    scheduler.add(make_request(0, range(10), max_tokens=3))
+    run_step(scheduler)
+    assert kv.num_cached(new(range(10))) == 8
+    scheduler.add(make_request(1, range(10), max_tokens=3))
+    assert scheduler.schedule().state_copies
+    scheduler.retract()
+    scheduler.queues.check()
+    assert kv.num_cached(new(range(10))) == 0
+    step = run_step(scheduler)
+    assert step.state_copies == ()
+    assert [work.start for work in step.work] == [0, 0]
+
+
+def test_drafts_are_not_for_states() -> None:
+    kv, _ = caches(1, 0)
+    seq = new(range(6))
+    assert kv.admit(seq, 8)
+    work = [Work(seq.id, 5, (5, 6), seq.table, (0,), seq.request.sampling, (), (), 1)]
+    with pytest.raises(AssertionError, match="rolled back"):
+        kv.add_states(work, [seq])
+
+
+def test_steps_say_where_states_are() -> None:
+    scheduler = make_scheduler(checkpoints=4)
+    scheduler.add(make_request(0, range(10), max_tokens=3))
+    step = run_step(scheduler)
+    [work] = step.work
+    assert work.state >= 0
+    assert [count for count, _ in work.save] == [8]
+    assert step.state_copies == ()
+    scheduler.add(make_request(1, range(10), max_tokens=3))
+    step = run_step(scheduler)
+    [(source, target)] = step.state_copies
+    assert source == work.save[0][1]
+    assert [work.state for work in step.work] == [work.state, target]
+    assert run_step(make_scheduler()).work == ()
+
+
+def test_a_lost_slot_is_found() -> None:
+    kv, states = caches(1, 1)
+    seq = new(range(6))
+    assert kv.admit(seq, 6)
+    states.free.append(seq.state)
+    with pytest.raises(AssertionError, match="two holders"):
+        kv.check([seq])
+    states.free.pop()
+    states.copies.append((0, 99))
+    with pytest.raises(AssertionError, match="nobody holds"):
+        kv.check([seq])
