@@ -27,10 +27,11 @@ from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
+from ridgeline.engine_setup.conversion import conversion_line
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import bytes_bar, count_bar
+from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import give_back
 from ridgeline.models.checkpoint import load_checkpoint
@@ -73,6 +74,8 @@ class LLM:
         small = find_small_model(wishes, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
         self.config = resolve(wishes, checkpoint.arch, taken_bytes=taken_bytes)
+        if line := conversion_line(str(model), checkpoint, self.config):
+            say(line)
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
