@@ -343,3 +343,30 @@ def test_mxfp4_of_gguf_is_what_the_library_makes_of_it() -> None:
     wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.MXFP4)
     got = Tensor("w", "MXFP4", (16, 96), data).to_f32()
     assert (got + 0.0).tobytes() == (wanted + 0.0).tobytes()
+
+
+def test_transposed_families_are_quantised_the_usual_way_round(make_directory: Maker) -> None:
+    """GPT-2's own files have (in, out); GPTQ's have what all others have."""
+    config = {
+        "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 2, "n_layer": 1,
+        "n_positions": 32, "vocab_size": 40, "layer_norm_epsilon": 1e-5,
+    }  # fmt: skip
+    rng, stored, wanted = np.random.default_rng(6), {}, {}
+    quantization: dict[str, Any] = {}
+    for name, shape in {"wte": (40, 64), "wpe": (32, 64)}.items():
+        stored[f"transformer.{name}.weight"] = ("F32", rng.normal(0, 1, shape).astype("f4"))
+    for name in ("h.0.ln_1", "h.0.ln_2", "ln_f"):
+        for end in ("weight", "bias"):
+            stored[f"transformer.{name}.{end}"] = ("F32", np.ones(64, np.float32))
+    names = {"attn.c_attn": (192, 64), "attn.c_proj": (64, 64), "mlp.c_fc": (256, 64),
+             "mlp.c_proj": (64, 256)}  # fmt: skip
+    for name, matrix in names.items():
+        example = quantizers.gptq(rng, matrix)
+        wanted[name], quantization = example.weights, example.config
+        module = f"transformer.h.0.{name}."
+        stored |= {module + end: part for end, part in example.parts.items()}
+        stored[f"{module}bias"] = ("F32", np.ones(matrix[0], np.float32))
+    path = directory(make_directory, config | {"quantization_config": quantization}, stored, "m")
+    tensors = load_directory(path).tensors
+    for part, name in {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}.items():
+        np.testing.assert_array_equal(tensors[f"layers.0.{part}"].to_f32(), wanted[name])
