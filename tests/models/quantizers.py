@@ -50,9 +50,17 @@ def words(values: Array, bits: int) -> Array:
     return out.view(np.int32)
 
 
-def half(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Scales as half floats."""
-    return rng.uniform(0.002, 0.03, shape).astype(np.float16)
+def sizes(rng: np.random.Generator, shape: tuple[int, ...], bits: int = 4) -> Array:
+    """Scales that make weights of such sizes that values in a model stay lively."""
+    return rng.uniform(0.002, 0.03, shape) / (1 << bits - 4)
+
+
+def zero_points(rng: np.random.Generator, shape: tuple[int, ...], bits: int = 4) -> Array:
+    """Zeros near the middle, and a few at the ends."""
+    middle = 1 << bits - 1
+    out = rng.integers(middle * 3 // 4, middle * 5 // 4 + 1, shape)
+    out.flat[::40], out.flat[20::40] = 1, 2 * middle - 1
+    return out
 
 
 def brain(values: Array) -> Array:
@@ -79,10 +87,10 @@ def gptq(
     outputs, inputs = shape
     groups = 1 if group == -1 else inputs // group
     q = rng.integers(0, 1 << bits, (inputs, outputs))
-    zeros = rng.integers(1, 1 << bits, (groups, outputs))
+    zeros = zero_points(rng, (groups, outputs), bits)
     if symmetric:
         zeros[:] = 1 << (bits - 1)
-    scales = half(rng, (groups, outputs))
+    scales = sizes(rng, (groups, outputs), bits).astype(np.float16)
     g_idx = np.arange(inputs) * groups // inputs
     if act_order:
         rng.shuffle(g_idx)
@@ -107,8 +115,9 @@ def awq(rng: np.random.Generator, shape: tuple[int, int], *, group: int = 32) ->
     """AutoAWQ's GEMM: words along the outputs, whose nibbles are not in order."""
     outputs, inputs = shape
     q = rng.integers(0, 16, (inputs, outputs))
-    zeros = rng.integers(0, 16, (inputs // group, outputs))
-    scales = half(rng, zeros.shape)
+    zeros = zero_points(rng, (inputs // group, outputs))
+    zeros[0, :4] = 0
+    scales = sizes(rng, zeros.shape).astype(np.float16)
     order = [0, 2, 4, 6, 1, 3, 5, 7]
 
     def packed(values: Array) -> Array:
@@ -162,8 +171,8 @@ def pack_quantized(
     q = rng.integers(-middle, middle, shape)
     zeros = np.zeros((outputs, groups), np.int64)
     if not symmetric:
-        zeros = rng.integers(-middle, middle, zeros.shape)
-    scales = brain(rng.uniform(0.002, 0.03, zeros.shape))
+        zeros = zero_points(rng, zeros.shape, bits) - middle
+    scales = brain(sizes(rng, zeros.shape, bits))
     g_idx = np.arange(inputs) * groups // inputs
     parts: Stored = {
         "weight_packed": ("I32", words(q + middle, bits)),
@@ -216,7 +225,7 @@ def fp8(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> Example:
     outputs, inputs = shape
     activations = {"num_bits": 8, "dynamic": True, "strategy": "token", "type": "float"}
     if kind == "block":
-        scales = rng.uniform(1e-4, 1e-3, (-(-outputs // 64), -(-inputs // 32))).astype(np.float32)
+        scales = rng.uniform(1e-4, 8e-4, (-(-outputs // 64), -(-inputs // 32))).astype(np.float32)
         wide = np.repeat(np.repeat(scales, 64, axis=0), 32, axis=1)[:outputs, :inputs]
         config: dict[str, Any] = {
             "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
@@ -230,7 +239,7 @@ def fp8(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> Example:
         parts = {"weight": ("F8_E4M3", q), "weight_scale": ("F32", scales)}
         parts["input_scale"] = ("F32", np.array(0.1, np.float32))
     else:
-        bits = brain(rng.uniform(1e-4, 1e-3, (outputs, 1)))
+        bits = brain(rng.uniform(1e-4, 8e-4, (outputs, 1)))
         wide = of_brain(bits)
         scheme = {"num_bits": 8, "type": "float", "strategy": "channel"}
         config = _compressed("float-quantized", activations, **scheme)
@@ -242,7 +251,7 @@ def mxfp4_values(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Arra
     """Bytes of two values each, the first in the low bits, exponents of 32, and the weights."""
     of_code = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     q = rng.integers(0, 16, shape)
-    exponents = rng.integers(110, 125, (*shape[:-1], shape[-1] // 32)).astype(np.uint8)
+    exponents = rng.integers(115, 122, (*shape[:-1], shape[-1] // 32)).astype(np.uint8)
     values = np.array(of_code + [-value for value in of_code], np.float32)[q]
     scale = np.repeat(2.0 ** (exponents.astype(np.float64) - 127), 32, axis=-1)
     packed = (q[..., ::2] | q[..., 1::2] << 4).astype(np.uint8)
@@ -269,7 +278,7 @@ def nf4(rng: np.random.Generator, shape: tuple[int, int], *, twice: bool = False
     """bitsandbytes: blocks of 64 of all weights in a row, the first of a byte in the high bits."""
     count = shape[0] * shape[1]
     q = rng.integers(0, 16, count)
-    largest = rng.uniform(0.05, 0.5, count // 64).astype(np.float32)
+    largest = rng.uniform(0.02, 0.25, count // 64).astype(np.float32)
     state: dict[str, Any] = {
         "quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(shape),
     }  # fmt: skip
@@ -281,9 +290,9 @@ def nf4(rng: np.random.Generator, shape: tuple[int, int], *, twice: bool = False
     if twice:
         codes = rng.integers(0, 256, count // 64).astype(np.uint8)
         table = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
-        outer = rng.uniform(0.1, 0.2, -(-len(codes) // 16)).astype(np.float32)
-        state |= {"nested_blocksize": 16, "nested_dtype": "float32", "nested_offset": 0.25}
-        largest = table[codes] * np.repeat(outer, 16)[: len(codes)] + np.float32(0.25)
+        outer = rng.uniform(0.02, 0.1, -(-len(codes) // 16)).astype(np.float32)
+        state |= {"nested_blocksize": 16, "nested_dtype": "float32", "nested_offset": 0.125}
+        largest = table[codes] * np.repeat(outer, 16)[: len(codes)] + np.float32(0.125)
         parts["weight.absmax"] = ("U8", codes)
         parts["weight.nested_absmax"] = ("F32", outer)
         parts["weight.nested_quant_map"] = ("F32", table)
@@ -301,7 +310,7 @@ def nf4(rng: np.random.Generator, shape: tuple[int, int], *, twice: bool = False
 def int8(rng: np.random.Generator, shape: tuple[int, int]) -> Example:
     """bitsandbytes: signed bytes, and the largest weight of each output."""
     q = rng.integers(-127, 128, shape).astype(np.int8)
-    largest = rng.uniform(0.05, 0.5, shape[0]).astype(np.float32)
+    largest = rng.uniform(0.02, 0.25, shape[0]).astype(np.float32)
     parts: Stored = {
         "weight": ("I8", q),
         "SCB": ("F32", largest),
@@ -316,7 +325,8 @@ def hqq(rng: np.random.Generator, shape: tuple[int, int], *, bits: int = 4) -> E
     """HQQ along axis 1: groups one below the other, the first half of them in the high bits."""
     group = 32
     q = rng.integers(0, 1 << bits, (shape[0] * shape[1] // group, group)).astype(np.uint8)
-    scale, zero = half(rng, (len(q), 1)), rng.uniform(5, 9, (len(q), 1)).astype(np.float16)
+    scale = sizes(rng, (len(q), 1), bits).astype(np.float16)
+    zero = ((1 << bits - 1) + rng.uniform(-2, 2, (len(q), 1))).astype(np.float16)
     packed = q if bits == 8 else q[: len(q) // 2] << 4 | q[len(q) // 2 :]
 
     def whole(value: int) -> tuple[str, Array]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
+from ridgeline.models.quantized import read_quantized
 from ridgeline.models.safetensors_dir import load_directory
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.models.tensors import ModelFileError, Tensor
 from tests.models import quantizers
 from tests.models.quantizers import Array, Example, Stored, write_safetensors
 from tests.models.tiny import CONFIG, hf_weights
@@ -293,3 +296,77 @@ def test_rows_of_a_fused_matrix(make_directory: Maker) -> None:
     np.testing.assert_array_equal(turned.rows(slice(0, 2)).to_f32(), rows[1][:-3:-1])
     sizes = [values.nbytes for _, values in stored.values()]
     assert sum(sizes) * 0.98 < checkpoint.nbytes <= sum(sizes)
+
+
+def experts(rng: np.random.Generator) -> tuple[dict[str, Tensor], Array]:
+    """gpt-oss's stack of experts as its two tensors, and the weights."""
+    packed, exponents, weights = quantizers.mxfp4_values(rng, (3, 8, 64))
+    packed = packed.reshape(3, 8, 2, 16)
+    parts = {"blocks": packed.reshape(48, 16), "scales": exponents.reshape(24, 2)}
+    shapes = {"blocks": packed.shape, "scales": exponents.shape}
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    return {
+        f"{name}_{end}": Tensor(end, "U8", shapes[end], values) for end, values in parts.items()
+    }, weights
+
+
+def test_experts_of_mxfp4() -> None:
+    raw, weights = experts(np.random.default_rng(4))
+    config = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["a"]}}
+    found = read_quantized(config, raw, "here")
+    assert found.config == {}
+    assert found.description == "MXFP4"
+    (name, tensor), *rest = found.tensors.items()
+    assert not rest
+    assert (name, tensor.dtype, tensor.shape) == (
+        "model.layers.0.mlp.experts.gate_up_proj",
+        "MXFP4",
+        (3, 8, 64),
+    )
+    np.testing.assert_array_equal(tensor.to_f32(), weights)
+    flat = replace(tensor, shape=(24, 64))
+    np.testing.assert_array_equal(flat.rows(slice(8, 16)).to_f32(), weights[1])
+    name = f"{name}_scales"
+    raw[name] = replace(raw[name], shape=(3, 8, 1))
+    with pytest.raises(ModelFileError, match=r"_scales' has shape \(3, 8, 1\), wanted \(3, 8, 2\)"):
+        read_quantized(config, raw, "here")
+    raw[name.replace("scales", "blocks")] = replace(raw[name], shape=(3, 8, 2))
+    with pytest.raises(ModelFileError, match=r"_blocks' has shape \(3, 8, 2\), wanted \(experts"):
+        read_quantized(config, raw, "here")
+
+
+def test_mxfp4_of_gguf_is_what_the_library_makes_of_it() -> None:
+    rng = np.random.default_rng(5)
+    blocks = rng.integers(0, 256, (16, 3, 17), np.uint8)
+    blocks[:, :, 0] = rng.integers(2, 250, (16, 3))  # the library has no smaller ones
+    data = blocks.reshape(16, -1)
+    wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.MXFP4)
+    got = Tensor("w", "MXFP4", (16, 96), data).to_f32()
+    assert (got + 0.0).tobytes() == (wanted + 0.0).tobytes()
+
+
+def test_transposed_families_are_quantised_the_usual_way_round(make_directory: Maker) -> None:
+    """GPT-2's own files have (in, out); GPTQ's have what all others have."""
+    config = {
+        "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 2, "n_layer": 1,
+        "n_positions": 32, "vocab_size": 40, "layer_norm_epsilon": 1e-5,
+    }  # fmt: skip
+    rng, stored, wanted = np.random.default_rng(6), {}, {}
+    quantization: dict[str, Any] = {}
+    for name, shape in {"wte": (40, 64), "wpe": (32, 64)}.items():
+        stored[f"transformer.{name}.weight"] = ("F32", rng.normal(0, 1, shape).astype("f4"))
+    for name in ("h.0.ln_1", "h.0.ln_2", "ln_f"):
+        for end in ("weight", "bias"):
+            stored[f"transformer.{name}.{end}"] = ("F32", np.ones(64, np.float32))
+    names = {"attn.c_attn": (192, 64), "attn.c_proj": (64, 64), "mlp.c_fc": (256, 64),
+             "mlp.c_proj": (64, 256)}  # fmt: skip
+    for name, matrix in names.items():
+        example = quantizers.gptq(rng, matrix)
+        wanted[name], quantization = example.weights, example.config
+        module = f"transformer.h.0.{name}."
+        stored |= {module + end: part for end, part in example.parts.items()}
+        stored[f"{module}bias"] = ("F32", np.ones(matrix[0], np.float32))
+    path = directory(make_directory, config | {"quantization_config": quantization}, stored, "m")
+    tensors = load_directory(path).tensors
+    for part, name in {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}.items():
+        np.testing.assert_array_equal(tensors[f"layers.0.{part}"].to_f32(), wanted[name])

@@ -28,10 +28,11 @@ from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
+from ridgeline.engine_setup.conversion import conversion_line
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, parse_bytes
-from ridgeline.engine_setup.progress import bytes_bar, count_bar
+from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import give_back
 from ridgeline.models.adapters import Base
@@ -79,6 +80,8 @@ class LLM:
         self.config = resolve(
             wishes, checkpoint.arch, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
         )
+        if line := conversion_line(str(model), checkpoint, self.config):
+            say(line)
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)

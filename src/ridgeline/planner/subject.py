@@ -146,6 +146,10 @@ def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
 
 
 def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
+    stored = stored_by_group(checkpoint.tensors)
+    if checkpoint.quantization:  # which its config says, but no type of tensors
+        subject = _of_json(checkpoint.path / "config.json", name=name)
+        return replace(subject, checkpoint=checkpoint, stored=stored)
     formats = summarise(checkpoint).formats
     main = next(iter(formats))
     linear = FORMATS.get(main.lower(), FORMATS["f16"])
@@ -154,7 +158,7 @@ def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
         shape=shape_of_arch(checkpoint.arch, summarise(checkpoint).family),
         storage=Storage(FORMATS["f16"] if linear.bits < 16 else linear, linear),
         checkpoint=checkpoint,
-        stored=stored_by_group(checkpoint.tensors),
+        stored=stored,
     )
 
 

@@ -272,7 +272,9 @@ def _found(
             facts.fail(f"tensor {name!r} of shape {wanted} is missing")
     parts = [raw[name] for name in names]
     tensor = parts[0]
-    if family.transposed and len(wanted) == 2 and in_file not in family.outer.values():
+    # Whoever quantises a matrix turns it the usual way round.
+    is_turned = family.transposed and tensor.make is None
+    if is_turned and len(wanted) == 2 and in_file not in family.outer.values():
         tensor = _transposed(tensor)
     elif len(parts) > 1:
         tensor = Tensor.stacked(in_file, parts)
