@@ -111,6 +111,20 @@ def test_what_has_neither_piece_nor_bytes_is_unknown() -> None:
     assert tokenizer.is_special(0)
 
 
+def test_tokens_that_a_user_defined_are_text_unless_the_template_names_them() -> None:
+    metadata = GGUF | {
+        "tokenizer.ggml.tokens": ["<unk>", "a", "<b>", "<c>", "▁"],
+        "tokenizer.ggml.token_type": np.array([2, 1, 4, 3, 1]),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    for named_in, ids in (("", [1, 2, 1]), ("'<b>'", [1, 0, 1])):
+        tokenizer = load_tokenizer(metadata, named_in=named_in)
+        assert tokenizer.encode("a<b>a", parse_special=False) == ids
+        assert tokenizer.encode("a<c>a", parse_special=False) == [1, 0, 1]
+        assert tokenizer.encode("a<b>a") == [1, 2, 1]
+        assert not tokenizer.is_special(2)
+
+
 def test_text_that_spells_a_byte_token_is_text() -> None:
     tokens = ["<unk>", "<0x0A>", *"<0xA>", "<0", "<0x", "<0x0", "<0x0A"]
     metadata = GGUF | {
