@@ -125,6 +125,26 @@ def test_tokens_that_a_user_defined_are_text_unless_the_template_names_them() ->
         assert not tokenizer.is_special(2)
 
 
+def test_gemma_4_has_merges_of_its_own() -> None:
+    tokens = ["<unk>", "<bos>", *(f"<0x{b:02X}>" for b in range(256))]
+    tokens += ["a", "b", "▁", "ab", "▁a", "▁▁", "ba"]
+    first = tokens.index("a")
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3] + [6] * 256 + [1] * 7,
+        "tokenizer.ggml.scores": np.full(len(tokens), -1000.0),  # which say nothing
+        "tokenizer.ggml.merges": ["▁ ▁", "b a", "a b", "▁ a"],
+    }
+    tokenizer = load_tokenizer(metadata)
+    assert tokenizer.encode("aba ab  é\n") == [
+        first, first + 6, first + 2, first + 3, first + 5, 2 + 0xC3, 2 + 0xA9, 2 + 10
+    ]  # fmt: skip
+    assert tokenizer.decode(tokenizer.encode(" aba  é")) == " aba  é"
+    with pytest.raises(ModelFileError, match="merges is missing"):
+        load_tokenizer(metadata | {"tokenizer.ggml.merges": None})
+
+
 def test_text_that_spells_a_byte_token_is_text() -> None:
     tokens = ["<unk>", "<0x0A>", *"<0xA>", "<0", "<0x", "<0x0", "<0x0A"]
     metadata = GGUF | {

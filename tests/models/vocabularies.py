@@ -36,6 +36,7 @@ WITH_VECTORS = [
     "deepseek-llm",
     "deepseek-coder",
     "qwen35",
+    "gemma-4",
     "bert-bge",
 ]
 
