@@ -207,7 +207,7 @@ def _unknown_id(metadata: Mapping[str, Any], num_tokens: int, default: int) -> i
     return unknown
 
 
-def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> list[list[str]]:
+def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> list[tuple[str, str]]:
     """Return every pair of pieces whose concatenation is a piece, the best score of it first.
 
     SentencePiece joins the neighbours whose union scores highest; a BPE library joins those whose
@@ -218,14 +218,14 @@ def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> lis
         raise ModelFileError(
             f"tokenizer.ggml.tokens has a piece above {_MAX_PIECE_CHARS} characters"
         )
-    found = [
-        (-score, left, right)
-        for piece, score in normal.items()
+    # Pieces are sorted, not pairs: a piece's pairs have its score, and a sort keeps their order.
+    by_score = sorted(normal, key=normal.__getitem__, reverse=True)
+    return [
+        (left, right)
+        for piece in by_score
         for k in range(1, len(piece))
         if (left := piece[:k]) in normal and (right := piece[k:]) in normal
     ]
-    found.sort(key=lambda item: item[0])
-    return [[left, right] for _, left, right in found]
 
 
 def _numbers(
