@@ -92,6 +92,7 @@ def test_the_beginning_of_a_text(
         ({"add_eos_token": True}, "llama", (1, True, (2,))),
         ({}, "llama", (1, True, ())),
         ({"add_eos_token": True}, "gpt2", (1, False, (2,))),
+        ({"add_bos_token": False}, "gemma4", (1, True, ())),
     ],
 )
 def test_what_stands_around_a_text(

@@ -111,6 +111,40 @@ def test_what_has_neither_piece_nor_bytes_is_unknown() -> None:
     assert tokenizer.is_special(0)
 
 
+def test_tokens_that_a_user_defined_are_text_unless_the_template_names_them() -> None:
+    metadata = GGUF | {
+        "tokenizer.ggml.tokens": ["<unk>", "a", "<b>", "<c>", "▁"],
+        "tokenizer.ggml.token_type": np.array([2, 1, 4, 3, 1]),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    for named_in, ids in (("", [1, 2, 1]), ("'<b>'", [1, 0, 1])):
+        tokenizer = load_tokenizer(metadata, named_in=named_in)
+        assert tokenizer.encode("a<b>a", parse_special=False) == ids
+        assert tokenizer.encode("a<c>a", parse_special=False) == [1, 0, 1]
+        assert tokenizer.encode("a<b>a") == [1, 2, 1]
+        assert not tokenizer.is_special(2)
+
+
+def test_gemma_4_has_merges_of_its_own() -> None:
+    tokens = ["<unk>", "<bos>", *(f"<0x{b:02X}>" for b in range(256))]
+    tokens += ["a", "b", "▁", "ab", "▁a", "▁▁", "ba"]
+    first = tokens.index("a")
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3] + [6] * 256 + [1] * 7,
+        "tokenizer.ggml.scores": np.full(len(tokens), -1000.0),  # which say nothing
+        "tokenizer.ggml.merges": ["▁ ▁", "b a", "a b", "▁ a"],
+    }
+    tokenizer = load_tokenizer(metadata)
+    assert tokenizer.encode("aba ab  é\n") == [
+        first, first + 6, first + 2, first + 3, first + 5, 2 + 0xC3, 2 + 0xA9, 2 + 10
+    ]  # fmt: skip
+    assert tokenizer.decode(tokenizer.encode(" aba  é")) == " aba  é"
+    with pytest.raises(ModelFileError, match="merges is missing"):
+        load_tokenizer(metadata | {"tokenizer.ggml.merges": None})
+
+
 def test_text_that_spells_a_byte_token_is_text() -> None:
     tokens = ["<unk>", "<0x0A>", *"<0xA>", "<0", "<0x", "<0x0", "<0x0A"]
     metadata = GGUF | {

@@ -36,6 +36,7 @@ WITH_VECTORS = [
     "deepseek-llm",
     "deepseek-coder",
     "qwen35",
+    "gemma-4",
     "bert-bge",
 ]
 
@@ -171,7 +172,7 @@ mixed = st.lists(fragments | st.text(max_size=4), max_size=12).map("".join)
 
 @functools.cache
 def ours(make: Callable[[], dict[str, Any]]) -> Tokenizer:
-    return Tokenizer(copy.deepcopy(make()))
+    return Tokenizer(copy.deepcopy(make()), named_in="<think>")
 
 
 @functools.cache
@@ -188,9 +189,10 @@ def control_ids(make: Callable[[], dict[str, Any]]) -> list[int]:
 
 @functools.cache
 def without_added(make: Callable[[], dict[str, Any]]) -> tokenizers.Tokenizer:
-    """Everything is text, except the run of spaces, which is no control token."""
+    """Everything is text, and so are the tokens that are no control tokens."""
     spec = copy.deepcopy(make())
-    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"].isspace()]
+    tokens = spec["added_tokens"]
+    spec["added_tokens"] = [t for t in tokens if not t["special"] and t["content"] != "<think>"]
     if spec["model"]["type"] == "Unigram":  # text would match what stands in the vocabulary
         for token in make()["added_tokens"]:
             spec["model"]["vocab"][token["id"]][0] = f"\ufdef{token['id']}"

@@ -144,6 +144,23 @@ def test_tokens_shown_in_text_may_be_left_unshielded() -> None:
     assert tokenizer.encode("<|end|>")[0] not in tokenizer.encode_shielded(shown)
 
 
+def test_tokens_that_no_template_names_are_text_whoever_writes_them() -> None:
+    spec = copy.deepcopy(byte_level())
+    ids = {t["content"]: t["id"] for t in spec["added_tokens"]}
+    for named_in, inside in (("", {"<think>", "※"}), ("{{ '<think>' }}", {"※"})):
+        tokenizer = Tokenizer(copy.deepcopy(spec), named_in=named_in)
+        text = "a <think> ※ <|end|>"
+        expected = {ids[content] for content in inside}
+        shielded = tokenizer.encode_shielded(tokenizer.shield(text))
+        assert set(tokenizer.encode(text, parse_special=False)) & {*ids.values()} == expected
+        assert set(shielded) & {*ids.values()} == expected
+        assert tokenizer.decode(shielded) == text
+        assert set(tokenizer.encode(text)) >= {ids["<think>"], ids["※"], ids["<|end|>"]}
+    for kept in ({"eos_ids": [ids["※"]]}, {"bos_id": ids["※"]}, {"end_ids": (ids["※"],)}):
+        tokenizer = Tokenizer(copy.deepcopy(spec), **kept)  # type: ignore[arg-type]
+        assert ids["※"] not in tokenizer.encode("※", parse_special=False, add_bos=False)
+
+
 def test_the_mark_of_shielding_is_a_letter_in_plain_text() -> None:
     tokenizer = ours(byte_level)
     assert tokenizer.decode(tokenizer.encode("<\ufdd0|end|>\ufdd0")) == "<\ufdd0|end|>\ufdd0"

@@ -25,7 +25,7 @@ from ridgeline.machine import memory_of
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.export import tokenizer_config
-from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
+from ridgeline.text.infill import FIM_SPELLINGS, File, InfillPrompt, find_fim_tokens, infill_prompt
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -59,7 +59,12 @@ class TextSide:
         """Take what the model's files say; ``card`` holds sampling that they leave open."""
         self.vocab_size = checkpoint.arch.vocab_size
         self.tokenizer = load_tokenizer(
-            checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids
+            checkpoint.tokenizer,
+            checkpoint.bos_id,
+            checkpoint.add_bos,
+            checkpoint.end_ids,
+            checkpoint.eos_ids,
+            named_in=f"{FIM_SPELLINGS} {checkpoint.chat_template or ''}",
         )
         self.library_bytes = 0
         self.tokenizer.building = self._measured

@@ -157,7 +157,12 @@ def windows(
     too short and has to be ``whole``.
     """
     tokenizer = load_tokenizer(
-        checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids
+        checkpoint.tokenizer,
+        checkpoint.bos_id,
+        checkpoint.add_bos,
+        checkpoint.end_ids,
+        checkpoint.eos_ids,
+        named_in=checkpoint.chat_template or "",
     )
     ids = tokenizer.encode(text, parse_special=False, add_bos=False)
     bos = [checkpoint.bos_id] if checkpoint.add_bos and checkpoint.bos_id is not None else []

@@ -145,7 +145,12 @@ def export_tokenizer_files(
     """Write a model's tokenizer as Hugging Face's files, for evaluation and load tests."""
     checkpoint = load_checkpoint(locate(model).path)
     tokenizer = load_tokenizer(
-        checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids
+        checkpoint.tokenizer,
+        checkpoint.bos_id,
+        checkpoint.add_bos,
+        checkpoint.end_ids,
+        checkpoint.eos_ids,
+        named_in=checkpoint.chat_template or "",
     )
     paths = export_tokenizer(checkpoint, tokenizer, folder)
     if as_json:

@@ -101,7 +101,8 @@ def _around_text(facts: Facts, kind: str, vocab_size: int) -> tuple[list[int], b
     begins = kind == "llama" or pre_tokenizer(facts.values) in BEGIN_WITH_BOS
     last = _token_id(facts, "eos", vocab_size) or ([1] if kind == "t5" else [])
     ends = facts.flag("tokenizer.ggml.add_eos_token", kind == "t5")
-    return first, facts.flag("tokenizer.ggml.add_bos_token", begins), last if ends else []
+    begins = facts.flag("tokenizer.ggml.add_bos_token", begins) or kind == "gemma4"
+    return first, begins, last if ends else []  # early files of Gemma 4 wrongly say false
 
 
 def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:

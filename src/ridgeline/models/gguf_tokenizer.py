@@ -45,7 +45,11 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "gpt2":
         spec = _byte_level(metadata, tokens)
     elif kind == "llama":
-        spec = _sentencepiece(metadata, tokens, types)
+        scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
+        starts = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        spec = _sentencepiece(metadata, tokens, _merges_of_scores(tokens, types, scores), starts)
+    elif kind == "gemma4":  # SentencePiece whose file gives the merges themselves
+        spec = _sentencepiece(metadata, tokens, _merges(metadata), starts_with_space=False)
     elif kind == "bert":
         spec = _wordpiece(metadata, tokens, types)
     elif kind == "t5":
@@ -53,7 +57,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     else:
         raise ModelFileError(
             f"tokenizer.ggml.model is {kind!r}; supported: gpt2 (byte-level BPE), llama "
-            "(SentencePiece BPE), bert (WordPiece), t5 (Unigram)"
+            "and gemma4 (SentencePiece BPE), bert (WordPiece), t5 (Unigram)"
         )
     strips = kind == "llama" and metadata.get("general.architecture") == "phi3"
     # XLM-RoBERTa's, ModernBERT's and Jina's masks remove the white space before them.
@@ -78,9 +82,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
     pre = pre_tokenizer(metadata)
     if pre not in SPLITS:
         raise ModelFileError(f"tokenizer.ggml.pre is {pre!r}; supported: {', '.join(SPLITS)}")
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
-        raise ModelFileError("tokenizer.ggml.merges is missing or is not a list of strings")
+    merges = _merges(metadata)
     splits: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
         for p in SPLITS[pre]
@@ -98,26 +100,31 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
     }
 
 
+def _merges(metadata: Mapping[str, Any]) -> list[Any]:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
+        raise ModelFileError("tokenizer.ggml.merges is missing or is not a list of strings")
+    return merges
+
+
 def _sentencepiece(
-    metadata: Mapping[str, Any], tokens: list[str], types: Numbers
+    metadata: Mapping[str, Any], tokens: list[str], merges: list[Any], starts_with_space: bool
 ) -> dict[str, Any]:
-    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     unknown = _unknown_id(metadata, len(tokens), 0)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    starts = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
+    starts = [{"type": "Prepend", "prepend": "▁"}] if starts_with_space else []
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if prefix:
+    if starts_with_space:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*starts, spaces]},
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
-            "merges": _merges_of_scores(tokens, types, scores),
+            "merges": merges,
             "byte_fallback": True,
             "fuse_unk": True,
             "unk_token": tokens[unknown],
@@ -200,7 +207,7 @@ def _unknown_id(metadata: Mapping[str, Any], num_tokens: int, default: int) -> i
     return unknown
 
 
-def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> list[list[str]]:
+def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> list[tuple[str, str]]:
     """Return every pair of pieces whose concatenation is a piece, the best score of it first.
 
     SentencePiece joins the neighbours whose union scores highest; a BPE library joins those whose
@@ -211,14 +218,14 @@ def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> lis
         raise ModelFileError(
             f"tokenizer.ggml.tokens has a piece above {_MAX_PIECE_CHARS} characters"
         )
-    found = [
-        (-score, left, right)
-        for piece, score in normal.items()
+    # Pieces are sorted, not pairs: a piece's pairs have its score, and a sort keeps their order.
+    by_score = sorted(normal, key=normal.__getitem__, reverse=True)
+    return [
+        (left, right)
+        for piece in by_score
         for k in range(1, len(piece))
         if (left := piece[:k]) in normal and (right := piece[k:]) in normal
     ]
-    found.sort(key=lambda item: item[0])
-    return [[left, right] for _, left, right in found]
 
 
 def _numbers(

@@ -45,6 +45,8 @@ def load_tokenizer(
     bos_id: int | None = None,
     add_bos: bool = False,
     end_ids: tuple[int, ...] | None = None,
+    eos_ids: Sequence[int] = (),
+    named_in: str = "",
 ) -> Tokenizer:
     """Load from the path of a tokenizer.json, or from GGUF metadata (``tokenizer.ggml.*``).
 
@@ -53,14 +55,18 @@ def load_tokenizer(
         bos_id: token that begins a text, None where the model has none.
         add_bos: whether ``encode`` puts ``bos_id`` in front unless told otherwise.
         end_ids: what it puts behind a text unless told otherwise, None for what the source says.
+        eos_ids: tokens that end an answer.
+        named_in: the chat template. Added tokens that it names are control tokens, as are special
+            ones, BOS and ``eos_ids``; all others, such as Gemma's ``<table>``, are text whoever
+            writes them.
 
     Raises:
         ModelFileError: damaged, hostile or not supported; the message says what.
     """
     if isinstance(source, Mapping):
-        return Tokenizer(tokenizer_json(source), bos_id, add_bos, end_ids)
+        return Tokenizer(tokenizer_json(source), bos_id, add_bos, end_ids, eos_ids, named_in)
     try:
-        tokenizer = Tokenizer(_read(source), bos_id, add_bos, end_ids)
+        tokenizer = Tokenizer(_read(source), bos_id, add_bos, end_ids, eos_ids, named_in)
         tokenizer.prepare()  # a damaged file must fail here, not at the first text
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
@@ -104,6 +110,8 @@ class Tokenizer:
         bos_id: int | None = None,
         add_bos: bool = False,
         end_ids: tuple[int, ...] | None = None,
+        eos_ids: Sequence[int] = (),
+        named_in: str = "",
     ):
         self._pieces, added = checked(spec)  # turned into bytes one by one, when asked for
         self._strip_space, self._gap, self._bytes_of = reader(spec)
@@ -119,10 +127,16 @@ class Tokenizer:
         special = [token for token in added if token.get("special")]
         self._special_ids = frozenset(token["id"] for token in special)
         # Runs of spaces, of ▁ and of line ends are text (Gemma's are added tokens).
-        control = [t for t in added if t.get("special") or t["content"].replace("▁", "").strip()]
+        kept = {bos_id, *self.end_ids, *eos_ids}
+        control = [
+            t
+            for t in added
+            if t.get("special")
+            or ((t["id"] in kept or t["content"] in named_in) and t["content"].strip("▁ \t\r\n"))
+        ]
         if self._bytes_of("▁") == b" ":
-            plain = {t["id"]: t["content"] for t in added if t not in control}
-            self._added |= {i: text.replace("▁", " ").encode() for i, text in plain.items()}
+            plain = self._added.keys() - {t["id"] for t in control}
+            self._added |= {i: self._added[i].replace("▁".encode(), b" ") for i in plain}
         self._private = {t["content"]: f"{_PRIVATE}{t['id']};" for t in control}
         self._control = re.compile(_any_of(self._private))
         # A token of one character has no inside for _BREAK; then _BREAK follows it.
