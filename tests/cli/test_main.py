@@ -224,7 +224,7 @@ def test_run_takes_a_piped_prompt_and_writes_a_trace(tmp_path: Path) -> None:
     assert records[-1]["type"] == "request"
     again = ridgeline("replay", str(trace))
     assert (again.returncode, again.stderr) == (0, "")
-    assert "equal  8 steps, 1 requests: every decision is made again" in again.stdout
+    assert "equal  8 steps, 1 request: every decision is made again" in again.stdout
 
 
 def test_replay_names_the_first_decision_that_differs(tmp_path: Path) -> None:

@@ -133,6 +133,12 @@ def root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
     ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", metavar="FILE", help="TOML file with values of flags; may stand anywhere."
+        ),
+    ] = None,
 ) -> None:
     """An LLM engine that knows its own physics."""
     if version:
