@@ -410,9 +410,15 @@ def test_a_damaged_config_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_is_not_here_says_what_to_give_instead() -> None:
-    with pytest.raises(ValueError, match=r"config\.json.*ridgeline pull someone/else"):
+def test_a_model_that_is_not_here_says_what_to_give_instead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE.*its config\.json is enough"):
         plan("someone/else")
+    monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=r"run `ridgeline pull smollm2` first"):
+        plan("smollm2")
     with pytest.raises(ValueError, match=r"nowhere\.json: no such file"):
         plan("nowhere.json")
 

@@ -120,6 +120,8 @@ def forecast(
     wanted: Listing[int],
     *,
     queued: Listing[Standing] = (),
+    coming: Listing[Standing] = (),
+    coming_s: float = 0.0,
     within_s: float = inf,
 ) -> dict[int, Foreseen]:
     """Return what is foreseen of the requests with the numbers ``wanted``.
@@ -129,6 +131,8 @@ def forecast(
         times: how long steps take.
         wanted: it ends when all of these have.
         queued: who comes in as soon as there is room, in order.
+        coming: who enters before the first step that begins after ``coming_s`` seconds.
+        coming_s: until then, these are not in the engine.
         within_s: later than this, nobody wants to know.
     """
     scheduler = _scheduler(state)
@@ -138,6 +142,10 @@ def forecast(
     ends: dict[int, float] = {}
     left, now_s = set(wanted), 0.0
     while left and now_s <= within_s:
+        if coming and (now_s >= coming_s or not queues.has_work()):
+            now_s = max(now_s, coming_s)
+            _place(scheduler, coming)
+            coming = ()
         while waiting and min(scheduler.room()[:2]) > 0:
             _place(scheduler, [waiting.popleft()])
         step = scheduler.schedule(Load(len(waiting), state.is_read))
