@@ -7,6 +7,7 @@ call.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,10 @@ class LoRARequest(NamedTuple):
     lora_name: str
     lora_int_id: int
     lora_path: str
+
+
+class NoRoom(ValueError):
+    """Adapters in use leave no memory for another one; later there may be some."""
 
 
 LoraWish = str | LoRARequest | None
@@ -97,11 +102,12 @@ class Adapters:
                 and 256 MiB.
         """
         self._base, self._add, self.max_rank = base, add, max_rank
+        self.default: str | None = None  # that of prompts which name none
         self._limit_bytes = limit_bytes
         self._named: OrderedDict[str, _Named] = OrderedDict()
         self._kept: WeakSet[KeptAdapter] = WeakSet()  # also of those that have no name any more
         self._lock = threading.RLock()
-        self._next_number = 1
+        self._numbers = itertools.count(1)
 
     @property
     def names(self) -> list[str]:
@@ -124,14 +130,15 @@ class Adapters:
 
         Raises:
             ValueError: the name is taken, the adapter cannot be had (ModelFileError), its rank is
-                too large, or there is no memory for it beside those in use.
+                too large, or there is no memory for it beside those in use (NoRoom).
         """
-        weights = weights or read_adapter(path, self._base)
+        named = _Named(path)
+        if name not in self._named:  # else it is not worth reading
+            found = self._packed(path, weights)
         with self._lock:
             if name in self._named:
                 raise ValueError(f"there is an adapter {name!r} already: unload it first")
-            named = _Named(path)
-            self._keep(named, weights)
+            self._keep(named, *found)
             self._named[name] = named
 
     def unload(self, name: str) -> None:
@@ -145,20 +152,32 @@ class Adapters:
         if self._limit_bytes is None:
             self._limit_bytes = self.num_bytes + _EXTRA_BYTES
 
-    def lease(self, name: str) -> Lease:
-        """Return an adapter for one request; read it again if it had to go.
+    def lease_now(self, name: str) -> Lease | None:
+        """Return an adapter for one request, None if it must be read again first.
 
-        Raises ValueError if there is none of this name, or no memory for it now.
+        Raises ValueError if there is none of this name.
         """
         with self._lock:
             named = self._find(name)
             if named.kept is None:
-                self._keep(named, read_adapter(named.path, self._base))
-            assert named.kept is not None
+                return None
             self._named.move_to_end(name)
             lease = Lease(named.number, named.digest, named.kept)
             named.leases.add(lease)
             return lease
+
+    def lease(self, name: str) -> Lease:
+        """Return an adapter for one request; read it again if it had to go.
+
+        Raises ValueError if there is none of this name, or no memory for it now (NoRoom).
+        """
+        while (lease := self.lease_now(name)) is None:
+            named = self._find(name)
+            found = self._packed(named.path)
+            with self._lock:
+                if named.kept is None:
+                    self._keep(named, *found)
+        return lease
 
     def leases(self, wishes: LoraWish | Sequence[LoraWish], num_prompts: int) -> list[Adapter]:
         """Return the adapter of each prompt: one wish is for all of them.
@@ -172,6 +191,7 @@ class Adapters:
         return [self._of(wish) for wish in many]
 
     def _of(self, wish: LoraWish) -> Adapter:
+        wish = self.default if wish is None else wish
         if wish is None:
             return NO_ADAPTER
         if isinstance(wish, LoRARequest):
@@ -188,19 +208,28 @@ class Adapters:
             raise ValueError(f"there is no adapter {name!r:.80}; loaded: {known}")
         return self._named[name]
 
-    def _keep(self, named: _Named, weights: AdapterWeights) -> None:
-        """Give weights to the backend under a new number, once there is room for them."""
+    def _packed(
+        self, path: Path, weights: AdapterWeights | None = None
+    ) -> tuple[KeptAdapter, int, bytes]:
+        """Read an adapter and give it to the backend; return it, its number and its digest.
+
+        This takes time, and no lock: nobody waits for it.
+        """
+        weights = weights or read_adapter(path, self._base)
         if weights.rank > self.max_rank:
             raise ValueError(
-                f"the adapter {named.path} has rank {weights.rank}, but there is room for "
+                f"the adapter {path} has rank {weights.rank}, but there is room for "
                 f"{self.max_rank}: start with --max-lora-rank {weights.rank}"
                 + ("" if self.max_rank else " and --enable-lora")
             )
-        kept = self._add(self._next_number, weights)
+        number = next(self._numbers)
+        return self._add(number, weights), number, weights.digest
+
+    def _keep(self, named: _Named, kept: KeptAdapter, number: int, digest: bytes) -> None:
+        """Take an adapter in, once there is room for it."""
         self._make_room(kept.num_bytes)
-        named.kept, named.number, named.digest = kept, self._next_number, weights.digest
+        named.kept, named.number, named.digest = kept, number, digest
         self._kept.add(kept)
-        self._next_number += 1
 
     def _make_room(self, num_bytes: int) -> None:
         """Drop those used longest ago that no request has, until so many bytes are free."""
@@ -212,7 +241,7 @@ class Adapters:
             if not named.leases:
                 named.kept = None
         if self.num_bytes + num_bytes > self._limit_bytes:
-            raise ValueError(
+            raise NoRoom(
                 f"no memory for another adapter of {num_bytes} bytes: those in use take "
                 f"{self.num_bytes} of {self._limit_bytes} (--lora-memory)"
             )

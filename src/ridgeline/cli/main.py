@@ -201,11 +201,12 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
         _serve_several(names, serving, options)
         return
     (name,) = names
+    options = replace(options, enable_lora=options.enable_lora or bool(serving.allow_lora_loading))
     from ridgeline.server.main import serve  # its web framework would slow every other command
 
     @contextmanager
     def load() -> Iterator[LLM]:
-        with _load(name, _seeded(options), {}) as (llm, _):
+        with _load(name, _seeded(options), {}, picks_adapter=False) as (llm, _):
             say(f"seed {llm.config.seed} for requests that bring none")
             yield llm
 
@@ -219,6 +220,8 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
     for flag, value in (
         ("--trace", options.trace),
         ("--served-model-name", serving.served_model_name),
+        ("--lora", options.lora),
+        ("--allow-lora-loading", serving.allow_lora_loading),
     ):
         if value:
             raise UsageError(f"{flag} is for one model: serve that alone")
@@ -379,9 +382,14 @@ bench_commands.add_to(bench_app)
 
 @contextmanager
 def _load(
-    model: str, options: Options, sampling: dict[str, Any]
+    model: str, options: Options, sampling: dict[str, Any], *, picks_adapter: bool = True
 ) -> Iterator[tuple[LLM, SamplingParams]]:
-    """Load a model, say what it had to give up, and check sampling parameters first of all."""
+    """Load a model, say what it had to give up, and check sampling parameters first of all.
+
+    All answers have the adapter, if there is one, unless requests are to pick it.
+    """
+    if picks_adapter and len(options.adapters) > 1:
+        raise UsageError("--lora: answers have one adapter here; serve takes several")
     try:
         SamplingParams(**sampling)
     except ValueError as error:
@@ -389,6 +397,8 @@ def _load(
     with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
         for note in llm.config.notes:
             say(f"note: {note}")
+        if picks_adapter:
+            llm.adapters.default = next(iter(options.adapters), None)
         llm.tokenizer.prepare()  # before a prompt is asked for, and before Ctrl-C means an answer
         yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.text.generation_defaults | sampling))
 

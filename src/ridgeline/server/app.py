@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,8 +24,8 @@ from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
+from ridgeline.core.request import NO_ADAPTER
 from ridgeline.engine_setup.locate import stores
-from ridgeline.machine import memory_of
 from ridgeline.models.summary import Summary
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.server.anthropic import request as anthropic
@@ -42,7 +41,9 @@ from ridgeline.server.history import History
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
+from ridgeline.server.lora import Loras, add_lora, with_adapter
 from ridgeline.server.metrics import Metrics
+from ridgeline.server.model_list import add_models
 from ridgeline.server.ollama.routes import add_ollama
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.plans import add_plans
@@ -96,14 +97,15 @@ class Service:
         fingerprint: str,
         path: Path,
         memory: Callable[[], ProcessMemory],
+        loras: Loras,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
         ``path`` is the model's file or directory. ``memory`` says what takes this process's memory;
-        any thread may call it.
+        any thread may call it. ``loras`` are the model's adapters.
         """
         self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
-        self.summary, self.memory, self._path = summary, memory, path
+        self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
@@ -149,13 +151,10 @@ class Service:
         self._check_name(model)
 
     def _check_name(self, model: str | None) -> None:
-        if model is not None and not self.is_called(model):
-            raise ApiError(
-                404,
-                f"there is no model {model[:80]!r} here: this server has {self.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        if model is not None and not self.is_called(model) and model not in self.loras.names:
+            has = ", ".join(map(repr, [self.name, *self.loras.names]))
+            message = f"there is no model {model[:80]!r} here: this server has {has}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def subject(self, model: str | None) -> Subject:
         """Return what plans are made for. Raises ApiError if the model has another name."""
@@ -200,6 +199,9 @@ class Service:
         params, new_constraint, form = await self.prompts.of_form(params, body.form_fields, form)
         tenant = request.state.tenant
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+        adapter, name = NO_ADAPTER, self.name
+        if body.model is not None and not self.is_called(body.model):
+            adapter, name = await self.loras.lease(body.model), body.model
         stream = Stream(
             prompts,
             params,
@@ -208,14 +210,15 @@ class Service:
             is_read=bool(body.stream),
             name=request.state.request_id,
             cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
+            adapter=adapter,
             prediction=prediction,
             new_constraint=new_constraint,
             token_rules=await self.prompts.token_rules(params),
-            on_record=partial(self._note_end, tenant, parent_of(request.headers), operation),
+            on_record=partial(self._note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
         answers = Answers(self.text, body, stream, form)
-        shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)
+        shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         return Reply(
             self.bridge,
@@ -230,10 +233,10 @@ class Service:
         )
 
     def _note_end(
-        self, tenant: str, parent: Context, operation: str, record: RequestRecord
+        self, tenant: str, parent: Context, operation: str, name: str, record: RequestRecord
     ) -> None:
         self.metrics.count_usage(tenant, record)
-        emit(record, parent, operation, self.name)
+        emit(record, parent, operation, name)
 
     def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
         """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
@@ -287,9 +290,11 @@ def new_app(service: Service) -> FastAPI:
     add_errors(app)
     _add_completions(app, service)
     _add_tokens(app, service)
+    add_models(app, service)
     _add_status(app, service)
     add_explain(app, service)
     add_ollama(app, service)
+    add_lora(app, service.loras, service.check_open)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
@@ -403,36 +408,6 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 def _add_status(app: FastAPI, service: Service) -> None:
-    model = {
-        "id": service.name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "ridgeline",
-        "max_model_len": service.max_model_len,
-        "tool_call_parser": service.text.tool_format.name,
-        "reasoning": service.text.reasoning is not None,
-    }
-
-    def status() -> dict[str, Any]:
-        return {
-            "value": "loaded",
-            "num_requests": service.bridge.num_streams,
-            "resident_bytes": memory_of(os.getpid()).resident_bytes,
-            "unload_s": None,
-        }
-
-    @app.get("/v1/models", responses=ERRORS)
-    async def models() -> dict[str, Any]:
-        """List the one model."""
-        return {"object": "list", "data": [model | {"status": status()}]}
-
-    @app.get("/v1/models/{name:path}", responses=ERRORS)
-    async def one_model(name: str) -> dict[str, Any]:
-        """Describe the model."""
-        if not service.is_called(name):
-            raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")
-        return model | {"status": status()}
-
     def probe(question: Callable[[], str | None]) -> Callable[[], Any]:
         async def answer() -> Response:
             why = question()

@@ -411,6 +411,7 @@ class Promises:
                 stream.params,
                 max_model_len=engine.max_model_len,
                 cache_root=stream.cache_root,
+                adapter=stream.adapter,
             )
             num_cached = engine.scheduler.queues.kv.num_cached(request.sequences[0])
             answers = tuple(answer._replace(num_cached=num_cached) for answer in one.answers)
