@@ -129,6 +129,13 @@ RECURRENT = {
             Layer(replace(_ATTENTION, gated=True), Mlp(40)),
         ),
     ),
+    "shared expert": replace(
+        PLAIN,
+        layers=(
+            Layer(MIXERS["delta rule"], Experts(5, 2, 40, shared=Mlp(16), shared_gated=True)),
+            PLAIN.layers[0],
+        ),
+    ),
     "states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3),
 }
 
@@ -221,6 +228,9 @@ def _mlp(
                 inner, outer = (slice(e * n, (e + 1) * n) for n in (ffn.size, len(y)))
                 made = act(layer["gate"][inner] @ y) * (layer["up"][inner] @ y)
                 row += ffn.scale * shares[e] / total * (layer["down"][outer] @ made)
+        if ffn.shared is not None:
+            inner = act(x @ layer["shared_gate"].T) * (x @ layer["shared_up"].T)
+            out += (inner @ layer["shared_down"].T) / (1 + np.exp(-(x @ layer["shared_scale"].T)))
         return out
     up = x @ layer["up"].T + layer.get("up_bias", 0.0)
     gate = act(x @ layer["gate"].T + layer.get("gate_bias", 0.0)) if ffn.gated else None

@@ -175,6 +175,22 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_L_cache": 4,
         },
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
+        },
+    ),
     "qwen3.5": (
         "Qwen3_5",
         {
@@ -223,7 +239,7 @@ def make_model(name: str, **more: Any) -> Any:
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if "norm" in parameter_name and parameter_name.endswith("weight"):
-                parameter.copy_(1.0 + 0.3 * noise)
+                parameter.copy_(parameter + 0.3 * noise)  # begins with 1, or 0 if 1 is added
             elif parameter.ndim == 1:
                 parameter.copy_(0.5 * noise)
             elif parameter.ndim == 3:  # a stack of experts

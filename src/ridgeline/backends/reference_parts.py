@@ -47,6 +47,8 @@ class FeedForwardWeights:
     down: Floats
     down_bias: Floats | None
     router: Floats | None
+    shared_scale: Floats | None
+    shared: FeedForwardWeights | None  # that of the expert that all tokens meet
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -73,7 +75,11 @@ class LayerWeights:
 
 
 def _fields(weights: AttentionWeights | FeedForwardWeights) -> list[Floats | None]:
-    return [getattr(weights, field.name) for field in fields(weights)]
+    found: list[Floats | None] = []
+    for field in fields(weights):
+        value = getattr(weights, field.name)
+        found += _fields(value) if isinstance(value, FeedForwardWeights) else [value]
+    return found
 
 
 def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> LayerWeights:
@@ -107,17 +113,21 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
         )
     mixer = layer.recurrent
     recurrent = {} if mixer is None else {n: part(n) for n in mixer.shapes(arch.hidden_size)}
-    if not ffn.size:
-        return LayerWeights(norms, of_attention, recurrent, None)
-    inner = ("gate", "up") if ffn.gated else ("up",)
-    of_ffn = FeedForwardWeights(
-        gate_up=both(*inner),
-        gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
-        down=part("down"),
-        down_bias=stack(ffn.bias, "down_bias"),
-        router=stack(isinstance(ffn, Experts), "router"),
-    )
-    return LayerWeights(norms, of_attention, recurrent, of_ffn)
+
+    def network(ffn: Mlp | Experts, prefix: str = "") -> FeedForwardWeights:
+        inner = [f"{prefix}{name}" for name in (("gate", "up") if ffn.gated else ("up",))]
+        shared = ffn.shared if isinstance(ffn, Experts) else None
+        return FeedForwardWeights(
+            gate_up=both(*inner),
+            gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
+            down=part(f"{prefix}down"),
+            down_bias=stack(ffn.bias, f"{prefix}down_bias"),
+            router=stack(isinstance(ffn, Experts), "router"),
+            shared_scale=stack(isinstance(ffn, Experts) and ffn.shared_gated, "shared_scale"),
+            shared=network(shared, "shared_") if shared else None,
+        )
+
+    return LayerWeights(norms, of_attention, recurrent, network(ffn) if ffn.size else None)
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -248,6 +258,9 @@ def _met_experts(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Fl
             row = x[rows]
             made = ACTIVATIONS[act](row @ gates[inner].T) * (row @ ups[inner].T)
             out[rows] += found[rows, e, None] * (made @ weights.down[outer].T)
+    if weights.shared is not None and experts.shared is not None:
+        met = feed_forward(x, weights.shared, experts.shared)
+        out += met if weights.shared_scale is None else sigmoid(x @ weights.shared_scale.T) * met
     return out
 
 

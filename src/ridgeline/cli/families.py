@@ -62,3 +62,5 @@ def _specials(family: Family) -> Iterator[str]:
         yield _RECURRENT[family.recurrent]
     if family.has_experts:
         yield "a mixture of experts"
+    if "shared.size" in family.facts:
+        yield "an expert that all tokens meet"

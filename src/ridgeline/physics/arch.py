@@ -161,6 +161,8 @@ class Experts:
         activation: as of ``Mlp``.
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
+        shared: a network that every token goes to as well.
+        shared_gated: its output is multiplied by the sigmoid of one more product.
     """
 
     num: int
@@ -169,6 +171,8 @@ class Experts:
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     normalised: bool = True
     scale: float = 1.0
+    shared: Mlp | None = None
+    shared_gated: bool = False
 
     @property
     def gated(self) -> bool:
@@ -183,16 +187,23 @@ class Experts:
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
         inner, outer = self.num * self.size, self.num * hidden_size
-        return {
+        found: dict[str, tuple[int, ...]] = {
             "router": (self.num, hidden_size),
             "gate": (inner, hidden_size),
             "up": (inner, hidden_size),
             "down": (outer, self.size),
         }
+        if self.shared is not None:
+            shapes = self.shared.shapes(hidden_size)
+            found |= {f"shared_{name}": shape for name, shape in shapes.items()}
+        if self.shared_gated:
+            found["shared_scale"] = (1, hidden_size)
+        return found
 
     def active_weights(self, hidden_size: int) -> int:
         """Return how many weights of matrices a token meets."""
-        return hidden_size * (self.num + 3 * self.per_token * self.size)
+        shared = 0 if self.shared is None else self.shared.active_weights(hidden_size)
+        return hidden_size * (self.num + 3 * self.per_token * self.size) + shared
 
     def expected_met(self, num_tokens: int) -> float:
         """Return how many experts so many tokens meet together if all are equally likely."""

@@ -216,7 +216,10 @@ def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
 def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
     if isinstance(ffn, Mlp):
         return mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias)
-    return experts(hidden, ffn.size, ffn.num, ffn.per_token)
+    shared = 0 if ffn.shared is None else ffn.shared.size
+    return experts(
+        hidden, ffn.size, ffn.num, ffn.per_token, shared_width=shared, shared_gate=ffn.shared_gated
+    )
 
 
 def _decoder(config: Fields, name: str, family: Family) -> Shape:

@@ -97,6 +97,42 @@ FAMILIES = {
         ),
         must={"block_use_swiglu": True, "use_pos_enc": True},
     ),
+    "Qwen3NextForCausalLM": Family(
+        _QWEN_OUTER,
+        _QWEN_LAYER
+        | dict.fromkeys(("qkv", "z"), "linear_attn.in_proj_qkvz.weight")
+        | dict.fromkeys(("beta", "decay"), "linear_attn.in_proj_ba.weight")
+        | {
+            "router": "mlp.gate.weight",
+            "gate": "mlp.experts.{e}.gate_proj.weight",
+            "up": "mlp.experts.{e}.up_proj.weight",
+            "down": "mlp.experts.{e}.down_proj.weight",
+            "shared_gate": "mlp.shared_expert.gate_proj.weight",
+            "shared_up": "mlp.shared_expert.up_proj.weight",
+            "shared_down": "mlp.shared_expert.down_proj.weight",
+            "shared_scale": "mlp.shared_expert_gate.weight",
+        },
+        _PREFIX,
+        _QWEN
+        | {
+            "ffn.num": integer("num_experts"),
+            "ffn.per_token": integer("num_experts_per_tok"),
+            "ffn.normalised": flag("norm_topk_prob", default=True),
+            "ffn.size": integer("moe_intermediate_size"),
+            "ffn.shared_gated": const(True),
+            "shared.size": integer("shared_expert_intermediate_size"),
+        },
+        recurrent="delta",
+        has_experts=True,
+        attention_layers="full_attention_interval",
+        pattern=4,
+        norm_offset=1.0,
+        defaults={"partial_rotary_factor": 0.25},
+        others=("mtp.",),
+        refuse=("attention_bias", "mlp_only_layers"),
+        unused=("full_attention_interval", "intermediate_size"),  # of layers without experts
+        must={"decoder_sparse_step": 1},
+    ),
     "Qwen3_5ForCausalLM": Family(
         _QWEN_OUTER,
         _QWEN_LAYER,

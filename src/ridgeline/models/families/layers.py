@@ -100,6 +100,9 @@ def _layers(
     """Return the layers; equal ones are the same object."""
     ffn_kind = Experts if family.has_experts else Mlp
     ffn = ffn_kind(**family.read(facts, "ffn"))
+    shared = family.read(facts, "shared")
+    if isinstance(ffn, Experts) and shared:
+        ffn = replace(ffn, shared=Mlp(**shared))
     if isinstance(ffn, Experts) and ffn.per_token > ffn.num:
         facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
     of_layer = family.read(facts, "layer")

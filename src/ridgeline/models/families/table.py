@@ -116,8 +116,8 @@ class Family:
         outer: canonical names before and behind the layers to the file's.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
         prefix: of a layer's tensors; ``{}`` stands for its number.
-        facts: "mixer", "recurrent", "ffn" or "layer", a dot and a field, or a field of the model,
-            to its reader.
+        facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
+            and a field, or a field of the model, to its reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the config does not mention one.
