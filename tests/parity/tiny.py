@@ -204,6 +204,25 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
         },
     ),
+    "mamba2": (
+        "Mamba2",
+        {
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 12,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "num_hidden_layers": 3,
+            "unused": (
+                "intermediate_size",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "max_position_embeddings",
+                "rope_parameters",
+                "attn_implementation",
+            ),
+        },
+    ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ridgeline.models.families.table import Family, adjusted, choice, const, flag, integer, number
 
+NO_LIMITS = [0.0, float("inf")]
 _PREFIX = "model.layers.{}."
 _LFM2_OUTER = {
     "embed": "model.embed_tokens.weight",
@@ -69,6 +70,28 @@ _QWEN = {
     "recurrent.value_dim": integer("linear_value_head_dim", default=128),
     "recurrent.kernel": integer("linear_conv_kernel_dim", default=4),
     "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
+}
+
+_SSM = {
+    "recurrent.num_heads": integer("num_heads", "mamba_n_heads"),
+    "recurrent.head_dim": integer("head_dim", "mamba_d_head"),
+    "recurrent.state_dim": integer("state_size", "mamba_d_state"),
+    "recurrent.num_groups": integer("n_groups", "mamba_n_groups"),
+    "recurrent.kernel": integer("conv_kernel", "mamba_d_conv"),
+    "recurrent.conv_bias": flag("use_conv_bias", "mamba_conv_bias", default=True),
+    "recurrent.bias": flag("use_bias", "mamba_proj_bias"),
+}
+_SSM_LAYER = {
+    "in": "in_proj.weight",
+    "in_bias": "in_proj.bias",
+    "conv": "conv1d.weight",
+    "conv_bias": "conv1d.bias",
+    "dt_bias": "dt_bias",
+    "a_log": "A_log",
+    "skip": "D",
+    "gated_scale": "norm.weight",
+    "out": "out_proj.weight",
+    "out_bias": "out_proj.bias",
 }
 
 FAMILIES = {
@@ -150,6 +173,31 @@ FAMILIES = {
             "mtp_use_dedicated_embeddings",
         ),
         must={"attn_output_gate": True},
+    ),
+    "Mamba2ForCausalLM": Family(
+        {
+            "embed": "backbone.embeddings.weight",
+            "norm": "backbone.norm_f.weight",
+            "head": "lm_head.weight",
+        },
+        {"attn_norm": "norm.weight"} | {n: f"mixer.{name}" for n, name in _SSM_LAYER.items()},
+        "backbone.layers.{}.",
+        {
+            "hidden_size": integer("hidden_size"),
+            "vocab_size": integer("vocab_size"),
+            "norm_eps": number("layer_norm_epsilon", default=1e-5),
+            "tied_embeddings": flag("tie_word_embeddings"),
+            "ffn.size": const(0),
+            "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
+        }
+        | _SSM,
+        recurrent="ssm",
+        unused=(  # for training, or other keys say it
+            "chunk_size", "expand", "intermediate_size", "norm_before_gate", "residual_in_fp32",
+            "rescale_prenorm_residual", "rms_norm", "time_step_floor", "time_step_init_scheme",
+            "time_step_max", "time_step_min", "time_step_rank", "time_step_scale",
+        ),
+        must={"time_step_limit": NO_LIMITS},
     ),
 }  # fmt: skip
 FAMILIES["Qwen3_5ForConditionalGeneration"] = FAMILIES["Qwen3_5ForCausalLM"]

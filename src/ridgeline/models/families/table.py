@@ -166,6 +166,11 @@ class Family:
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether any layer has attention."""
+        return "mixer.num_heads" in self.facts
+
     def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
         """Return the facts of a part, such as "mixer"; of the model if none is named."""
         found = {}
