@@ -136,6 +136,17 @@ RECURRENT = {
             PLAIN.layers[0],
         ),
     ),
+    "beside attention": replace(
+        PLAIN,
+        layers=(
+            Layer(
+                replace(_ATTENTION, in_scale=0.8, out_scale=1.3),
+                Mlp(40, gate_scale=0.7, out_scale=1.2),
+                beside=MIXERS["state space"],
+            ),
+        )
+        * 2,
+    ),
     "states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3),
 }
 
@@ -184,11 +195,13 @@ def plain_logits(
             return _norm(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
 
         seen = norm(x, "attn_norm")
-        recurrent = arch.layers[i].recurrent
-        if recurrent is None:
-            made = _attention(arch, layer, seen, i, max_model_len)
-        else:
-            made = recurred(recurrent, layer, seen, arch.norm_eps)
+        mixer, recurrent = arch.layers[i].attention, arch.layers[i].recurrent
+        made = np.zeros_like(seen)
+        if mixer is not None:
+            attended = _attention(arch, layer, mixer.in_scale * seen, i, max_model_len)
+            made += mixer.out_scale * attended
+        if recurrent is not None:
+            made += recurred(recurrent, layer, seen, arch.norm_eps)
         x = x + arch.residual_scale * norm(made, "attn_post_norm")
         if arch.layers[i].norms == "beside, own":
             seen = norm(x - arch.residual_scale * made, "mlp_norm")
@@ -233,9 +246,10 @@ def _mlp(
             out += (inner @ layer["shared_down"].T) / (1 + np.exp(-(x @ layer["shared_scale"].T)))
         return out
     up = x @ layer["up"].T + layer.get("up_bias", 0.0)
-    gate = act(x @ layer["gate"].T + layer.get("gate_bias", 0.0)) if ffn.gated else None
-    inner = act(up) if gate is None else gate * up
-    return inner @ layer["down"].T + layer.get("down_bias", 0.0)
+    inner = act(up)
+    if ffn.gated:
+        inner = up * act(ffn.gate_scale * (x @ layer["gate"].T + layer.get("gate_bias", 0.0)))
+    return ffn.out_scale * (inner @ layer["down"].T + layer.get("down_bias", 0.0))
 
 
 def _capped(x: NDArray[np.float64], cap: float) -> NDArray[np.float64]:

@@ -181,7 +181,9 @@ def answers(
     return [{k: said[k] for k in sorted(said) if k[0] == i} for i in places], checked
 
 
-@pytest.mark.parametrize("name", ["short convolution", "delta rule", "states alone"])
+@pytest.mark.parametrize(
+    "name", ["short convolution", "delta rule", "beside attention", "states alone"]
+)
 def test_the_same_answers_however_they_are_served(name: str) -> None:
     runner = make(name, num_states=20)
     alone = [

@@ -94,6 +94,23 @@ _SLIDING = {"sliding_window": 8, "num_hidden_layers": 4}
 _EVERY_OTHER = ["sliding_attention", "full_attention"] * 2
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 _QUERY_SCALE = {"head_dim": 32, "query_pre_attn_scalar": 20}
+_FALCON = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.8, 0.9, 1.1, 1.2, 0.7],
+    "mlp_multipliers": [0.9, 1.3],
+}
 # Families whose config says more than the older keys of rope, or that have no rope.
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
@@ -204,6 +221,17 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
         },
     ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **_FALCON,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "falcon-h1-plain": ("FalconH1", {**_FALCON, "tie_word_embeddings": True}),
+    "falcon-h1-norm-first": ("FalconH1", {**_FALCON, "mamba_rms_norm": True}),
     "mamba2": (
         "Mamba2",
         {

@@ -136,6 +136,11 @@ def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
     return out if bias is None else out + bias
 
 
+def scaled(x: Floats, scale: float) -> Floats:
+    """Return ``x`` times a number; 1 changes nothing."""
+    return x if scale == 1.0 else x * np.float32(scale)
+
+
 def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:
     """Rotate the first channels of each head; ``cos`` and ``sin`` are [T, 1, dim / 2]."""
     half = cos.shape[-1]
@@ -226,10 +231,10 @@ def feed_forward(x: Floats, weights: FeedForwardWeights, ffn: Mlp | Experts) -> 
     inner = linear(x, weights.gate_up, weights.gate_up_bias)
     if ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
-        inner = act(gate) * up
+        inner = act(scaled(gate, ffn.gate_scale)) * up
     else:
         inner = act(inner)
-    return linear(inner, weights.down, weights.down_bias)
+    return scaled(linear(inner, weights.down, weights.down_bias), ffn.out_scale)
 
 
 def routes(x: Floats, router: Floats, experts: Experts) -> Floats:

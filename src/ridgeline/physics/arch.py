@@ -64,6 +64,8 @@ class Attention:
         qkv_bias: the q, k and v projections have a bias.
         o_bias: the output projection has a bias.
         gated: the output is multiplied by the sigmoid of another projection of the input.
+        in_scale: multiplies the input.
+        out_scale: multiplies the output.
     """
 
     num_heads: int
@@ -77,6 +79,8 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     gated: bool = False
+    in_scale: float = 1.0
+    out_scale: float = 1.0
 
     @property
     def score_scale(self) -> float:
@@ -125,12 +129,16 @@ class Mlp:
         gated: a gate, put through the activation, multiplies the inner values; without a gate the
             activation is theirs.
         bias: all its projections have a bias.
+        gate_scale: multiplies what goes into the activation of a gate.
+        out_scale: multiplies the output.
     """
 
     size: int
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated: bool = True
     bias: bool = False
+    gate_scale: float = 1.0
+    out_scale: float = 1.0
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
@@ -220,11 +228,13 @@ class Layer:
         norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
             each has a norm of its own of that row.
+        beside: a mixer that keeps a state and reads the same row as attention; both are added.
     """
 
     mixer: Attention | Recurrent
     ffn: Mlp | Experts
     norms: Literal["before", "behind", "around", "beside", "beside, own"] = "before"
+    beside: Recurrent | None = None
 
     @property
     def attention(self) -> Attention | None:
@@ -239,8 +249,8 @@ class Layer:
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """The mixer, if it keeps a state."""
-        return self.mixer if isinstance(self.mixer, Conv | Delta | Ssm) else None
+        """The mixer that keeps a state, alone or beside attention."""
+        return self.mixer if isinstance(self.mixer, Conv | Delta | Ssm) else self.beside
 
     @property
     def norm_names(self) -> tuple[str, ...]:
@@ -261,7 +271,8 @@ class Layer:
         norms: dict[str, tuple[int, ...]] = dict.fromkeys(self.norm_names, (hidden_size,))
         if norm_bias:
             norms |= {f"{name}_bias": shape for name, shape in norms.items()}
-        return norms | self.mixer.shapes(hidden_size) | self.ffn.shapes(hidden_size)
+        beside = {} if self.beside is None else self.beside.shapes(hidden_size)
+        return norms | self.mixer.shapes(hidden_size) | beside | self.ffn.shapes(hidden_size)
 
 
 @dataclass(frozen=True, slots=True)

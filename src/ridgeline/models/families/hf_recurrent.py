@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.table import Family, adjusted, choice, const, flag, integer, number
+from ridgeline.models.families.table import (
+    Family,
+    adjusted,
+    choice,
+    const,
+    flag,
+    integer,
+    number,
+    numbers,
+)
 
 NO_LIMITS = [0.0, float("inf")]
 _PREFIX = "model.layers.{}."
@@ -173,6 +182,51 @@ FAMILIES = {
             "mtp_use_dedicated_embeddings",
         ),
         must={"attn_output_gate": True},
+    ),
+    "FalconH1ForCausalLM": Family(
+        _LFM2_OUTER | {"norm": "model.final_layernorm.weight"},
+        {
+            "attn_norm": "input_layernorm.weight",
+            "q": "self_attn.q_proj.weight",
+            "k": "self_attn.k_proj.weight",
+            "v": "self_attn.v_proj.weight",
+            "o": "self_attn.o_proj.weight",
+            "mlp_norm": "pre_ff_layernorm.weight",
+            "gate": "feed_forward.gate_proj.weight",
+            "up": "feed_forward.up_proj.weight",
+            "down": "feed_forward.down_proj.weight",
+        }
+        | {n: f"mamba.{name}" for n, name in _SSM_LAYER.items()},
+        _PREFIX,
+        {
+            "hidden_size": integer("hidden_size"),
+            "vocab_size": integer("vocab_size"),
+            "norm_eps": number("rms_norm_eps", default=1e-5),
+            "tied_embeddings": flag("tie_word_embeddings"),
+            "embed_scale": number("embedding_multiplier", default=1.0),
+            "logit_scale": number("lm_head_multiplier", default=1.0),
+            "mixer.num_heads": integer("num_attention_heads"),
+            "mixer.key_scale": number("key_multiplier", default=1.0),
+            "mixer.in_scale": number("attention_in_multiplier", default=1.0),
+            "mixer.out_scale": number("attention_out_multiplier", default=1.0),
+            "recurrent.gated_norm": flag("mamba_rms_norm"),
+            "recurrent.norm_first": flag("mamba_norm_before_gate", default=True),
+            "recurrent.in_scale": number("ssm_in_multiplier", default=1.0),
+            "recurrent.out_scale": number("ssm_out_multiplier", default=1.0),
+            "recurrent.part_scales": numbers("ssm_multipliers", default=(1.0,) * 5),
+            "ffn.size": integer("intermediate_size"),
+            "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
+            "scales.ffn": numbers("mlp_multipliers", default=(1.0, 1.0)),
+        }
+        | _SSM,
+        recurrent="ssm",
+        beside=True,
+        refuse=("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"),
+        unused=(  # other keys say it, or how a prompt is computed
+            "mamba_chunk_size", "mamba_d_ssm", "mamba_expand", "num_logits_to_keep",
+            "mamba_use_mlp", "attn_layer_indices",
+        ),
+        must={"time_step_limit": NO_LIMITS},
     ),
     "Mamba2ForCausalLM": Family(
         {

@@ -40,6 +40,8 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     mixer = family.read(config, "mixer")
     heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
     head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
+    if (factor := mixer.pop("key_scale", 1.0)) != 1.0:
+        mixer["scale"] = head_dim**-0.5 * factor
     kinds, window = _windows_of_config(config, family, num_layers)
     ropes, max_position = _ropes_of_config(config, family, head_dim)
     attention = Attention(
@@ -110,6 +112,9 @@ def _layers(
         ffn = replace(ffn, shared=Mlp(**shared))
     if isinstance(ffn, Experts) and ffn.per_token > ffn.num:
         facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
+    if isinstance(ffn, Mlp) and (scales := family.read(facts, "scales")):
+        gate_scale, out_scale = scales["ffn"]
+        ffn = replace(ffn, gate_scale=gate_scale, out_scale=out_scale)
     of_layer = family.read(facts, "layer")
     made: dict[tuple[str, bool], Layer] = {}
     for kind, turns in zip(kinds, turning, strict=True):
@@ -119,7 +124,8 @@ def _layers(
         else:
             rope = ropes[kind] if turns else None
             mixer = replace(attention, window=window if kind == "sliding" else None, rope=rope)
-        made.setdefault((kind, turns), Layer(mixer, ffn, **of_layer))
+        beside = _recurrent(facts, family) if family.beside else None
+        made.setdefault((kind, turns), Layer(mixer, ffn, beside=beside, **of_layer))
     return tuple(made[key] for key in zip(kinds, turning, strict=True))
 
 

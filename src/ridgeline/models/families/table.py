@@ -17,7 +17,16 @@ class Reader(NamedTuple):
     """How a fact is read: "const", a typed value of the first key there is, or made of one."""
 
     how: Literal[
-        "const", "integer", "number", "flag", "choice", "power", "inverse", "bias", "adjusted"
+        "const",
+        "integer",
+        "number",
+        "numbers",
+        "flag",
+        "choice",
+        "power",
+        "inverse",
+        "bias",
+        "adjusted",
     ]
     keys: tuple[str, ...] = ()
     default: Any = None
@@ -35,6 +44,9 @@ class Reader(NamedTuple):
                 return facts.integer(key, self.default)
             case "number":
                 return facts.number(key, self.default)
+            case "numbers":
+                given = facts.get(key)
+                return self.default if given is None else facts.numbers(key, len(self.default))
             case "flag":
                 return facts.flag(key, self.default)
             case "power":
@@ -68,6 +80,11 @@ def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Re
 def number(*keys: str, default: float | None = None) -> Reader:
     """A positive number."""
     return Reader("number", keys, default)
+
+
+def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
+    """A list of positive numbers, as many as there are by default."""
+    return Reader("numbers", (key,), default)
 
 
 def flag(*keys: str, default: bool = False) -> Reader:
@@ -127,6 +144,7 @@ class Family:
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
+        beside: it stands beside attention instead, in every layer.
         attention_layers: the key of their numbers, or of a number that says that every so manyth
             has attention (else ``pattern``), where the config has no ``layer_types``.
         has_experts: the feed-forward network is a mixture of experts.
@@ -153,6 +171,7 @@ class Family:
     norm_offset: float = 0.0
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
+    beside: bool = False
     attention_layers: str = ""
     has_experts: bool = False
     transposed: bool = False
