@@ -14,6 +14,17 @@ MIXERS: dict[str, Recurrent] = {
     "convolution of one token": Conv(kernel=1),
     "delta rule": Delta(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=6, kernel=4),
     "state space": Ssm(num_heads=6, head_dim=4, state_dim=5, num_groups=2, kernel=4),
+    "state space, normed first": Ssm(
+        num_heads=4,
+        head_dim=6,
+        state_dim=3,
+        num_groups=2,
+        kernel=3,
+        norm_first=True,
+        in_scale=0.8,
+        out_scale=1.5,
+        part_scales=(0.7, 1.2, 0.9, 1.1, 0.6),
+    ),
     "state space, plain": Ssm(3, 4, 5, 1, 2, conv_bias=False, bias=True, gated_norm=False),
 }
 
@@ -23,8 +34,10 @@ def recurred(mixer: Recurrent, w: dict[str, Doubles], x: Doubles, eps: float) ->
     if isinstance(mixer, Conv):
         b, c, u = np.split(x @ w["in"].T + w.get("in_bias", 0.0), 3, axis=1)
         return (c * _convolved(b * u, w)) @ w["out"].T + w.get("out_bias", 0.0)
-    made = _delta(mixer, w, x, eps) if isinstance(mixer, Delta) else _ssm(mixer, w, x, eps)
-    return made @ w["out"].T + w.get("out_bias", 0.0)
+    if isinstance(mixer, Delta):
+        return _delta(mixer, w, x, eps) @ w["out"].T
+    made = _ssm(mixer, w, x * mixer.in_scale, eps) @ w["out"].T + w.get("out_bias", 0.0)
+    return made * mixer.out_scale
 
 
 def _convolved(rows: Doubles, w: dict[str, Doubles]) -> Doubles:
@@ -65,6 +78,9 @@ def _delta(mixer: Delta, w: dict[str, Doubles], x: Doubles, eps: float) -> Doubl
 
 def _ssm(mixer: Ssm, w: dict[str, Doubles], x: Doubles, eps: float) -> Doubles:
     projected = x @ w["in"].T + w.get("in_bias", 0.0)
+    ends = np.cumsum([mixer.inner_size] * 2 + [mixer.num_groups * mixer.state_dim] * 2)
+    parts = zip(np.split(projected, ends, axis=1), mixer.part_scales, strict=True)
+    projected = np.concatenate([part * scale for part, scale in parts], axis=1)
     gate = _silu(projected[:, : mixer.inner_size])
     pace = np.log1p(np.exp(projected[:, -mixer.num_heads :] + w["dt_bias"]))
     rows = _silu(_convolved(projected[:, mixer.inner_size : -mixer.num_heads], w))
@@ -82,9 +98,9 @@ def _ssm(mixer: Ssm, w: dict[str, Doubles], x: Doubles, eps: float) -> Doubles:
             memory *= np.exp(-np.exp(w["a_log"][head]) * pace[t, head])
             memory += pace[t, head] * np.outer(u, b)
             out[t, head] = memory @ c + w["skip"][head] * u
-    made = out.reshape(len(x), -1) * gate
+    made = out.reshape(len(x), -1) * (1 if mixer.norm_first else gate)
     if mixer.gated_norm:
         groups = made.reshape(len(x), mixer.num_groups, -1)
         groups = groups / np.sqrt((groups**2).mean(axis=-1, keepdims=True) + eps)
         made = groups.reshape(len(x), -1) * w["gated_scale"]
-    return made
+    return made * gate if mixer.norm_first else made

@@ -139,6 +139,24 @@ RECURRENT = {
             Layer(replace(_ATTENTION, gated=True), Mlp(40)),
         ),
     ),
+    "shared expert": replace(
+        PLAIN,
+        layers=(
+            Layer(MIXERS["delta rule"], Experts(5, 2, 40, shared=Mlp(16), shared_gated=True)),
+            PLAIN.layers[0],
+        ),
+    ),
+    "beside attention": replace(
+        PLAIN,
+        layers=(
+            Layer(
+                replace(_ATTENTION, in_scale=0.8, out_scale=1.3),
+                Mlp(40, gate_scale=0.7, out_scale=1.2),
+                beside=MIXERS["state space"],
+            ),
+        )
+        * 2,
+    ),
     "states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3),
 }
 
@@ -191,11 +209,13 @@ def plain_logits(
             return _norm(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
 
         seen = norm(x, "attn_norm")
-        recurrent = arch.layers[i].recurrent
-        if recurrent is None:
-            made = _attention(arch, layer, seen, i, max_model_len)
-        else:
-            made = recurred(recurrent, layer, seen, arch.norm_eps)
+        mixer, recurrent = arch.layers[i].attention, arch.layers[i].recurrent
+        made = np.zeros_like(seen)
+        if mixer is not None:
+            attended = _attention(arch, layer, mixer.in_scale * seen, i, max_model_len)
+            made += mixer.out_scale * attended
+        if recurrent is not None:
+            made += recurred(recurrent, layer, seen, arch.norm_eps)
         x = x + arch.residual_scale * norm(made, "attn_post_norm")
         if arch.layers[i].norms == "beside, own":
             seen = norm(x - arch.residual_scale * made, "mlp_norm")
@@ -246,11 +266,15 @@ def _mlp(
                 made = layer["down"][outer] @ gated(gate, up)
                 made = made + (layer["down_bias"][outer] if ffn.bias else 0)
                 row += ffn.scale * shares[e] / total * made
+        if ffn.shared is not None:
+            inner = act(x @ layer["shared_gate"].T) * (x @ layer["shared_up"].T)
+            out += (inner @ layer["shared_down"].T) / (1 + np.exp(-(x @ layer["shared_scale"].T)))
         return out
     up = x @ layer["up"].T + layer.get("up_bias", 0.0)
-    gate = act(x @ layer["gate"].T + layer.get("gate_bias", 0.0)) if ffn.gated else None
-    inner = act(up) if gate is None else gate * up
-    return inner @ layer["down"].T + layer.get("down_bias", 0.0)
+    inner = act(up)
+    if ffn.gated:
+        inner = up * act(ffn.gate_scale * (x @ layer["gate"].T + layer.get("gate_bias", 0.0)))
+    return ffn.out_scale * (inner @ layer["down"].T + layer.get("down_bias", 0.0))
 
 
 def _capped(x: NDArray[np.float64], cap: float) -> NDArray[np.float64]:

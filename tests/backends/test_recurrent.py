@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -180,7 +181,9 @@ def answers(
     return [{k: said[k] for k in sorted(said) if k[0] == i} for i in places], checked
 
 
-@pytest.mark.parametrize("name", ["short convolution", "delta rule", "states alone"])
+@pytest.mark.parametrize(
+    "name", ["short convolution", "delta rule", "beside attention", "states alone"]
+)
 def test_the_same_answers_however_they_are_served(name: str) -> None:
     runner = make(name, num_states=20)
     alone = [
@@ -221,5 +224,12 @@ def test_what_the_backend_says_and_needs() -> None:
     runner = make("delta rule", num_states=5)
     assert found.state_bytes_per_seq * 5 == sum(a.nbytes for a in runner._recurrent.arrays())
     assert runner.memory()["recurrent_states"].num_bytes == 5 * found.state_bytes_per_seq
-    with pytest.raises(ValueError, match="layer 0 keeps a state: use --backend reference"):
-        cpu.footprint(arch, cpu.check(setup))
+    cpu_setup = cpu.check(setup)
+    attention, experts = RECURRENT["gated attention"].layers[1:], RECURRENT["shared expert"].layers
+    for layers, message in (
+        (arch.layers, "layer 0 keeps a state: use --backend reference"),
+        (attention, "the attention of layer 0 is gated: use --backend reference"),
+        ((replace(experts[1], ffn=experts[0].ffn),), "layer 0 has a shared expert: use"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cpu.footprint(replace(arch, layers=layers), cpu_setup)

@@ -94,6 +94,23 @@ _SLIDING = {"sliding_window": 8, "num_hidden_layers": 4}
 _EVERY_OTHER = ["sliding_attention", "full_attention"] * 2
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 _QUERY_SCALE = {"head_dim": 32, "query_pre_attn_scalar": 20}
+_FALCON = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.8, 0.9, 1.1, 1.2, 0.7],
+    "mlp_multipliers": [0.9, 1.3],
+}
 # Families whose config says more than the older keys of rope, or that have no rope.
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
@@ -175,6 +192,22 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_L_cache": 4,
         },
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
+        },
+    ),
     "qwen3.5": (
         "Qwen3_5",
         {
@@ -186,6 +219,36 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_value_head_dim": 8,
             "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"],
             "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
+        },
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **_FALCON,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "falcon-h1-plain": ("FalconH1", {**_FALCON, "tie_word_embeddings": True}),
+    "falcon-h1-norm-first": ("FalconH1", {**_FALCON, "mamba_rms_norm": True}),
+    "mamba2": (
+        "Mamba2",
+        {
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 12,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "num_hidden_layers": 3,
+            "unused": (
+                "intermediate_size",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "max_position_embeddings",
+                "rope_parameters",
+                "attn_implementation",
+            ),
         },
     ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
@@ -244,7 +307,7 @@ def make_model(name: str, **more: Any) -> Any:
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if "norm" in parameter_name and parameter_name.endswith("weight"):
-                parameter.copy_(1.0 + 0.3 * noise)
+                parameter.copy_(parameter + 0.3 * noise)  # begins with 1, or 0 if 1 is added
             elif parameter.ndim == 1:
                 parameter.copy_(0.5 * noise)
             elif parameter.ndim == 3:  # a stack of experts

@@ -10,7 +10,8 @@ import pytest
 
 from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics import costs
-from ridgeline.physics.config_shape import shape_of_arch, shape_of_config
+from ridgeline.physics.arch_shape import shape_of_arch
+from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
 from tests.models.tiny import CONFIG, hf
 from tests.tiny import ARCHS, RECURRENT

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.physics.config_shape import shape_of_arch
+from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.formats import storage_of_dtype
 from ridgeline.planner import Plan, Wishes, plan
 from ridgeline.planner.calibration import assume

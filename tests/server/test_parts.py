@@ -81,4 +81,7 @@ def test_a_step_with_copies_is_not_repeated() -> None:
     runner = Brittle({1})
     with pytest.raises(StepLost):
         ContainedRunner(runner, lambda error: None).execute(Step(work, ((0, 1),), (), (), ()))
+    of_states = Step(work, (), (), (), (), ((0, 1),))
+    with pytest.raises(StepLost):
+        ContainedRunner(runner, lambda error: None).execute(of_states)
     assert not runner.done

@@ -32,6 +32,7 @@ from ridgeline.backends.reference_parts import (
     normalised,
     normalised_heads,
     rotate,
+    scaled,
     sigmoid,
     softcapped,
     softmax,
@@ -233,11 +234,14 @@ class ReferenceRunner:
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's mixer adds, and which tokens may be built on."""
         layer, weights = self.arch.layers[index], self._layers[index]
-        if layer.recurrent is None:
-            return self._attention(index, x, *places, adapt)
-        go = partial(self._recurrent.go, index, items)
-        out = mix(x, weights.recurrent, layer.recurrent, self.arch.norm_eps, go)
-        return out, np.logical_and.reduce(np.isfinite(out), axis=1)
+        out, finite_T = np.zeros_like(x), np.ones(len(x), bool)
+        if layer.attention is not None:
+            out, finite_T = self._attention(index, x, *places, adapt)
+        if layer.recurrent is not None:
+            go = partial(self._recurrent.go, index, items)
+            out = out + mix(x, weights.recurrent, layer.recurrent, self.arch.norm_eps, go)
+            finite_T &= np.logical_and.reduce(np.isfinite(out), axis=1)
+        return out, finite_T
 
     def _attention(
         self,
@@ -255,7 +259,8 @@ class ReferenceRunner:
         index = self._cached[index]
         num_q = mixer.num_heads
         num_qk = num_q + mixer.num_kv_heads
-        qkv = adapt(linear(x, weights.qkv, weights.qkv_bias), x, "q", "k", "v")
+        rows = scaled(x, mixer.in_scale)
+        qkv = adapt(linear(rows, weights.qkv, weights.qkv_bias), rows, "q", "k", "v")
         heads = qkv.reshape(len(x), num_qk + mixer.num_kv_heads, mixer.head_dim)
         qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
         if weights.q_norm is not None and weights.k_norm is not None:
@@ -272,7 +277,8 @@ class ReferenceRunner:
         attended = out.reshape(len(x), -1)
         if weights.gate is not None:
             attended *= sigmoid(linear(x, weights.gate, None))
-        return adapt(linear(attended, weights.o, weights.o_bias), attended, "o"), finite_T
+        out = adapt(linear(attended, weights.o, weights.o_bias), attended, "o")
+        return scaled(out, mixer.out_scale), finite_T
 
     def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
         """Store K and V; return which tokens were finite.

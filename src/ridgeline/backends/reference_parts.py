@@ -50,6 +50,8 @@ class FeedForwardWeights:
     down_bias: Floats | None
     router: Floats | None
     router_bias: Floats | None
+    shared_scale: Floats | None
+    shared: FeedForwardWeights | None  # that of the expert that all tokens meet
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -76,7 +78,11 @@ class LayerWeights:
 
 
 def _fields(weights: AttentionWeights | FeedForwardWeights) -> list[Floats | None]:
-    return [getattr(weights, field.name) for field in fields(weights)]
+    found: list[Floats | None] = []
+    for field in fields(weights):
+        value = getattr(weights, field.name)
+        found += _fields(value) if isinstance(value, FeedForwardWeights) else [value]
+    return found
 
 
 def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> LayerWeights:
@@ -111,24 +117,34 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
         )
     mixer = layer.recurrent
     recurrent = {} if mixer is None else {n: part(n) for n in mixer.shapes(arch.hidden_size)}
-    if not ffn.size:
-        return LayerWeights(norms, of_attention, recurrent, None)
-    inner = ("gate", "up") if ffn.gated else ("up",)
-    of_ffn = FeedForwardWeights(
-        gate_up=both(*inner),
-        gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
-        down=part("down"),
-        down_bias=stack(ffn.bias, "down_bias"),
-        router=stack(isinstance(ffn, Experts), "router"),
-        router_bias=stack(isinstance(ffn, Experts) and ffn.bias, "router_bias"),
-    )
-    return LayerWeights(norms, of_attention, recurrent, of_ffn)
+
+    def network(ffn: Mlp | Experts, prefix: str = "") -> FeedForwardWeights:
+        inner = [f"{prefix}{name}" for name in (("gate", "up") if ffn.gated else ("up",))]
+        has_experts = isinstance(ffn, Experts)
+        shared = ffn.shared if isinstance(ffn, Experts) else None
+        return FeedForwardWeights(
+            gate_up=both(*inner),
+            gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
+            down=part(f"{prefix}down"),
+            down_bias=stack(ffn.bias, f"{prefix}down_bias"),
+            router=stack(has_experts, "router"),
+            router_bias=stack(has_experts and ffn.bias, "router_bias"),
+            shared_scale=stack(isinstance(ffn, Experts) and ffn.shared_gated, "shared_scale"),
+            shared=network(shared, "shared_") if shared else None,
+        )
+
+    return LayerWeights(norms, of_attention, recurrent, network(ffn) if ffn.size else None)
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
     """Return ``x`` times the transposed weight, plus the bias."""
     out: Floats = x @ weight.T
     return out if bias is None else out + bias
+
+
+def scaled(x: Floats, scale: float) -> Floats:
+    """Return ``x`` times a number; 1 changes nothing."""
+    return x if scale == 1.0 else x * np.float32(scale)
 
 
 def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:
@@ -226,10 +242,16 @@ def feed_forward(
     inner = adapt(linear(x, weights.gate_up, weights.gate_up_bias), x, *names)
     if ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
-        inner = gated(ffn.activation, gate, up)
+        inner = gated(ffn.activation, scaled(gate, ffn.gate_scale), up)
     else:
         inner = ACTIVATIONS[ffn.activation](inner)
-    return adapt(linear(inner, weights.down, weights.down_bias), inner, "down")
+    out = adapt(linear(inner, weights.down, weights.down_bias), inner, "down")
+    return scaled(out, ffn.out_scale)
+
+
+def not_adapted(product: Floats, _: Floats, *names: str) -> Floats:
+    """Return a product as it is: no adapter changes its matrices."""
+    return product
 
 
 def gated(activation: str, gate: Floats, up: Floats) -> Floats:
@@ -279,6 +301,9 @@ def _met_experts(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Fl
             made = gated(experts.activation, gate, up)
             down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
             out[rows] += found[rows, e, None] * linear(made, down, bias)
+    if weights.shared is not None and experts.shared is not None:
+        met = feed_forward(x, weights.shared, experts.shared, not_adapted)
+        out += met if weights.shared_scale is None else sigmoid(x @ weights.shared_scale.T) * met
     return out
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.reference_parts import linear, rms_norm, sigmoid, silu
+from ridgeline.backends.reference_parts import linear, rms_norm, scaled, sigmoid, silu
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 
 Floats = NDArray[np.float32]
@@ -62,14 +62,22 @@ def _delta_net(
 def _state_space(
     x: Floats, weights: dict[str, Floats], mixer: Ssm, eps: float, go: Through
 ) -> Floats:
-    projected = linear(x, weights["in"], weights.get("in_bias"))
-    gate, rows = projected[:, : mixer.inner_size], projected[:, mixer.inner_size :]
-    made = go(rows, partial(_scanned, weights=weights, mixer=mixer)) * silu(gate)
+    projected = linear(scaled(x, mixer.in_scale), weights["in"], weights.get("in_bias"))
+    inner, shared = mixer.inner_size, mixer.num_groups * mixer.state_dim
+    if any(scale != 1.0 for scale in mixer.part_scales):
+        sizes = (inner, inner, shared, shared, mixer.num_heads)
+        projected = projected * np.repeat(np.array(mixer.part_scales, np.float32), sizes)
+    gate, rows = silu(projected[:, :inner]), projected[:, inner:]
+    made = go(rows, partial(_scanned, weights=weights, mixer=mixer))
+    if not mixer.norm_first:
+        made = made * gate
     if mixer.gated_norm:
-        groups = (mixer.num_groups, mixer.inner_size // mixer.num_groups)
+        groups = (mixer.num_groups, inner // mixer.num_groups)
         scale = weights["gated_scale"].reshape(groups)
         made = rms_norm(made.reshape(len(x), *groups), scale, eps).reshape(len(x), -1)
-    return linear(made, weights["out"], weights.get("out_bias"))
+    if mixer.norm_first:
+        made = made * gate
+    return scaled(linear(made, weights["out"], weights.get("out_bias")), mixer.out_scale)
 
 
 def _convolved(rows: Floats, state: State, weights: dict[str, Floats]) -> Floats:

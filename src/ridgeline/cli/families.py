@@ -61,6 +61,8 @@ def _specials(family: Family) -> Iterator[str]:
     if constants.get("mixer.gated"):
         yield "gated attention"
     if family.recurrent:
-        yield _RECURRENT[family.recurrent]
+        yield f"{_RECURRENT[family.recurrent]}{', beside attention' if family.beside else ''}"
     if family.has_experts:
         yield "a mixture of experts"
+    if "shared.size" in family.facts:
+        yield "an expert that all tokens meet"

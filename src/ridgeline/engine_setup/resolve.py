@@ -23,6 +23,7 @@ POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfu
 _DEFAULT_MAX_NUM_SEQS = 256
 _DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 _DEFAULT_KV_BYTES = 4 << 30
+_LEAST_BLOCK_BYTES = 512  # of a block without keys and values: the engine's own book-keeping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ def resolve(
         )
     )
     found = backend.footprint(arch, setup)
-    kv_bytes_per_block = max(options.block_size * found.kv_bytes_per_token, 1)
+    kv_bytes_per_block = max(options.block_size * found.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
     left_bytes = available_bytes() - taken_bytes
     states = _fit_states(found, left_bytes, options.max_num_seqs, max_num_seqs)
     max_num_seqs, num_checkpoints, state_bytes = states

@@ -115,9 +115,17 @@ class Folder:
         return None if content is None else _parse_object(content, self.path / name)
 
 
+def _number_of_object(value: dict[str, Any]) -> Any:
+    """Return an object as it is, but an infinite number where transformers wrote one as an object.
+
+    JSON has no such number.
+    """
+    return float("inf") if value == {"__float__": "Infinity"} else value
+
+
 def _parse_object(content: bytes, where: Path) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_hook=_number_of_object)
     except ValueError as error:
         raise ModelFileError(f"{where}: not JSON: {error}") from None
     except RecursionError:

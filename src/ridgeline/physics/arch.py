@@ -68,6 +68,8 @@ class Attention:
         sinks: each query head has a learnt score that takes its share of the softmax and has no
             value (Xiao et al., 2023).
         gated: the output is multiplied by the sigmoid of another projection of the input.
+        in_scale: multiplies the input.
+        out_scale: multiplies the output.
     """
 
     num_heads: int
@@ -82,6 +84,8 @@ class Attention:
     o_bias: bool = False
     sinks: bool = False
     gated: bool = False
+    in_scale: float = 1.0
+    out_scale: float = 1.0
 
     @property
     def score_scale(self) -> float:
@@ -134,12 +138,16 @@ class Mlp:
         gated: a gate, put through the activation, multiplies the inner values; without a gate the
             activation is theirs.
         bias: all its projections have a bias.
+        gate_scale: multiplies what goes into the activation of a gate.
+        out_scale: multiplies the output.
     """
 
     size: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    gate_scale: float = 1.0
+    out_scale: float = 1.0
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
@@ -171,6 +179,8 @@ class Experts:
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
         bias: the router and all projections have a bias.
+        shared: a network that every token goes to as well.
+        shared_gated: its output is multiplied by the sigmoid of one more product.
     """
 
     num: int
@@ -180,6 +190,8 @@ class Experts:
     normalised: bool = True
     scale: float = 1.0
     bias: bool = False
+    shared: Mlp | None = None
+    shared_gated: bool = False
 
     @property
     def gated(self) -> bool:
@@ -197,11 +209,17 @@ class Experts:
         }
         if self.bias:
             found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
+        if self.shared is not None:
+            shapes = self.shared.shapes(hidden_size)
+            found |= {f"shared_{name}": shape for name, shape in shapes.items()}
+        if self.shared_gated:
+            found["shared_scale"] = (1, hidden_size)
         return found
 
     def active_weights(self, hidden_size: int) -> int:
         """Return how many weights of matrices a token meets."""
-        return hidden_size * (self.num + 3 * self.per_token * self.size)
+        shared = 0 if self.shared is None else self.shared.active_weights(hidden_size)
+        return hidden_size * (self.num + 3 * self.per_token * self.size) + shared
 
     def expected_met(self, num_tokens: int) -> float:
         """Return how many experts so many tokens meet together if all are equally likely."""
@@ -218,11 +236,13 @@ class Layer:
         norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
             each has a norm of its own of that row.
+        beside: a mixer that keeps a state and reads the same row as attention; both are added.
     """
 
     mixer: Attention | Recurrent
     ffn: Mlp | Experts
     norms: Literal["before", "behind", "around", "beside", "beside, own"] = "before"
+    beside: Recurrent | None = None
 
     @property
     def attention(self) -> Attention | None:
@@ -237,8 +257,8 @@ class Layer:
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """The mixer, if it keeps a state."""
-        return self.mixer if isinstance(self.mixer, Conv | Delta | Ssm) else None
+        """The mixer that keeps a state, alone or beside attention."""
+        return self.mixer if isinstance(self.mixer, Conv | Delta | Ssm) else self.beside
 
     @property
     def norm_names(self) -> tuple[str, ...]:
@@ -259,7 +279,8 @@ class Layer:
         norms: dict[str, tuple[int, ...]] = dict.fromkeys(self.norm_names, (hidden_size,))
         if norm_bias:
             norms |= {f"{name}_bias": shape for name, shape in norms.items()}
-        return norms | self.mixer.shapes(hidden_size) | self.ffn.shapes(hidden_size)
+        beside = {} if self.beside is None else self.beside.shapes(hidden_size)
+        return norms | self.mixer.shapes(hidden_size) | beside | self.ffn.shapes(hidden_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
 from ridgeline.physics.fields import Fields
 from ridgeline.physics.layers import (
     Part,
@@ -25,7 +24,6 @@ from ridgeline.physics.layers import (
     short_conv,
     vector,
 )
-from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.physics.shapes import Layer, Matrix, Shape
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
@@ -169,58 +167,6 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
     return replace(shape, not_counted=left, assumptions=tuple(assumptions))
 
 
-def shape_of_arch(arch: ModelArch, name: str) -> Shape:
-    """Return the shape of a model that the engine runs."""
-    hidden = arch.hidden_size
-    layers = tuple(
-        _layer(
-            _mixer_shape(hidden, layer.mixer),
-            _ffn_shape(hidden, layer.ffn) if layer.ffn.size else None,
-            norms(hidden, len(layer.norm_names), biased=arch.norm_bias),
-        )
-        for layer in arch.layers
-    )
-    heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
-    return Shape(
-        name, hidden, arch.vocab_size, arch.max_position, *heads[0],
-        layers,
-        _embedding(hidden, arch.vocab_size, arch.position_rows),
-        (
-            *_end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=arch.norm_bias),
-            *([vector("lm_head.bias", "head", arch.vocab_size)] if arch.head_bias else []),
-        ),
-        is_tied=arch.tied_embeddings,
-    )  # fmt: skip
-
-
-def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
-    match mixer:
-        case Attention():
-            return attention(
-                hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
-                qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
-                output_gate=mixer.gated, sinks=mixer.sinks,
-            )  # fmt: skip
-        case Conv():
-            return short_conv(hidden, mixer.kernel, biased=mixer.bias)
-        case Delta():
-            return delta_net(
-                hidden, mixer.num_key_heads, mixer.num_value_heads, mixer.key_dim, mixer.value_dim,
-                mixer.kernel,
-            )  # fmt: skip
-        case Ssm():
-            return mamba2(
-                hidden, mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_dim,
-                mixer.kernel, biased=mixer.bias, conv_biased=mixer.conv_bias,
-            )  # fmt: skip
-
-
-def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
-    if isinstance(ffn, Mlp):
-        return mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias)
-    return experts(hidden, ffn.size, ffn.num, ffn.per_token, biased=ffn.bias)
-
-
 def _decoder(config: Fields, name: str, family: Family) -> Shape:
     hidden = config.integer("hidden_size", "d_model", "n_embd")
     vocab = config.integer("vocab_size")
@@ -230,7 +176,7 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
     mixers = _mixers(config, name, family, count, hidden)
     mlps = [_mlp(config, name, family, i, count, hidden) for i in range(count)]
     between = norms(hidden, family.norms, biased=family.norm_bias)
-    layers = tuple(_layer(a, b, between) for a, b in zip(mixers, mlps, strict=True))
+    layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
     num_mtp = config.integer("num_nextn_predict_layers", default=0, low=0)
     mtp = (
@@ -247,14 +193,15 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         num_heads=heads,
         num_kv_heads=kv_heads,
         layers=layers,
-        embedding=_embedding(hidden, vocab),
-        end=_end(hidden, vocab, tied=tied, norm_bias=family.norm_bias),
+        embedding=embedding(hidden, vocab),
+        end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias),
         is_tied=tied,
         mtp=mtp * num_mtp,
     )
 
 
-def _layer(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Layer:
+def joined(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Layer:
+    """Return a layer made of a mixer, what stands behind it, and norms."""
     assert mixer.cache is not None
     matrices = (*mixer.matrices, *(inner.matrices if inner else ()), *between)
     return Layer(
@@ -262,14 +209,16 @@ def _layer(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Laye
     )
 
 
-def _embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
+def embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
+    """Return the embedding, and that of ``positions`` if there are learnt ones."""
     found = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
     if not positions:
         return found
     return *found, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
 
 
-def _end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:
+def end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:
+    """Return the last norm and, unless it is the embedding, the head."""
     norm = vector("norm", "norms", hidden * (2 if norm_bias else 1))
     if tied:
         return (norm,)

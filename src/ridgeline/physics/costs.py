@@ -90,7 +90,8 @@ def linear_flops(arch: ModelArch, num_tokens: int) -> int:
     """
     weights = 0
     for layer in arch.layers:
-        weights += _mixer_weights(layer.mixer, arch.hidden_size)
+        for mixer in (layer.attention, layer.recurrent):
+            weights += 0 if mixer is None else _mixer_weights(mixer, arch.hidden_size)
         weights += layer.ffn.active_weights(arch.hidden_size)
     return 2 * num_tokens * weights
 

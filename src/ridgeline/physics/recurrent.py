@@ -116,6 +116,10 @@ class Ssm:
         conv_bias: the convolution has a bias.
         bias: both projections have one.
         gated_norm: the output is normed, in groups, behind its gate.
+        norm_first: it is normed before its gate instead.
+        in_scale: multiplies the input.
+        out_scale: multiplies the output.
+        part_scales: multiply what is projected: the gate, x, B, C, and the pace of forgetting.
     """
 
     num_heads: int
@@ -126,6 +130,10 @@ class Ssm:
     conv_bias: bool = True
     bias: bool = False
     gated_norm: bool = True
+    norm_first: bool = False
+    in_scale: float = 1.0
+    out_scale: float = 1.0
+    part_scales: tuple[float, ...] = (1.0,) * 5
 
     @property
     def inner_size(self) -> int:

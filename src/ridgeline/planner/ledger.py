@@ -339,9 +339,10 @@ def held_tokens(cache: Cache, setting: Setting) -> int:
 
 def _layer_kv_bytes(cache: Cache, setting: Setting) -> float:
     """Return what a layer keeps of one sequence on one rank."""
-    if cache.state_values:  # kept in f32, and divided as its heads are
-        return 4 * cache.state_values / min(setting.tp, cache.num_heads)
-    return held_tokens(cache, setting) * cache.values_per_token(setting.tp) * setting.kv_value_bytes
+    # A state is kept in f32, and divided as its heads are; some layers have attention beside it.
+    state = 4 * cache.state_values / min(setting.tp, cache.num_heads)
+    values = held_tokens(cache, setting) * cache.values_per_token(setting.tp)
+    return state + values * setting.kv_value_bytes
 
 
 def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]:
@@ -371,8 +372,7 @@ def _further_token(known: Known, setting: Setting, layers: list[Layer]) -> float
     return sum(
         layer.cache.values_per_token(setting.tp) * setting.kv_value_bytes
         for layer in layers
-        if not layer.cache.state_values
-        and not (frees and layer.cache.window and layer.cache.window <= setting.context)
+        if not (frees and layer.cache.window and layer.cache.window <= setting.context)
     )
 
 

@@ -153,26 +153,31 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
     if checkpoint is None or (setting.engine.name != "ridgeline" or device.kind != "cpu"):
         stored = subject.stored if wishes.dtype == AUTO else None
         return Known(weights=stored, weights_how=FROM_FILE)
-    backend = next(iter(BACKENDS.values()))
-    setup = backend.check(
-        Setup(
-            wishes.dtype,
-            wishes.kv_cache_dtype,
-            setting.block_size,
-            usable_cpus(),
-            setting.context,
-            min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
-            setting.max_num_batched_tokens,
+    wanted = Setup(
+        wishes.dtype,
+        wishes.kv_cache_dtype,
+        setting.block_size,
+        usable_cpus(),
+        setting.context,
+        min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
+        setting.max_num_batched_tokens,
+    )
+    problems: list[ValueError] = []
+    for backend in BACKENDS.values():
+        try:
+            setup = backend.check(wanted)
+            found = backend.footprint(checkpoint.arch, setup)
+        except ValueError as problem:
+            problems.append(problem)
+            continue
+        return Known(
+            weights=backend.packed_bytes(checkpoint, setup),
+            weights_how=COMPUTED,
+            kv_bytes_per_token=found.kv_bytes_per_token,
+            state_bytes_per_seq=found.state_bytes_per_seq,
+            step_bytes=found.step_bytes,
         )
-    )
-    found = backend.footprint(checkpoint.arch, setup)
-    return Known(
-        weights=backend.packed_bytes(checkpoint, setup),
-        weights_how=COMPUTED,
-        kv_bytes_per_token=found.kv_bytes_per_token,
-        state_bytes_per_seq=found.state_bytes_per_seq,
-        step_bytes=found.step_bytes,
-    )
+    raise problems[0]
 
 
 def _divide(

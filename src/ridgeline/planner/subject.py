@@ -21,7 +21,8 @@ from ridgeline.models.families import GGUF_FAMILIES
 from ridgeline.models.gguf_parts import read_gguf_parts
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
-from ridgeline.physics.config_shape import shape_of_arch, shape_of_config
+from ridgeline.physics.arch_shape import shape_of_arch
+from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.formats import FORMATS, Format, Storage, storage_of_config
 from ridgeline.physics.shapes import Shape
 from ridgeline.planner.stored import (

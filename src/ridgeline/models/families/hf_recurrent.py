@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.table import Family, adjusted, choice, const, flag, integer, number
+from ridgeline.models.families.table import (
+    Family,
+    adjusted,
+    choice,
+    const,
+    flag,
+    integer,
+    number,
+    numbers,
+)
 
+NO_LIMITS = [0.0, float("inf")]
 _PREFIX = "model.layers.{}."
 _LFM2_OUTER = {
     "embed": "model.embed_tokens.weight",
@@ -71,6 +81,28 @@ _QWEN = {
     "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
 }
 
+_SSM = {
+    "recurrent.num_heads": integer("num_heads", "mamba_n_heads"),
+    "recurrent.head_dim": integer("head_dim", "mamba_d_head"),
+    "recurrent.state_dim": integer("state_size", "mamba_d_state"),
+    "recurrent.num_groups": integer("n_groups", "mamba_n_groups"),
+    "recurrent.kernel": integer("conv_kernel", "mamba_d_conv"),
+    "recurrent.conv_bias": flag("use_conv_bias", "mamba_conv_bias", default=True),
+    "recurrent.bias": flag("use_bias", "mamba_proj_bias"),
+}
+_SSM_LAYER = {
+    "in": "in_proj.weight",
+    "in_bias": "in_proj.bias",
+    "conv": "conv1d.weight",
+    "conv_bias": "conv1d.bias",
+    "dt_bias": "dt_bias",
+    "a_log": "A_log",
+    "skip": "D",
+    "gated_scale": "norm.weight",
+    "out": "out_proj.weight",
+    "out_bias": "out_proj.bias",
+}
+
 FAMILIES = {
     "Lfm2ForCausalLM": Family(
         _LFM2_OUTER,
@@ -97,6 +129,42 @@ FAMILIES = {
         ),
         must={"block_use_swiglu": True, "use_pos_enc": True},
     ),
+    "Qwen3NextForCausalLM": Family(
+        _QWEN_OUTER,
+        _QWEN_LAYER
+        | dict.fromkeys(("qkv", "z"), "linear_attn.in_proj_qkvz.weight")
+        | dict.fromkeys(("beta", "decay"), "linear_attn.in_proj_ba.weight")
+        | {
+            "router": "mlp.gate.weight",
+            "gate": "mlp.experts.{e}.gate_proj.weight",
+            "up": "mlp.experts.{e}.up_proj.weight",
+            "down": "mlp.experts.{e}.down_proj.weight",
+            "shared_gate": "mlp.shared_expert.gate_proj.weight",
+            "shared_up": "mlp.shared_expert.up_proj.weight",
+            "shared_down": "mlp.shared_expert.down_proj.weight",
+            "shared_scale": "mlp.shared_expert_gate.weight",
+        },
+        _PREFIX,
+        _QWEN
+        | {
+            "ffn.num": integer("num_experts"),
+            "ffn.per_token": integer("num_experts_per_tok"),
+            "ffn.normalised": flag("norm_topk_prob", default=True),
+            "ffn.size": integer("moe_intermediate_size"),
+            "ffn.shared_gated": const(True),
+            "shared.size": integer("shared_expert_intermediate_size"),
+        },
+        recurrent="delta",
+        has_experts=True,
+        attention_layers="full_attention_interval",
+        pattern=4,
+        norm_offset=1.0,
+        defaults={"partial_rotary_factor": 0.25},
+        others=("mtp.",),
+        refuse=("attention_bias", "mlp_only_layers"),
+        unused=("full_attention_interval", "intermediate_size"),  # of layers without experts
+        must={"decoder_sparse_step": 1},
+    ),
     "Qwen3_5ForCausalLM": Family(
         _QWEN_OUTER,
         _QWEN_LAYER,
@@ -114,6 +182,76 @@ FAMILIES = {
             "mtp_use_dedicated_embeddings",
         ),
         must={"attn_output_gate": True},
+    ),
+    "FalconH1ForCausalLM": Family(
+        _LFM2_OUTER | {"norm": "model.final_layernorm.weight"},
+        {
+            "attn_norm": "input_layernorm.weight",
+            "q": "self_attn.q_proj.weight",
+            "k": "self_attn.k_proj.weight",
+            "v": "self_attn.v_proj.weight",
+            "o": "self_attn.o_proj.weight",
+            "mlp_norm": "pre_ff_layernorm.weight",
+            "gate": "feed_forward.gate_proj.weight",
+            "up": "feed_forward.up_proj.weight",
+            "down": "feed_forward.down_proj.weight",
+        }
+        | {n: f"mamba.{name}" for n, name in _SSM_LAYER.items()},
+        _PREFIX,
+        {
+            "hidden_size": integer("hidden_size"),
+            "vocab_size": integer("vocab_size"),
+            "norm_eps": number("rms_norm_eps", default=1e-5),
+            "tied_embeddings": flag("tie_word_embeddings"),
+            "embed_scale": number("embedding_multiplier", default=1.0),
+            "logit_scale": number("lm_head_multiplier", default=1.0),
+            "mixer.num_heads": integer("num_attention_heads"),
+            "mixer.key_scale": number("key_multiplier", default=1.0),
+            "mixer.in_scale": number("attention_in_multiplier", default=1.0),
+            "mixer.out_scale": number("attention_out_multiplier", default=1.0),
+            "recurrent.gated_norm": flag("mamba_rms_norm"),
+            "recurrent.norm_first": flag("mamba_norm_before_gate", default=True),
+            "recurrent.in_scale": number("ssm_in_multiplier", default=1.0),
+            "recurrent.out_scale": number("ssm_out_multiplier", default=1.0),
+            "recurrent.part_scales": numbers("ssm_multipliers", default=(1.0,) * 5),
+            "ffn.size": integer("intermediate_size"),
+            "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
+            "scales.ffn": numbers("mlp_multipliers", default=(1.0, 1.0)),
+        }
+        | _SSM,
+        recurrent="ssm",
+        beside=True,
+        refuse=("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"),
+        unused=(  # other keys say it, or how a prompt is computed
+            "mamba_chunk_size", "mamba_d_ssm", "mamba_expand", "num_logits_to_keep",
+            "mamba_use_mlp", "attn_layer_indices",
+        ),
+        must={"time_step_limit": NO_LIMITS},
+    ),
+    "Mamba2ForCausalLM": Family(
+        {
+            "embed": "backbone.embeddings.weight",
+            "norm": "backbone.norm_f.weight",
+            "head": "lm_head.weight",
+        },
+        {"attn_norm": "norm.weight"} | {n: f"mixer.{name}" for n, name in _SSM_LAYER.items()},
+        "backbone.layers.{}.",
+        {
+            "hidden_size": integer("hidden_size"),
+            "vocab_size": integer("vocab_size"),
+            "norm_eps": number("layer_norm_epsilon", default=1e-5),
+            "tied_embeddings": flag("tie_word_embeddings"),
+            "ffn.size": const(0),
+            "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
+        }
+        | _SSM,
+        recurrent="ssm",
+        unused=(  # for training, or other keys say it
+            "chunk_size", "expand", "intermediate_size", "norm_before_gate", "residual_in_fp32",
+            "rescale_prenorm_residual", "rms_norm", "time_step_floor", "time_step_init_scheme",
+            "time_step_max", "time_step_min", "time_step_rank", "time_step_scale",
+        ),
+        must={"time_step_limit": NO_LIMITS},
     ),
 }  # fmt: skip
 FAMILIES["Qwen3_5ForConditionalGeneration"] = FAMILIES["Qwen3_5ForCausalLM"]

@@ -19,6 +19,7 @@ from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, Rope
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 
 _MAX_LAYERS = 4096
+_NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 _RECURRENT_KINDS = dict.fromkeys(("conv", "linear_attention"), "recurrent")
 _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
@@ -32,9 +33,15 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
         ModelFileError: a value is missing, out of range or not supported.
     """
     num_layers = _num_layers(config, "num_hidden_layers")
+    if not family.has_attention:
+        ffn = Mlp(**family.read(config, "ffn"))
+        layer = Layer(_recurrent(config, family), ffn, **family.read(config, "layer"))
+        return (layer,) * num_layers, config.integer("max_position_embeddings", _NO_LIMIT)
     mixer = family.read(config, "mixer")
     heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
     head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
+    if (factor := mixer.pop("key_scale", 1.0)) != 1.0:
+        mixer["scale"] = head_dim**-0.5 * factor
     kinds, window = _windows_of_config(config, family, num_layers)
     ropes, max_position = _ropes_of_config(config, family, head_dim)
     attention = Attention(
@@ -102,19 +109,41 @@ def _layers(
     """Return the layers; equal ones are the same object."""
     ffn_kind = Experts if family.has_experts else Mlp
     ffn = ffn_kind(**family.read(facts, "ffn"))
+    shared = family.read(facts, "shared")
+    if isinstance(ffn, Experts) and shared:
+        ffn = replace(ffn, shared=Mlp(**shared))
     if isinstance(ffn, Experts) and ffn.per_token > ffn.num:
         facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
+    if isinstance(ffn, Mlp) and (scales := family.read(facts, "scales")):
+        gate_scale, out_scale = scales["ffn"]
+        ffn = replace(ffn, gate_scale=gate_scale, out_scale=out_scale)
     of_layer = family.read(facts, "layer")
     made: dict[tuple[str, bool], Layer] = {}
     for kind, turns in zip(kinds, turning, strict=True):
         mixer: Attention | Recurrent
         if kind == "recurrent":
-            mixer = _MIXERS[family.recurrent](**family.read(facts, "recurrent"))
+            mixer = _recurrent(facts, family)
         else:
             rope = ropes[kind] if turns else None
             mixer = replace(attention, window=window if kind == "sliding" else None, rope=rope)
-        made.setdefault((kind, turns), Layer(mixer, ffn, **of_layer))
+        beside = _recurrent(facts, family) if family.beside else None
+        made.setdefault((kind, turns), Layer(mixer, ffn, beside=beside, **of_layer))
     return tuple(made[key] for key in zip(kinds, turning, strict=True))
+
+
+def _recurrent(facts: Facts, family: Family) -> Recurrent:
+    """Return what keeps a state. Raises ModelFileError if its heads do not fit together."""
+    mixer: Recurrent = _MIXERS[family.recurrent](**family.read(facts, "recurrent"))
+    match mixer:
+        case Delta():
+            heads, shared = mixer.num_value_heads, mixer.num_key_heads
+        case Ssm():
+            heads, shared = mixer.num_heads, mixer.num_groups
+        case Conv():
+            heads = shared = 1
+    if heads % shared:
+        facts.fail(f"{heads} heads with a state cannot share {shared} of what feeds them evenly")
+    return mixer
 
 
 def _without_doubles(mixer: dict[str, Any], family: Family) -> dict[str, Any]:

@@ -17,7 +17,16 @@ class Reader(NamedTuple):
     """How a fact is read: "const", a typed value of the first key there is, or made of one."""
 
     how: Literal[
-        "const", "integer", "number", "flag", "choice", "power", "inverse", "bias", "adjusted"
+        "const",
+        "integer",
+        "number",
+        "numbers",
+        "flag",
+        "choice",
+        "power",
+        "inverse",
+        "bias",
+        "adjusted",
     ]
     keys: tuple[str, ...] = ()
     default: Any = None
@@ -35,6 +44,9 @@ class Reader(NamedTuple):
                 return facts.integer(key, self.default)
             case "number":
                 return facts.number(key, self.default)
+            case "numbers":
+                given = facts.get(key)
+                return self.default if given is None else facts.numbers(key, len(self.default))
             case "flag":
                 return facts.flag(key, self.default)
             case "power":
@@ -68,6 +80,11 @@ def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Re
 def number(*keys: str, default: float | None = None) -> Reader:
     """A positive number."""
     return Reader("number", keys, default)
+
+
+def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
+    """A list of positive numbers, as many as there are by default."""
+    return Reader("numbers", (key,), default)
 
 
 def flag(*keys: str, default: bool = False) -> Reader:
@@ -116,8 +133,8 @@ class Family:
         outer: canonical names before and behind the layers to the file's.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
         prefix: of a layer's tensors; ``{}`` stands for its number.
-        facts: "mixer", "recurrent", "ffn" or "layer", a dot and a field, or a field of the model,
-            to its reader.
+        facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
+            and a field, or a field of the model, to its reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
@@ -128,6 +145,7 @@ class Family:
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
+        beside: it stands beside attention instead, in every layer.
         attention_layers: the key of their numbers, or of a number that says that every so manyth
             has attention (else ``pattern``), where the config has no ``layer_types``.
         has_experts: the feed-forward network is a mixture of experts.
@@ -157,6 +175,7 @@ class Family:
     norm_offset: float = 0.0
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
+    beside: bool = False
     attention_layers: str = ""
     has_experts: bool = False
     gates_inside: Literal["", "halves", "turns"] = ""
@@ -170,6 +189,11 @@ class Family:
     refuse_layers: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether any layer has attention."""
+        return "mixer.num_heads" in self.facts
 
     def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
         """Return the facts of a part, such as "mixer"; of the model if none is named."""

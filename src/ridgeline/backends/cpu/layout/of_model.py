@@ -77,6 +77,8 @@ def _check_layers(arch: ModelArch) -> None:
             raise ValueError(f"layer {i} keeps a state: use --backend reference")
         if layer.known_attention.gated:
             raise ValueError(f"the attention of layer {i} is gated: use --backend reference")
+        if isinstance(layer.ffn, arch_parts.Experts) and layer.ffn.shared is not None:
+            raise ValueError(f"layer {i} has a shared expert: use --backend reference")
         mixer = layer.mixer
         if isinstance(first.mixer, arch_parts.Attention) and isinstance(
             mixer, arch_parts.Attention

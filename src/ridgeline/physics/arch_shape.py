@@ -1,0 +1,96 @@
+"""From a ``ModelArch`` to a ``Shape``: the models that the engine runs, as the planner sees all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.physics.config_shape import embedding, end, joined
+from ridgeline.physics.layers import (
+    Part,
+    attention,
+    delta_net,
+    experts,
+    mamba2,
+    mlp,
+    norms,
+    short_conv,
+    vector,
+)
+from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
+from ridgeline.physics.shapes import Shape
+
+
+def shape_of_arch(arch: ModelArch, name: str) -> Shape:
+    """Return the shape of a model that the engine runs."""
+    hidden = arch.hidden_size
+    layers = tuple(
+        joined(
+            _mixers_shape(hidden, layer),
+            _ffn_shape(hidden, layer.ffn) if layer.ffn.size else None,
+            norms(hidden, len(layer.norm_names), biased=arch.norm_bias),
+        )
+        for layer in arch.layers
+    )
+    heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
+    return Shape(
+        name, hidden, arch.vocab_size, arch.max_position, *heads[0],
+        layers,
+        embedding(hidden, arch.vocab_size, arch.position_rows),
+        (
+            *end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=arch.norm_bias),
+            *([vector("lm_head.bias", "head", arch.vocab_size)] if arch.head_bias else []),
+        ),
+        is_tied=arch.tied_embeddings,
+    )  # fmt: skip
+
+
+def _mixers_shape(hidden: int, layer: Layer) -> Part:
+    part = _mixer_shape(hidden, layer.mixer)
+    if layer.beside is None or part.cache is None:
+        return part
+    other = _mixer_shape(hidden, layer.beside)
+    assert other.cache is not None
+    return Part(
+        part.kind,
+        part.matrices + other.matrices,
+        replace(part.cache, state_values=other.cache.state_values),
+        part.token_values + other.token_values,
+    )
+
+
+def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
+    match mixer:
+        case Attention():
+            return attention(
+                hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
+                qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
+                output_gate=mixer.gated, sinks=mixer.sinks,
+            )  # fmt: skip
+        case Conv():
+            return short_conv(hidden, mixer.kernel, biased=mixer.bias)
+        case Delta():
+            return delta_net(
+                hidden, mixer.num_key_heads, mixer.num_value_heads, mixer.key_dim, mixer.value_dim,
+                mixer.kernel,
+            )  # fmt: skip
+        case Ssm():
+            return mamba2(
+                hidden, mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_dim,
+                mixer.kernel, biased=mixer.bias, conv_biased=mixer.conv_bias,
+            )  # fmt: skip
+
+
+def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
+    if isinstance(ffn, Mlp):
+        return mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias)
+    shared = 0 if ffn.shared is None else ffn.shared.size
+    return experts(
+        hidden,
+        ffn.size,
+        ffn.num,
+        ffn.per_token,
+        shared_width=shared,
+        shared_gate=ffn.shared_gated,
+        biased=ffn.bias,
+    )
