@@ -39,13 +39,12 @@ from ridgeline.backends.reference_parts import (
 )
 from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
-from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
-from ridgeline.backends.sampling import rank_tokens, sample
+from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, answered, finish
 from ridgeline.backends.states import States
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
-from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
@@ -323,19 +322,7 @@ class ReferenceRunner:
     def _answers(self, asks: list[Ask], hidden: Floats) -> list[Answer]:
         """Draw tokens, or rank known ones, by the logits after some tokens."""
         logits = self._logits(hidden[[ask.token for ask in asks]])
-        answers: list[Answer] = []
-        for row, ask in enumerate(asks):
-            of_row = logits[row : row + 1]
-            tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
-            known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
-            ranks: list[TokenLogprobs | None] = [None] * len(known)
-            if ask.num_top is not None:
-                rows = of_row.repeat(len(known), axis=0)
-                ranks = list(rank_tokens(rows, known, ask.num_top, ask.mask))
-            answers.append(
-                Answer(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
-            )
-        return answers
+        return [answered(row, ask) for row, ask in zip(logits, asks, strict=True)]
 
     def _logits(self, hidden: Floats) -> Floats:
         logits = linear(hidden, self._head, self._head_bias)

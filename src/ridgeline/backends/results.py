@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from ridgeline.backends.history import forbidden, repeats
-from ridgeline.backends.sampling import Row
+from ridgeline.backends.sampling import Floats, Row, rank_tokens, sample
 from ridgeline.core.step import (
     MASKED_OUT,
     RULED_OUT,
@@ -45,6 +47,12 @@ class Ask(NamedTuple):
     known: int
     num_top: int | None
     mask: bytes = b""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only ``answered`` can answer it, of logits that a backend gives."""
+        texts = bool(self.draws) and self.draws[0].sampling.tokens.texts
+        return bool(self.mask or texts)
 
 
 class Answer(NamedTuple):
@@ -115,6 +123,18 @@ def finish(
         errors,
         {i: found for i, found in top.items() if i not in errors},
     )
+
+
+def answered(logits: Floats, ask: Ask) -> Answer:
+    """Answer an ask by the rule of ``backends.sampling``, from its row of logits."""
+    of_row = logits[None]
+    tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
+    known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
+    ranks: list[TokenLogprobs | None] = [None] * len(known)
+    if ask.num_top is not None:
+        rows = of_row.repeat(len(known), axis=0)
+        ranks = list(rank_tokens(rows, known, ask.num_top, ask.mask))
+    return Answer(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
 
 
 def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:

@@ -10,6 +10,7 @@ This is the rule that every backend follows to the bit, whatever computes it and
 * Filters take tokens by falling logit, and by id where logits are equal: top-k by number, top-p by
   sums of weights. Typical sampling takes them by the distance of z from its mean. min-p and
   top-n-sigma compare weights with a least one, XTC with a share of their sum.
+* What stands in the middle of a text may be narrowed once more (``backends.middle``).
 * The draw takes the number that belongs to (seed, position), scales it to the sum of the weights
   that are left, and finds the first token, by id, whose running sum passes it.
 
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.history import has
+from ridgeline.backends.middle import narrowed
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenLogprobs
 
@@ -175,6 +177,9 @@ def _draw(logits: Floats, row: Row) -> int | None:
         return None
     if wanted.chance and uniform_bits(row.seed, row.position, stream=1) < wanted.chance:
         ids, weights = exclude_top(logits, ids, weights, wanted.threshold)
+    if row.sampling.tokens.texts:
+        few, heavy = narrowed(ids.tolist(), weights.tolist(), row.sampling.tokens)
+        ids, weights = np.array(few), np.array(heavy)
     reached = np.cumsum(weights)
     mark = uniform_bits(row.seed, row.position) * int(reached[-1]) >> 53
     return int(ids[np.searchsorted(reached, mark, side="right")])

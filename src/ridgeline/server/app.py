@@ -205,7 +205,7 @@ class Service:
         stream = Stream(
             prompts,
             params,
-            partial(self.text.new_text, form=form),
+            body.watched(partial(self.text.new_text, form=form)),
             tenant,
             is_read=bool(body.stream),
             name=request.state.request_id,
@@ -213,7 +213,7 @@ class Service:
             adapter=adapter,
             prediction=prediction,
             new_constraint=new_constraint,
-            token_rules=await self.prompts.token_rules(params),
+            token_rules=await self.prompts.token_rules(params, narrows=body.narrows),
             on_record=partial(self._note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s

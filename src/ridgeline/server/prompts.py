@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ridgeline.api.text_side import TextSide
@@ -26,6 +27,7 @@ from ridgeline.server.structured import wanted_form
 
 Ids = tuple[int, ...]
 _NUM_THREADS = 2
+_MOST_NARROWED = 256  # candidates: each is compared with each
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
 
@@ -150,16 +152,21 @@ class Prompts:
 
         return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
 
-    async def token_rules(self, params: SamplingParams) -> TokenRules:
+    async def token_rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
         """Return what the parameters say of tokens; making it may take a search of their texts.
 
-        Raises ApiError if they leave no token.
+        Raises ApiError if they leave no token, or with ``narrows`` more than can be compared.
         """
-        if not (params.allowed_token_ids or params.bad_words or params.uses_dry):
+        if narrows and not 1 <= params.top_k <= _MOST_NARROWED:
+            message = f"samplers names infill, which needs top_k from 1 to {_MOST_NARROWED}"
+            raise _bad("samplers", message)
+        if not (params.allowed_token_ids or params.bad_words or params.uses_dry or narrows):
             return NO_RULES
-        loop = asyncio.get_running_loop()
+        loop, rules = asyncio.get_running_loop(), self._text.lexicon.rules
         try:
-            return await loop.run_in_executor(self._threads, self._text.lexicon.rules, params)
+            return await loop.run_in_executor(
+                self._threads, partial(rules, params, narrows=narrows)
+            )
         except ValueError as error:
             raise _bad(str(error).split(" ")[0], str(error)) from None
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Text
 from ridgeline.decoding.search import check_search
 from ridgeline.decoding.tools import ToolUse
 from ridgeline.server import samplers
@@ -21,6 +22,8 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.strict import Strict, contradiction, wrong
 from ridgeline.server.structured import FIELDS
 from ridgeline.server.tools import wanted_tools
+
+NewText = Callable[[tuple[int, ...], SamplingParams], Text]
 
 _INT64 = 1 << 63
 _MAX_METADATA = 16
@@ -196,6 +199,15 @@ class _Sampled(samplers.WithSamplers):
     def length_field(self) -> str:
         """Where the request says how long an answer may be."""
         return "max_tokens"
+
+    @property
+    def narrows(self) -> bool:
+        """Whether llama.cpp's sampler for the middle of a text acts (``backends.middle``)."""
+        return False
+
+    def watched(self, new_text: NewText) -> NewText:
+        """Return what makes the texts of answers, of what makes them without rules of their own."""
+        return new_text
 
     def sampling(
         self, default: Callable[..., SamplingParams], vocab_size: int, **more: Any

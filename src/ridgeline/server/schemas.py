@@ -173,8 +173,16 @@ class InfillTimings(Shaped):
     predicted_per_second: float | None = None
 
 
+def _some_fields(schema: dict[str, Any]) -> None:
+    """Leave out what holds only where a request has no ``response_fields``."""
+    del schema["required"]
+    schema["additionalProperties"] = {"description": "What stands at a path, as timings/prompt_n"}
+
+
 class Infilled(Shaped):
-    """What POST /infill returns, unless it streams."""
+    """What POST /infill returns, unless it streams; of this only ``response_fields``, if given."""
+
+    model_config = ConfigDict(json_schema_extra=_some_fields)
 
     index: Literal[0]
     content: str

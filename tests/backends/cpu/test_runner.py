@@ -243,6 +243,38 @@ def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:
     assert "not finite" in runner.execute(with_logits).errors[0]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_with_masks_the_pruned_head_gives_what_the_whole_one_does(make: Make, count: int) -> None:
+    runner = make(checkpoint(MANY, random_arrays(MANY)), num_threads=2)
+    plain = streams(count, PLAIN_GREEDY)
+    likeliest = [token for (token,) in runner.execute(plain).tokens]
+    assert runner._buffers.get("prunes")
+
+    def ranked(top: int, masks: list[tuple[bytes, ...]]) -> list[list[int]]:
+        work = [
+            item._replace(seeds=(), top=top, masks=mask)
+            for item, mask in zip(plain.work, masks, strict=True)
+        ]
+        found = runner.execute(plain._replace(work=tuple(work))).top
+        return [[token for token, _ in found[i]] for i in range(count)]
+
+    orders = ranked(3000, [()] * count)
+    assert [order[0] for order in orders] == likeliest
+    rng = np.random.default_rng(8)
+    for share in (0.999, 0.5, 0.1, 0.002):
+        bits = rng.random((count, 3000)) < share
+        bits[:, 7] = True  # never none
+        masks = [(np.packbits(row, bitorder="little").tobytes(),) for row in bits]
+        work = [item._replace(masks=mask) for item, mask in zip(plain.work, masks, strict=True)]
+        left = [
+            [token for token in order if row[token]]
+            for order, row in zip(orders, bits, strict=True)
+        ]
+        drawn = runner.execute(plain._replace(work=tuple(work))).tokens
+        assert [token for (token,) in drawn] == [order[0] for order in left]
+        assert ranked(5, masks) == [order[:5] for order in left]
+
+
 @pytest.mark.parametrize("factor", [1e-24, 1e18, 1e25, np.nan])
 def test_a_row_too_short_or_long_for_bounds_gets_all_its_logits(make: Make, factor: float) -> None:
     runner = make(checkpoint(MANY, random_arrays(MANY)))

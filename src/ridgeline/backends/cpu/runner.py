@@ -32,12 +32,11 @@ from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
-from ridgeline.backends.results import Answer, Ask, Pick, finish
-from ridgeline.backends.sampling import rank_tokens
+from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
-from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
@@ -241,22 +240,18 @@ class CpuRunner:
         found = iter(draws.results())
         answers: list[Answer] = []
         for ask, row, (likeliest, is_finite) in zip(asks, logits_rows, best, strict=True):
-            count = len(ask.draws) or 1
+            is_plain = ask.is_plain and row >= 0
+            count = 1 if is_plain else len(ask.draws) or 1
             greedy: list[Pick] = [(likeliest, None)] * count
-            picks = list(islice(found, count)) if row >= 0 else greedy
-            if ask.mask and is_finite:
-                picks = [(ask.known, self._ranked(ask, row))]
-            answers.append(Answer(picks, is_finite))
+            answer = Answer(list(islice(found, count)) if row >= 0 else greedy, is_finite)
+            if is_plain and is_finite:
+                answer = answered(self._buffers.logits[row, : self.arch.vocab_size], ask)
+            answers.append(answer)
         return answers
-
-    def _ranked(self, ask: Ask, row: int) -> TokenLogprobs:
-        """Rank the tokens that a mask allows, by the logits that the step left."""
-        logits = self._buffers.logits[row : row + 1, : self.arch.vocab_size]
-        return next(rank_tokens(logits, [ask.known], ask.num_top or 0, ask.mask))
 
     def _enter(self, ask: Ask) -> int:
         """Enter a draw or a rank; return its row of logits."""
-        if not ask.draws:
+        if not ask.draws or ask.is_plain:
             return self._draws.rank(ask.known, ask.num_top or 0)
         return self._draws.add(ask.draws, ask.num_top)
 
