@@ -7,6 +7,7 @@ standard error; ``--debug`` shows the traceback.
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import secrets
 import sys
@@ -34,7 +35,7 @@ from ridgeline.bench.tables import check_out
 from ridgeline.cli import bench as bench_commands
 from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
-from ridgeline.cli.doctor import report
+from ridgeline.cli.doctor import document, report
 from ridgeline.cli.explain import explain_command
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.help import App
@@ -50,9 +51,23 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.server.options import ServeOptions
 from ridgeline.simulator.workload import Workload
 
+# What fingers type after other programs, and what does it here.
+_ELSEWHERE = {
+    "version": "ridgeline --version",
+    "help": "ridgeline -h",
+    "chat": "ridgeline run MODEL",
+    "stop": "Ctrl-C, or SIGTERM, where ridgeline serve runs; --keep-alive unloads models",
+}
+
 
 class _Group(TyperGroup):
     """Typer's commands, without the words that pydantic puts before the reason."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command, as typer does; of another program's, say what there is instead."""
+        if instead := _ELSEWHERE.get(args[0]):
+            raise UsageError(f"there is no command {args[0]!r}: {instead}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, as typer does."""
@@ -239,8 +254,12 @@ def doctor(
     roof: Annotated[
         bool, typer.Option("--roof", help="Measure memory and arithmetic, in ten seconds.")
     ] = False,
+    as_json: models.AsJson = False,
 ) -> None:
     """Say what this machine is, what will be used, and what is wrong."""
+    if as_json:
+        print(json.dumps(document(default_home(), model=model, with_roof=roof)))
+        return
     report(Console(width=_width()), default_home(), model=model, with_roof=roof)
 
 

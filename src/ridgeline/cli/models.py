@@ -81,7 +81,10 @@ def list_models(
         ]
         print(json.dumps({"models": found, "problems": places.problems}))
         return
-    table = Table("model", "size", "from", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")  # a name that is cut is no name
+    table.add_column("size", no_wrap=True)
+    table.add_column("from", no_wrap=True)
     for place in here:
         table.add_row(place.name, _size(place.size), place.owner)
     if here:
