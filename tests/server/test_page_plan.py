@@ -218,7 +218,8 @@ def test_the_picture_is_dark_where_the_page_is(plans: Chrome) -> None:
     sees(lambda: find(plans, "#picture svg").is_displayed())
     script = """
     const lightness = (part, name) => {
-      const rgb = getComputedStyle(document.querySelector(part))[name].match(/[\\d.]+/g).map(Number);
+      const style = getComputedStyle(document.querySelector(part));
+      const rgb = style[name].match(/[\\d.]+/g).map(Number);
       return (rgb[0] + rgb[1] + rgb[2]) / 765;
     };
     return {

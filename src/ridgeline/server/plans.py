@@ -221,9 +221,7 @@ def _key(body: PlanRequest) -> str:
     return f"{date.today()} {same.model_dump_json()}"
 
 
-def _answer(
-    body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: None
-) -> Response:
+def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: None) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
         asked, wishes = body.load(), body.wishes()
