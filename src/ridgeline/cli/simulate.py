@@ -48,9 +48,7 @@ def simulate_command(
         str, typer.Option(help="Of --sweep: throughput, goodput, or as ttft:p95.")
     ] = "throughput",
     csv: Annotated[Path | None, typer.Option(help="Of --sweep: a file for its table.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Of --sweep: draw it into this .svg file.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Of --sweep: an .svg file to draw it.")] = None,
     replicas: Annotated[
         int, typer.Option(help="So many servers like this one share the load.")
     ] = 1,
