@@ -14,6 +14,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Policy, SplitFuse
 from ridgeline.core.records import Record, to_json
 from ridgeline.core.speculate import Speculation
+from ridgeline.core.states import CHECKPOINT_EVERY
 from ridgeline.decoding.text import TextStream
 from ridgeline.simulator.replay import Replay, replay
 from tests.core.harness import (
@@ -40,7 +41,15 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     records: list[Record] = []
     speculation = Speculation(Oracle(0.7, dice)) if seed % 2 else None
     scheduler = make_scheduler(
-        14, 3, policy=policy, budget=40, seats=4, caching=seed % 4 > 0, speculation=speculation
+        14,
+        3,
+        policy=policy,
+        budget=40,
+        seats=4,
+        caching=seed % 4 > 0,
+        speculation=speculation,
+        checkpoints=3 if seed >= 8 else None,
+        every=CHECKPOINT_EVERY,
     )
     engine, runner = make_engine(
         scheduler, max_model_len=40, eos_ids=(3,), listeners=[records.append]
@@ -95,7 +104,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), 8, 10, 14])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
     records = recorded(policy, seed)
@@ -168,3 +177,5 @@ def test_the_recorded_runs_have_a_bit_of_everything() -> None:
     assert any(length for step in steps for _, length in step["admitted"])
     assert any(not step["sampled"] for step in steps)
     assert any(step["errors"] for step in steps)
+    with_states = [r for policy in POLICIES for seed in (10, 14) for r in recorded(policy, seed)]
+    assert sum(length for r in with_states for _, length in r.get("admitted", ())) > 30

@@ -167,6 +167,7 @@ def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
         enable_prefix_caching=config.enable_prefix_caching,
         seed=config.seed,
         eos_ids=eos_ids,
+        num_checkpoints=config.num_checkpoints,
     )
 
 

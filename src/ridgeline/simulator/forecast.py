@@ -21,7 +21,6 @@ from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.states import new_states
 from ridgeline.core.step import StepOutput
 from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.run import Times
@@ -177,13 +176,15 @@ def _has_begun(standing: Standing) -> bool:
 
 
 def _scheduler(state: State) -> Scheduler:
-    """Return a scheduler with no request, set up as the engine's own."""
+    """Return a scheduler with no request, set up as the engine's own.
+
+    It keeps no states: how much of a prompt a checkpoint saves is in what the cache is said to hold.
+    """
     settings, fresh = state.settings, count()
     kv = KVCache(
         settings.num_blocks,
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
-        states=new_states(settings.max_num_seqs, settings.num_checkpoints),
         hash_block=lambda parent, tokens: b"%d" % next(fresh),  # no two contents are the same
     )
     return Scheduler(
