@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,18 @@ from typing import Any
 
 from ridgeline.api.interrupts import Interrupts
 from ridgeline.api.memory import ProcessMemory, memory_now, process_memory
-from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, likeliest
+from ridgeline.api.outputs import (
+    Chunk,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+    likeliest,
+)
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
+from ridgeline.api.vectors import shaped
 from ridgeline.backends.face import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
@@ -156,6 +165,54 @@ class LLM:
         prompts = [self.text.chat_template.render_ids(chat, **template) for chat in many]
         return self._collect(prompts, [None] * len(prompts), sampling_params, progress)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        progress: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of one text or many, in order.
+
+        A text's vector depends on nothing but the text: bit for bit, whatever runs beside it.
+
+        Args:
+            prompts: text, token ids, or a list of either.
+            dimensions: how many first values to keep; None keeps all.
+            normalize: scale vectors to length 1; None does what the model's files say, else true.
+            progress: show a bar; None shows one when there are several texts.
+
+        Raises:
+            ValueError: a text can never run, or has fewer dimensions.
+            RuntimeError: the model made no vector of a text; the message says why.
+        """
+        many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        if dimensions is not None:
+            shaped((0.0,) * self.arch.hidden_size, dimensions)  # before work begins
+        encoded = [self.text.encode_whole(prompt) for prompt in many]
+        requests = self._submit(encoded, SamplingParams(pool=self.text.pooling))
+        vectors: dict[int, tuple[float, ...]] = {}
+        with (
+            closing(self._chunks(requests, Load(is_read=False))) as chunks,
+            _bar("Embedding", progress, len(many)) as report,
+        ):
+            for chunk in chunks:
+                if chunk.vector is None:
+                    raise RuntimeError(f"text {chunk.prompt_index}: {chunk.error}")
+                vectors[chunk.prompt_index] = chunk.vector
+                report(len(vectors), len(many))
+        scales = self.text.normalises if normalize is None else normalize
+        return [
+            EmbeddingRequestOutput(
+                request.id,
+                list(request.prompt),
+                EmbeddingOutput(shaped(vectors[i], dimensions, normalises=scales)),
+                request.num_cached_tokens,
+            )
+            for i, request in enumerate(requests)
+        ]
+
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Chunks:
@@ -195,6 +252,7 @@ class LLM:
         requests: list[Request] = []
         try:
             for prompt, wish in zip(prompts, params, strict=True):
+                self.text.check_task(wish)
                 wish.validate_ids(self.arch.vocab_size)
                 check_search(wish, is_stream=is_stream)
                 ids = tuple(prompt)
@@ -268,6 +326,7 @@ class LLM:
             event.finish_reason and event.finish_reason.value,
             event.stop_reason,
             event.error,
+            event.vector,
         )
 
     def _collect(
@@ -281,8 +340,7 @@ class LLM:
         counts = [request.params.num_answers for request in requests]
         chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(count)] for count in counts]
         ended, total = 0, sum(counts)
-        show = len(prompts) > 1 if progress is None else progress
-        bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
+        bar = _bar("Answering", progress, len(prompts))
         with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
             report(0, total)
             for chunk in chunks:
@@ -338,6 +396,13 @@ class LLM:
 def _small_runner(small: SmallModel) -> BackendRunner:
     with bytes_bar(f"Loading {small.checkpoint.path.name}") as report:
         return new_runner(small.config, small.checkpoint, report)
+
+
+def _bar(
+    what: str, progress: bool | None, num_prompts: int
+) -> AbstractContextManager[Callable[[int, int], None]]:
+    show = num_prompts > 1 if progress is None else progress
+    return count_bar(what) if show else nullcontext(lambda done, total: None)
 
 
 def _completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[CompletionOutput]:

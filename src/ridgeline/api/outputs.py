@@ -67,6 +67,30 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a text: float32 values, of length 1 unless the model leaves it as it is."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A text with its vector.
+
+    Attributes:
+        request_id: counts up from 0 in each ``LLM``.
+        prompt_token_ids: what was computed.
+        outputs: the vector.
+        num_cached_tokens: tokens that were found in the prefix cache.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The next piece of one answer while it is being generated.
 
@@ -79,6 +103,7 @@ class Chunk:
         finish_reason: set on the last chunk of an answer.
         stop_reason: the stop string or stop token id that ended it, if one did.
         error: what went wrong, where finish_reason is "error".
+        vector: of a text that becomes one, in place of an answer.
     """
 
     prompt_index: int
@@ -89,6 +114,7 @@ class Chunk:
     finish_reason: str | None
     stop_reason: str | int | None
     error: str | None
+    vector: tuple[float, ...] | None = None
 
 
 def likeliest(mean_logprobs: Sequence[float], count: int) -> list[int]:

@@ -52,6 +52,10 @@ class TextSide:
         tokenizer_config: the facts of its tokenizer, by Hugging Face's names.
         tool_format: how the model writes calls of tools.
         reasoning: how it marks its reasoning, if it does.
+        pooling: which final state is a text's vector (``SamplingParams.pool``).
+        normalises: whether such vectors are scaled to length 1.
+        is_encoder: whether the model makes vectors alone.
+        vector_size: values of a text's vector.
         library_bytes: by how much the process grew for the library's tokenizer, built when needed.
     """
 
@@ -59,6 +63,10 @@ class TextSide:
         """Take what the model's files say; ``card`` holds sampling that they leave open."""
         self.vocab_size = checkpoint.arch.vocab_size
         self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.pooling = checkpoint.arch.pooling or "last"
+        self.normalises, self._ends = checkpoint.normalises, checkpoint.ends
+        self.is_encoder = checkpoint.arch.is_encoder
+        self.vector_size = checkpoint.arch.hidden_size
         self.library_bytes = 0
         self.tokenizer.building = self._measured
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
@@ -123,6 +131,22 @@ class TextSide:
                     f"0 to {self.vocab_size - 1}"
                 )
         return list(prompt)
+
+    def encode_whole(self, text: Prompt, most: int | None = None) -> list[int]:
+        """Return the token ids of a text that becomes a vector, with what the model ends it with.
+
+        Of more than ``most`` it keeps the first, and the end. Raises ValueError as ``encode`` does.
+        """
+        ids, ends = self.encode(text), self._ends if isinstance(text, str) else ()
+        return [*ids[: None if most is None else max(0, most - len(ends))], *ends]
+
+    def check_task(self, params: SamplingParams) -> None:
+        """Raise ValueError if the model has no answers, and one is asked for."""
+        if self.is_encoder and not params.pool:
+            raise ValueError(
+                "this model cannot generate text: it makes vectors of texts; "
+                "use /v1/embeddings, or LLM.embed"
+            )
 
     def encode_infill(
         self, prefix: Prompt, suffix: str, files: Sequence[File] = (), room: int = sys.maxsize

@@ -35,6 +35,7 @@ from ridgeline.backends.reference_parts import (
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.backends.states import States
+from ridgeline.backends.vectors import pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
@@ -118,7 +119,8 @@ class ReferenceRunner:
             of_items = enumerate(np.split(finite_T, ends[:-1]))
             damaged = [(i, int(of_item.argmin())) for i, of_item in of_items if not of_item.all()]
             output = finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
-            return self._states.compare(step, output, lambda tokens: hidden[tokens])
+            output = self._states.compare(step, output, lambda tokens: hidden[tokens])
+            return pooled(step, output, lambda tokens: hidden[tokens])
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.

@@ -187,6 +187,8 @@ class Scheduler:
                 top = request.search.num_candidates if num_tokens == pending else 0
                 similar = bool(request.params.penalty_alpha)
                 work[-1] = work[-1]._replace(top=top, similar=similar)
+            elif request.params.pool and num_tokens == pending:
+                work[-1] = work[-1]._replace(pool=request.params.pool)
             granted.append(seq)
             left -= num_tokens
         if admitted or preempted:

@@ -87,11 +87,13 @@ class Work(NamedTuple):
     ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
     top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
     similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
+    pool: str = ""  # return a vector of the text (``SamplingParams.pool``), and draw nothing
 
 
 def sampled_from(work: Work) -> int:
-    """Return the index of an item's first token after which a token is drawn, or all are ranked."""
-    return len(work.tokens) - 1 - work.drafts if work.seeds or work.top else len(work.tokens)
+    """Return the index of an item's first token behind which something is drawn or asked."""
+    has_output = work.seeds or work.top or work.pool
+    return len(work.tokens) - 1 - work.drafts if has_output else len(work.tokens)
 
 
 class Step(NamedTuple):
@@ -126,6 +128,7 @@ class StepOutput(NamedTuple):
     errors: Mapping[int, str] = {}  # why this item failed; its tokens mean nothing
     top: Mapping[int, Candidates] = {}  # of items with ``top``
     similarity: Mapping[int, float] = {}  # of those that are also ``similar``: backends.states
+    vectors: Mapping[int, tuple[float, ...]] = {}  # of items with ``pool``
 
 
 class Event(NamedTuple):
@@ -138,6 +141,7 @@ class Event(NamedTuple):
     finish_reason: FinishReason | None
     stop_reason: str | int | None  # the stop string or stop token id that ended it
     error: str | None
+    vector: tuple[float, ...] | None = None  # of a request with ``pool``
 
 
 class Runner(Protocol):

@@ -63,7 +63,10 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
             f"that this model was trained for"
         )
     threads = options.threads or usable_cpus()
-    policy = POLICIES[options.policy]()
+    policy, notes = POLICIES[options.policy](), list[str]()
+    if arch.reads_whole and not policy.whole_prompts:
+        policy = Orca()
+        notes.append("policy orca: this model reads each text whole")
     batched = options.max_num_batched_tokens or max(
         _DEFAULT_MAX_NUM_BATCHED_TOKENS,
         options.max_num_seqs or 0,
@@ -109,10 +112,10 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
         num_blocks=plan.num_blocks,
         kv_bytes=plan.num_blocks * kv_bytes_per_block,
         total_bytes=weights_bytes + step_bytes + plan.num_blocks * kv_bytes_per_block,
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,
         speculative=parse_speculative(options.speculative_config),
         enable_contrastive_search=options.enable_contrastive_search,
-        notes=plan.notes,
+        notes=(*notes, *plan.notes),
     )

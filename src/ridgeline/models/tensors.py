@@ -102,6 +102,8 @@ class Checkpoint:
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
         tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
+        ends: ids behind a text that becomes a vector.
+        normalises: vectors of texts are scaled to length 1.
     """
 
     path: Path
@@ -113,6 +115,8 @@ class Checkpoint:
     chat_template: str | None
     tokenizer: Path | Mapping[str, Any]
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
+    normalises: bool = True
 
     @property
     def nbytes(self) -> int:

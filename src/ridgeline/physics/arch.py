@@ -59,6 +59,7 @@ class Attention:
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 leaves them.
         qk_norm: RMS norm of q and k before rope: "" for none, over each "head", or over the whole
             "width" of all heads.
+        causal: a token sees those before it alone; else all of the text, as in an encoder.
         qkv_bias: the q, k and v projections have a bias.
         o_bias: the output projection has a bias.
     """
@@ -71,6 +72,7 @@ class Attention:
     scale: float | None = None
     softcap: float = 0.0
     qk_norm: Literal["", "head", "width"] = ""
+    causal: bool = True
     qkv_bias: bool = False
     o_bias: bool = False
 
@@ -247,6 +249,8 @@ class ModelArch:
         position_offset: the row of position 0.
         head_bias: the output head has a bias.
         tied_embeddings: the output head is the embedding.
+        pooling: which final state is a text's vector: the "last", the first ("cls"), or the
+            "mean" of all; "" if the file does not say.
     """
 
     layers: tuple[Layer, ...]
@@ -264,11 +268,22 @@ class ModelArch:
     position_offset: int = 0
     head_bias: bool = False
     tied_embeddings: bool = False
+    pooling: Literal["", "last", "mean", "cls"] = ""
 
     @property
     def num_layers(self) -> int:
         """Blocks."""
         return len(self.layers)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see what follows them, so that none can be predicted."""
+        return not all(layer.mixer.causal for layer in self.layers)
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether a text's vector needs all of the text in one step."""
+        return self.is_encoder or self.pooling in ("mean", "cls")
 
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""

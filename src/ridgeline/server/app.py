@@ -35,6 +35,7 @@ from ridgeline.server.anthropic.shape import MessageShape
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
+from ridgeline.server.embeddings import add_embeddings
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.explaining import add_explain
@@ -189,7 +190,7 @@ class Service:
         params = self.text.ending_at_fim(params) if is_middle else params
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
-        self._check_queue(len(prompts))
+        self.check_queue(len(prompts))
         deadline = deadline_of(body.deadline, request.headers.get(HEADER))
         if deadline and params.searches:
             raise contradiction("deadline", "nothing is promised of searches, as beam search is")
@@ -207,31 +208,28 @@ class Service:
             tenant,
             is_read=bool(body.stream),
             name=request.state.request_id,
-            cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
+            cache_root=self.cache_root(tenant),
             prediction=prediction,
             new_constraint=new_constraint,
             token_rules=await self.prompts.token_rules(params),
-            on_record=partial(self._note_end, tenant, parent_of(request.headers), operation),
+            on_record=partial(self.note_end, tenant, parent_of(request.headers), operation),
         )
         stream.arrived_s = request.state.arrived_s
         answers = Answers(self.text, body, stream, form)
         shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
+        of_promises = promising, self.promises.note_lengths
         return Reply(
-            self.bridge,
-            self.limits,
-            stream,
-            answers,
-            body,
-            shape,
-            self.options,
-            promising,
-            self.promises.note_lengths,
+            self.bridge, self.limits, stream, answers, body, shape, self.options, *of_promises
         )
 
-    def _note_end(
-        self, tenant: str, parent: Context, operation: str, record: RequestRecord
-    ) -> None:
+    def cache_root(self, tenant: str) -> bytes:
+        """Return what separates the cached prefixes of tenants, if anything does."""
+        digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
+        return digest if self.options.isolate_keys else b""
+
+    def note_end(self, tenant: str, parent: Context, operation: str, record: RequestRecord) -> None:
+        """Count a prompt that ended."""
         self.metrics.count_usage(tenant, record)
         emit(record, parent, operation, self.name)
 
@@ -252,14 +250,15 @@ class Service:
                 message = f"{name} asks for {value:g}: this server allows at most {most:g}"
                 raise ApiError(400, message, param=name, code="invalid_value")
 
-    def check_count(self, num_prompts: int) -> None:
+    def check_count(self, num_prompts: int, param: str = "prompt") -> None:
         """Raise ApiError if a request has no prompt, or more than could ever wait."""
         most = self.options.max_queued_requests
         if not 0 < num_prompts <= most:
-            message = f"prompt has {num_prompts} prompts: 1 to {most}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
+            message = f"{param} has {num_prompts} prompts: 1 to {most}"
+            raise ApiError(400, message, param=param, code="invalid_value")
 
-    def _check_queue(self, num_prompts: int) -> None:
+    def check_queue(self, num_prompts: int) -> None:
+        """Raise ApiError if there is no room for so many prompts to wait."""
         most = self.options.max_queued_requests
         if self.bridge.num_queued + num_prompts > most:
             raise ApiError(
@@ -268,10 +267,6 @@ class Service:
                 code="server_is_overloaded",
                 headers={"retry-after": "5"},
             )
-
-
-def _cache_root(tenant: str) -> bytes:
-    return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
 
 
 def new_app(service: Service) -> FastAPI:
@@ -288,6 +283,7 @@ def new_app(service: Service) -> FastAPI:
     _add_completions(app, service)
     _add_tokens(app, service)
     _add_status(app, service)
+    add_embeddings(app, service)
     add_explain(app, service)
     add_ollama(app, service)
     add_plans(app, service.subject, lambda: [service.name])

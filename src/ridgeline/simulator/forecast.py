@@ -109,7 +109,7 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
         work = seq.id[1], len(seq.tokens), num_computed
         answers.append(Answer(*work, seq.capacity, seq.table, max(1, num_seeds), num_cached))
     num_prompt = len(request.prompt)
-    num_new = request.max_len - num_prompt
+    num_new = max(request.max_len - num_prompt, 1)  # a vector is like one token
     return Standing(request.id, num_prompt, num_new, tuple(answers), request.due_s)
 
 

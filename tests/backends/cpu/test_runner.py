@@ -394,3 +394,52 @@ def test_copied_blocks_part_ways(make: Make, block_size: int) -> None:
     output = runner.execute(step(*forked, copies=((0, 1), (1, 2))))
     for i, tokens in enumerate(longer):
         assert runner.execute(step(work(tokens, (10,)))).logprobs[0] == output.logprobs[i]
+
+
+# --- vectors -----------------------------------------------------------------------------------
+
+
+def pool(tokens: tuple[int, ...], block: int, how: str, start: int = 0) -> Work:
+    table = tuple(range(block, block + 6))
+    found = work(tokens, table, start=start, seeds=(), params=PLAIN_GREEDY)
+    return found._replace(pool=how)
+
+
+@pytest.mark.parametrize("how", ["last", "mean", "cls"])
+@pytest.mark.parametrize("name", ["plain", "beside", "learnt positions"])
+def test_vectors_are_the_references(make: Make, name: str, how: str) -> None:
+    for kind, bound in (("f32", 1e-5), ("int8", 0.2)):
+        for size in (5, 12, 40):
+            text = step(pool(TOKENS[:size], 0, how))
+            (wanted,) = reference(checkpoint(ARCHS[name])).execute(text).vectors.values()
+            (found,) = make(name, kind).execute(text).vectors.values()
+            assert error(np.array(found), np.array(wanted)) < bound
+
+
+@pytest.mark.parametrize("how", ["last", "mean", "cls"])
+@pytest.mark.parametrize("kind", ["f32", "int8", "int8-row", "bf16"])
+def test_a_vector_depends_on_its_text_alone(make: Make, kind: str, how: str) -> None:
+    """Bit for bit: beside anything, on any number of threads; the last state also in pieces."""
+    (wanted,) = make("plain", kind).execute(step(pool(TOKENS[:37], 0, how))).vectors.values()
+    others = crowd().work
+    for num_threads in (1, 2, 3):
+        runner = make("plain", kind, num_threads=num_threads)
+        for before in (0, 1, 2, 5):
+            items = (*others[:before], pool(TOKENS[:37], 16, how), *others[before:])
+            assert runner.execute(step(*items)).vectors == {before: wanted}
+        if how == "last":
+            for cut in (1, 3, 16, 30, 36):
+                runner.cache[:] = 0
+                runner.execute(step(work(TOKENS[:37], tuple(range(16, 22)), end=cut)))
+                rest = pool(TOKENS[:37], 16, how, start=cut)
+                assert runner.execute(step(*others[:2], rest)).vectors == {2: wanted}
+        runner.close()
+
+
+def test_a_text_with_damaged_keys_has_no_vector(make: Make) -> None:
+    arrays = random_arrays(PLAIN)
+    arrays["embed"][7] = np.inf
+    runner = make(checkpoint(PLAIN, arrays), "f32")
+    output = runner.execute(step(pool((3, 7, 5), 0, "mean"), pool((3, 4, 5), 8, "mean")))
+    assert output.errors.keys() == {0}
+    assert output.vectors.keys() == {1}

@@ -117,6 +117,7 @@ def _assigned(
         for low in range(0, count, size):
             high = min(low + size, count)
             has_output = item.targets or item.similar or high > sampled_from(item)
+            has_output = has_output or item.pool not in ("", "last")
             chunks[bool(has_output)].append((i, low, high))
     assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(num_threads)]
     held = [0] * num_threads

@@ -31,6 +31,7 @@ from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, finish
 from ridgeline.backends.states import States
+from ridgeline.backends.vectors import pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -148,7 +149,9 @@ class CpuRunner:
         batch = self._prepare(step.work)
         damaged = partial(self._damaged, step.work, batch)
         output = finish(step.work, partial(self._answers, batch=batch), damaged)
-        return self._states.compare(step, output, partial(self._hidden, batch=batch))
+        output = self._states.compare(step, output, partial(self._hidden, batch=batch))
+        scale = self.arch.logit_scale  # of the final norm's weights
+        return pooled(step, output, lambda tokens: self._hidden(tokens, batch) / scale)
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the kernels' arguments."""
@@ -229,11 +232,13 @@ class CpuRunner:
 
     def _hidden(self, tokens: range, batch: Batch) -> NDArray[np.float32]:
         """Return the final states of tokens that have an output, normed."""
-        size = self.arch.hidden_size
+        arch, size = self.arch, self.arch.hidden_size
         x = self._buffers.x[batch.row_of_token[tokens.start : tokens.stop], :size]
-        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + self.arch.norm_eps
+        if arch.norm == "layer":
+            x = x - x.mean(axis=1, keepdims=True, dtype=np.float64)
+        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + arch.norm_eps
         normed: NDArray[np.float32] = x / np.sqrt(mean) * self.weights.final_norm[:size]
-        return normed
+        return normed + self.weights.final_norm_bias[:size] if arch.norm_bias else normed
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[tuple[int, int]]:
         """Yield the items whose keys or values are not finite, with the first such token."""
