@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.models.gguf import read_gguf
@@ -105,7 +105,37 @@ def metaspace_first() -> dict[str, Any]:
     return spec
 
 
-SPECS = [byte_level, sentencepiece, metaspace_first]
+@functools.cache
+def wordpiece() -> dict[str, Any]:
+    """A tokenizer.json as BERT has it."""
+    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "<s>", "</s>", "<|end|>"]
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    library.train_from_iterator(CORPUS, trainer)
+    spec: dict[str, Any] = json.loads(library.to_str())
+    return spec
+
+
+@functools.cache
+def unigram() -> dict[str, Any]:
+    """A tokenizer.json as XLM-RoBERTa and T5 have it."""
+    library = tokenizers.Tokenizer(models.Unigram())
+    library.normalizer = normalizers.NFKC()
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    special = ["<s>", "</s>", "<unk>", "<|end|>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    library.train_from_iterator(CORPUS, trainer)
+    spec: dict[str, Any] = json.loads(library.to_str())
+    return spec
+
+
+SPECS = [byte_level, sentencepiece, metaspace_first, wordpiece, unigram]
 any_spec = pytest.mark.parametrize("make", SPECS, ids=lambda make: make.__name__)
 FRAGMENTS = """<|end|> <|end|>x </s> <s> <unk> <think> ※ < |end|> <0x0A> ▁ Hello é 日本 👩‍👩‍👧"""
 fragments = st.sampled_from(
@@ -125,9 +155,20 @@ def theirs(make: Callable[[], dict[str, Any]]) -> tokenizers.Tokenizer:
 
 
 @functools.cache
+def control_ids(make: Callable[[], dict[str, Any]]) -> list[int]:
+    """The special tokens that no text becomes; any text may become the unknown token."""
+    special = [t for t in make()["added_tokens"] if t["special"]]
+    return [t["id"] for t in special if t["content"] not in ("<unk>", "[UNK]")]
+
+
+@functools.cache
 def without_added(make: Callable[[], dict[str, Any]]) -> tokenizers.Tokenizer:
     """Everything is text, except the run of spaces, which is no control token."""
     spec = copy.deepcopy(make())
     spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"].isspace()]
-    spec["model"]["vocab"] |= {t["content"]: t["id"] for t in spec["added_tokens"]}
+    if spec["model"]["type"] == "Unigram":  # text would match what stands in the vocabulary
+        for token in make()["added_tokens"]:
+            spec["model"]["vocab"][token["id"]][0] = f"\ufdef{token['id']}"
+    else:
+        spec["model"]["vocab"] |= {t["content"]: t["id"] for t in spec["added_tokens"]}
     return tokenizers.Tokenizer.from_str(json.dumps(spec))

@@ -21,12 +21,14 @@ from tests.models.vocabularies import (
     VOCABULARIES,
     any_spec,
     byte_level,
+    control_ids,
     mixed,
     ours,
     sentencepiece,
     theirs,
     vocabulary,
     without_added,
+    wordpiece,
 )
 
 EVERY_SCALAR = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
@@ -38,6 +40,10 @@ def broken(**changes: Any) -> dict[str, Any]:
 
 def bpe(vocab: dict[str, Any], merges: Sequence[Any] = ()) -> dict[str, Any]:
     return broken(model={"vocab": vocab, "merges": list(merges)}, added_tokens=[])
+
+
+def scored(vocab: list[Any], unk_id: Any = 0) -> dict[str, Any]:
+    return broken(model={"type": "Unigram", "vocab": vocab, "unk_id": unk_id}, added_tokens=[])
 
 
 def added(*tokens: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def test_the_library_gives_the_same_ids(make: Callable[[], dict[str, Any]], text
 def test_without_parsing_everything_is_text(make: Callable[[], dict[str, Any]], text: str) -> None:
     expected = without_added(make).encode(text, add_special_tokens=False).ids
     assert ours(make).encode(text, parse_special=False) == expected
-    assert not any(map(ours(make).is_special, expected))
+    assert not set(expected) & set(control_ids(make))
 
 
 @any_spec
@@ -84,10 +90,9 @@ def test_shielded_text_is_text(
     before, after = (text.replace("\ufdd0", "") for text in (before, after))
     shielded = tokenizer.shield(inside)
     assert tokenizer.encode_shielded(shielded) == tokenizer.encode(inside, parse_special=False)
-    control = [i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)]
 
     def count(ids: list[int]) -> list[int]:
-        return [ids.count(i) for i in control]
+        return [ids.count(i) for i in control_ids(make)]
 
     # What stands around it brings its own control tokens, and no others.
     whole = count(tokenizer.encode_shielded(before + "\n" + shielded.strip() + after))
@@ -216,8 +221,16 @@ def test_a_lone_surrogate_is_refused() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (broken(model={"type": "Unigram", "vocab": []}), "'Unigram'; supported: BPE"),
+        (broken(model={"type": "Rwkv", "vocab": []}), "'Rwkv'; supported: BPE, WordPiece, Unigram"),
         (broken(model=None), "supported: BPE"),
+        (broken(model={"type": "WordPiece", "vocab": []}), "needs vocab"),
+        (broken(model={"type": "WordPiece", "vocab": {"a": 0}}, added_tokens=[]), "unknown token"),
+        (scored([]), "needs vocab .a list of pieces with scores"),
+        (scored([["a", "b"]]), "list of pieces with scores"),
+        (scored([["a", float("inf")]]), "list of pieces with scores"),
+        (scored([["a", -1.0], ["a", -2.0]]), "same token twice"),
+        (scored([["a", -1.0]], unk_id=1), "id 1 is not in the vocabulary"),
+        (scored([["a", -1.0]], unk_id=None), "id None is not in the vocabulary"),
         (bpe({}), "needs vocab"),
         (broken(model={"vocab": [["a", -1.5]], "merges": []}), "needs vocab"),  # as Unigram has it
         (bpe({"a": 0}, [1]), "pairs of pieces"),
@@ -282,3 +295,22 @@ def test_runs_of_spaces_that_are_added_tokens_are_text(tmp_path: Path) -> None:
     for text in ("a  b", "a   b", "a b", "    ", "ab   ", "▁▁b"):
         assert list(mine.encode(text)) == library.encode(text, add_special_tokens=False).ids, text
         assert mine.decode(mine.encode(text)) == text.replace("▁", " ")
+
+
+def test_a_control_token_that_the_normalizer_would_change_is_refused() -> None:
+    """Without its noncharacters a private name is text that anybody can write."""
+    spec = copy.deepcopy(wordpiece())
+    spec["added_tokens"][4]["normalized"] = True
+    assert Tokenizer(copy.deepcopy(spec)).encode("hello <|end|>")[-1] == 4
+    other = {"type": "Replace", "pattern": {"Regex": r"[^\p{L}\p{N}\p{P} ]"}, "content": ""}
+    spec["normalizer"] = other
+    with pytest.raises(ModelFileError, match=r"normalizer changes the added token '<\|end\|>'"):
+        Tokenizer(spec).prepare()
+
+
+def test_words_of_a_bert_have_spaces_between_them() -> None:
+    tokenizer = ours(wordpiece)
+    ids = tokenizer.encode("The cat, the dog?<|end|>")
+    assert tokenizer.decode(ids) == "the cat, the dog?"
+    assert tokenizer.decode(ids, skip_special=False) == "the cat, the dog? <|end|>"
+    assert tokenizer.token_bytes(ids[-1]) == b"<|end|>"
