@@ -207,6 +207,45 @@ def test_bos() -> None:
         Tokenizer(copy.deepcopy(sentencepiece()), bos_id=99999)
 
 
+SEP = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+ONE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [ONE_TEXT, SEP, SEP],
+    "special_tokens": {"</s>": {"id": "</s>", "ids": [3], "tokens": ["</s>"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("post_processor", "ids"),
+    [
+        (TEMPLATE, [3, 3]),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]}, [3, 3]),
+        ({"type": "RobertaProcessing", "sep": ["</s>", 3], "cls": ["<s>", 2]}, [3]),
+        ({"type": "BertProcessing", "sep": ["</s>", 3], "cls": ["<s>", 2]}, [3]),
+        (None, []),
+    ],
+)
+def test_what_stands_behind_a_text(post_processor: Any, ids: list[int]) -> None:
+    spec = copy.deepcopy(wordpiece()) | {"post_processor": post_processor}
+    tokenizer = Tokenizer(copy.deepcopy(spec), bos_id=2, add_bos=True)
+    plain = tokenizer.encode("Hello", add_bos=False)
+    assert not {2, 3} & set(plain)
+    assert tokenizer.encode("Hello") == tokenizer.encode("Hello", add_bos=True) == [2, *plain, *ids]
+    assert tokenizer.encode_shielded("Hello") == [2, *plain]  # a conversation is not over
+    assert Tokenizer(copy.deepcopy(spec)).encode("Hello") == [*plain, *ids]
+    assert Tokenizer(spec, end_ids=(4,)).encode("Hello") == [*plain, 4]
+
+
+def test_a_damaged_end_of_text_is_named() -> None:
+    for damaged in ({"single": [SEP]}, {"special_tokens": {}}, {"single": None}):
+        with pytest.raises(ModelFileError, match="post-processor is not one that can be read"):
+            Tokenizer(copy.deepcopy(wordpiece()) | {"post_processor": TEMPLATE | damaged})
+    far = TEMPLATE | {"special_tokens": {"</s>": {"ids": [999]}}}
+    with pytest.raises(ModelFileError, match="the id 999, behind a text, is no token"):
+        Tokenizer(copy.deepcopy(wordpiece()) | {"post_processor": far})
+
+
 def test_ids_that_are_no_tokens_are_empty() -> None:
     tokenizer = ours(byte_level)
     assert tokenizer.token_bytes(-1) == tokenizer.token_bytes(tokenizer.vocab_size) == b""

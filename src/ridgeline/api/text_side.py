@@ -62,11 +62,13 @@ class TextSide:
     def __init__(self, checkpoint: Checkpoint, card: Mapping[str, Any]) -> None:
         """Take what the model's files say; ``card`` holds sampling that they leave open."""
         self.vocab_size = checkpoint.arch.vocab_size
-        self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
         self.pooling = checkpoint.arch.pooling or "last"
-        self.normalises, self._ends = checkpoint.normalises, checkpoint.ends
+        self.normalises = checkpoint.normalises
         self.is_encoder = checkpoint.arch.is_encoder
         self.vector_size = checkpoint.arch.hidden_size
+        self.tokenizer = load_tokenizer(
+            checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids
+        )
         self.library_bytes = 0
         self.tokenizer.building = self._measured
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
@@ -133,12 +135,16 @@ class TextSide:
         return list(prompt)
 
     def encode_whole(self, text: Prompt, most: int | None = None) -> list[int]:
-        """Return the token ids of a text that becomes a vector, with what the model ends it with.
+        """Return the token ids of a text that becomes a vector.
 
-        Of more than ``most`` it keeps the first, and the end. Raises ValueError as ``encode`` does.
+        Of more than ``most`` it keeps the first, and what the model ends a text with. Raises
+        ValueError as ``encode`` does.
         """
-        ids, ends = self.encode(text), self._ends if isinstance(text, str) else ()
-        return [*ids[: None if most is None else max(0, most - len(ends))], *ends]
+        ids = self.encode(text)
+        if most is None or len(ids) <= most:
+            return ids
+        ends = self.tokenizer.end_ids if isinstance(text, str) else ()
+        return [*ids[: max(0, most - len(ends))], *ends]
 
     def check_task(self, params: SamplingParams) -> None:
         """Raise ValueError if the model has no answers, and one is asked for."""

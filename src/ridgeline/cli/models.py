@@ -143,7 +143,9 @@ def export_tokenizer_files(
 ) -> None:
     """Write a model's tokenizer as Hugging Face's files, for evaluation and load tests."""
     checkpoint = load_checkpoint(locate(model).path)
-    tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+    tokenizer = load_tokenizer(
+        checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids
+    )
     paths = export_tokenizer(checkpoint, tokenizer, folder)
     if as_json:
         print(json.dumps({"files": [str(path) for path in paths]}))

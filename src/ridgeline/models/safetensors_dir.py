@@ -54,6 +54,7 @@ def load_directory(path: Path) -> Checkpoint:
     if add_bos is None:
         prefix = _bos_of_template(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
         bos_ids, add_bos = prefix or bos_ids, bool(prefix)
+    ends = text.get("add_eos_token")
     # An id beyond the vocabulary can never be produced nor looked up.
     eos_ids, bos_ids = ([i for i in ids if i < arch.vocab_size] for ids in (eos_ids, bos_ids))
     return Checkpoint(
@@ -66,6 +67,7 @@ def load_directory(path: Path) -> Checkpoint:
         chat_template=_chat_template(folder, text.get("chat_template")),
         tokenizer=tokenizer,
         generation_defaults=_sampling_defaults(generation, path),
+        end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
     )
 
 
@@ -223,6 +225,8 @@ def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
     steps = step.get("processors", [step]) if type(step) is dict else []
     try:
         for step in steps:
+            if step["type"] in ("BertProcessing", "RobertaProcessing"):
+                return _ids(step["cls"][1], "cls", Path("tokenizer.json"))
             if step["type"] == "TemplateProcessing" and "SpecialToken" in step["single"][0]:
                 token = step["single"][0]["SpecialToken"]["id"]
                 return _ids(step["special_tokens"][token]["ids"], "ids", Path("tokenizer.json"))

@@ -98,11 +98,11 @@ class Checkpoint:
         eos_ids: tokens that end an answer.
         bos_id: token that begins a text, None where the model has none.
         add_bos: whether a plain prompt gets ``bos_id`` in front.
+        end_ids: what a plain prompt gets behind it, None where tokenizer.json says it.
         chat_template: jinja2 source, None where the file has none.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
         tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
-        ends: ids behind a text that becomes a vector.
         normalises: vectors of texts are scaled to length 1.
     """
 
@@ -115,7 +115,7 @@ class Checkpoint:
     chat_template: str | None
     tokenizer: Path | Mapping[str, Any]
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
-    ends: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] | None = None
     normalises: bool = True
 
     @property

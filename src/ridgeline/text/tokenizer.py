@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.models.gguf_tokenizer import tokenizer_json
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.text.vocabulary import checked, reader
+from ridgeline.text.vocabulary import checked, ids_behind, reader
 
 if TYPE_CHECKING:
     import tokenizers
@@ -41,7 +41,10 @@ _PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16)
 
 
 def load_tokenizer(
-    source: Path | Mapping[str, Any], bos_id: int | None = None, add_bos: bool = False
+    source: Path | Mapping[str, Any],
+    bos_id: int | None = None,
+    add_bos: bool = False,
+    end_ids: tuple[int, ...] | None = None,
 ) -> Tokenizer:
     """Load from the path of a tokenizer.json, or from GGUF metadata (``tokenizer.ggml.*``).
 
@@ -49,14 +52,15 @@ def load_tokenizer(
         source: the file, or the metadata.
         bos_id: token that begins a text, None where the model has none.
         add_bos: whether ``encode`` puts ``bos_id`` in front unless told otherwise.
+        end_ids: what it puts behind a text unless told otherwise, None for what the source says.
 
     Raises:
         ModelFileError: damaged, hostile or not supported; the message says what.
     """
     if isinstance(source, Mapping):
-        return Tokenizer(tokenizer_json(source), bos_id, add_bos)
+        return Tokenizer(tokenizer_json(source), bos_id, add_bos, end_ids)
     try:
-        tokenizer = Tokenizer(_read(source), bos_id, add_bos)
+        tokenizer = Tokenizer(_read(source), bos_id, add_bos, end_ids)
         tokenizer.prepare()  # a damaged file must fail here, not at the first text
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
@@ -89,11 +93,18 @@ class Tokenizer:
     Attributes:
         bos_id: token that begins a text, or None.
         add_bos: whether ``encode`` puts it in front unless told otherwise.
+        end_ids: what ``encode`` puts behind a text unless told otherwise: an encoder's [SEP].
         vocab_size: one more than the highest id. A model may have more rows than that.
         building: what the library's tokenizer is built in, if that is still to come.
     """
 
-    def __init__(self, spec: dict[str, Any], bos_id: int | None = None, add_bos: bool = False):
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        bos_id: int | None = None,
+        add_bos: bool = False,
+        end_ids: tuple[int, ...] | None = None,
+    ):
         self._pieces, added = checked(spec)  # turned into bytes one by one, when asked for
         self._strip_space, self._gap, self._bytes_of = reader(spec)
         self._added = {token["id"]: token["content"].encode() for token in added}
@@ -101,6 +112,9 @@ class Tokenizer:
         if bos_id is not None and not 0 <= bos_id < self.vocab_size:
             raise ModelFileError(f"the BOS id {bos_id} is not in the vocabulary")
         self.bos_id, self.add_bos = bos_id, add_bos
+        self.end_ids = ids_behind(spec) if end_ids is None else end_ids
+        if self.end_ids and max(self.end_ids) >= self.vocab_size:
+            raise ModelFileError(f"the id {max(self.end_ids)}, behind a text, is no token")
 
         special = [token for token in added if token.get("special")]
         self._special_ids = frozenset(token["id"] for token in special)
@@ -147,14 +161,15 @@ class Tokenizer:
             text: any text without lone surrogates.
             parse_special: whether the spelling of a control token is that token; otherwise it is
                 text like any other.
-            add_bos: whether to begin with BOS (never doubled); None takes the model's habit.
+            add_bos: whether to begin with BOS (never doubled) and to end with ``end_ids``; None
+                takes the model's habit.
 
         Raises:
             ValueError: ``text`` has a lone surrogate.
         """
         if parse_special:
             text = self._control.sub(lambda match: self._private[match[0]], text)
-        return self._ids(text, add_bos)
+        return self._ids(text, add_bos) + list(self.end_ids if add_bos is not False else ())
 
     def shield(self, text: str, *, special_only: bool = False) -> str:
         """Return ``text`` marked so that ``encode_shielded`` takes none of it for a control token.

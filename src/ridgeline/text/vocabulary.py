@@ -101,6 +101,28 @@ def _steps(part: Any, key: str) -> list[dict[str, Any]]:
     return [s for s in steps if isinstance(s, dict)] if isinstance(steps, list) else []
 
 
+def ids_behind(spec: dict[str, Any]) -> tuple[int, ...]:
+    """Return the ids that the post-processor of a tokenizer.json puts behind a single text.
+
+    Raises:
+        ModelFileError: it cannot be read.
+    """
+    ids: list[Any] = []
+    try:
+        for step in _steps(spec.get("post_processor"), "processors"):
+            if step["type"] in ("BertProcessing", "RobertaProcessing"):
+                ids = [step["sep"][1]]
+            elif step["type"] == "TemplateProcessing":
+                parts = step["single"]
+                whole = ["Sequence" in part for part in parts].index(True)
+                names = [part["SpecialToken"]["id"] for part in parts[whole + 1 :]]
+                ids = [number for name in names for number in step["special_tokens"][name]["ids"]]
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise ModelFileError("the post-processor is not one that can be read") from None
+    _check_ids({f"{number!r:.20}, behind a text,": number for number in ids})
+    return tuple(ids)
+
+
 class Reader(NamedTuple):
     """How pieces become text.
 
