@@ -42,7 +42,7 @@ from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import Attention, ModelArch
 from ridgeline.physics.costs import kv_bytes_per_token, weight_bytes
 
 Floats = NDArray[np.float32]
@@ -53,6 +53,8 @@ _QUERY_TILE = 256  # tokens of one prompt
 _SCORES = 1 << 21  # per head: tokens times positions that they look at
 _POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
 
+_Tile = tuple[tuple[int, ...], int, int, int]  # blocks, first row, first position, text's length
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Group:
@@ -61,12 +63,20 @@ class _Group:
     rows_BN: Ints  # where their tokens are in the flat batch
     positions_BN: Ints
     tables: Ints  # [B, blocks], padded with each sequence's own first block
+    lengths_B: Ints  # of their sequences, with all tokens of the step
 
-    def mask_BNL(self, block_size: int, window: int | None) -> NDArray[np.bool_]:
-        """True where a token may not look: the future, padding, and positions before the window."""
-        keys = np.arange(self.tables.shape[1] * block_size)
+    def mask_BNL(self, block_size: int, mixer: Attention) -> NDArray[np.bool_]:
+        """True where a token may not look: the future, padding, and positions beyond the window.
+
+        Where tokens see what follows them, only what is behind the text is padding.
+        """
+        keys, window = np.arange(self.tables.shape[1] * block_size), mixer.window
         queries = self.positions_BN[:, :, None]
         hidden: NDArray[np.bool_] = keys > queries
+        if not mixer.causal:
+            hidden = np.broadcast_to(keys >= self.lengths_B[:, None, None], hidden.shape)
+            if window is not None:
+                hidden = hidden | (keys >= queries + window)
         return hidden if window is None else hidden | (keys <= queries - window)
 
 
@@ -168,7 +178,7 @@ class ReferenceRunner:
         ids = np.array([token for work in items for token in work.tokens])
         position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
         slot_T = np.concatenate([_slots(work, block_size) for work in items])
-        groups = list(_groups(items, block_size))
+        groups = list(_groups(items, block_size, not arch.is_encoder))
         finite_T = np.ones(len(ids), bool)
         x = self._embed[ids]
         if arch.embed_scale != 1.0:
@@ -182,6 +192,7 @@ class ReferenceRunner:
                 return normalised(rows, norms[name], arch) if name in norms else rows
 
             row = norm(x, "attn_norm")
+            x = row if layer.norms == "within" else x
             attended, finite = self._attention(i, row, position_T, slot_T, groups)
             finite_T &= finite
             if layer.is_parallel:
@@ -189,6 +200,7 @@ class ReferenceRunner:
             x = x + added * norm(attended, "attn_post_norm")
             if not layer.is_parallel:
                 row = norm(x, "mlp_norm")
+            x = row if layer.norms == "within" else x
             x = x + added * norm(feed_forward(row, weights, layer), "mlp_post_norm")
         return normalised(x, self._norm, arch), finite_T
 
@@ -239,7 +251,7 @@ class ReferenceRunner:
         scores *= np.float32(mixer.score_scale)
         scores = softcapped(scores, mixer.softcap)
         by_token = scores.reshape(B, K, H // K, N, -1)
-        mask_BNL = group.mask_BNL(self.block_size, mixer.window)
+        mask_BNL = group.mask_BNL(self.block_size, mixer)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
         by_token -= by_token.max(axis=-1, keepdims=True)
         np.exp(by_token, out=by_token)
@@ -348,16 +360,17 @@ def _slots(work: Work, block_size: int) -> Ints:
     return slots + positions % block_size
 
 
-def _groups(items: tuple[Work, ...], block_size: int) -> Iterator[_Group]:
+def _groups(items: tuple[Work, ...], block_size: int, is_causal: bool) -> Iterator[_Group]:
     """Cut long items into tiles; put tiles of equal length and like context together."""
-    tiles: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
+    tiles: dict[int, list[_Tile]] = {}
     row = 0
     for work in items:
         tile = max(1, min(_QUERY_TILE, _SCORES // (work.start + len(work.tokens))))
         for low in range(0, len(work.tokens), tile):
             size, start = min(tile, len(work.tokens) - low), work.start + low
-            seen = work.table[: -(-(start + size) // block_size)]
-            tiles.setdefault(size, []).append((seen, row + low, start))
+            seen, length = start + size, work.start + len(work.tokens)
+            blocks = work.table[: -(-(seen if is_causal else length) // block_size)]
+            tiles.setdefault(size, []).append((blocks, row + low, start, length))
         row += len(work.tokens)
     for size, members in tiles.items():
         members.sort(key=lambda member: len(member[0]))  # the longest pads the others
@@ -369,11 +382,12 @@ def _groups(items: tuple[Work, ...], block_size: int) -> Iterator[_Group]:
                 first = end
 
 
-def _group(members: list[tuple[tuple[int, ...], int, int]], size: int) -> _Group:
-    tables, rows, starts = zip(*members, strict=True)
+def _group(members: list[_Tile], size: int) -> _Group:
+    tables, rows, starts, lengths = zip(*members, strict=True)
     longest = len(tables[-1])
     return _Group(
         np.array(rows)[:, None] + np.arange(size),
         np.array(starts)[:, None] + np.arange(size),
         np.array([table + table[:1] * (longest - len(table)) for table in tables]),
+        np.array(lengths),
     )

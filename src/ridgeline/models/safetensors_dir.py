@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import model_from_config
+from ridgeline.models.sentence import pooling_of
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -26,6 +28,7 @@ _MAX_JSON_BYTES = 16 << 20
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half of this
 _MAX_TEMPLATE_BYTES = 1 << 20
 _INDEX = "model.safetensors.index.json"
+_NUMBERS = ".position_ids"
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -43,6 +46,9 @@ def load_directory(path: Path) -> Checkpoint:
     if tokenizer is None:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
     arch, tensors = model_from_config(config, _read_weights(folder), str(path))
+    pooling = pooling_of(folder.read, path)
+    if pooling is not None:
+        arch = replace(arch, pooling=pooling[0])
     generation = folder.json("generation_config.json") or {}
     text = folder.json("tokenizer_config.json") or {}
 
@@ -67,6 +73,7 @@ def load_directory(path: Path) -> Checkpoint:
         chat_template=_chat_template(folder, text.get("chat_template")),
         tokenizer=tokenizer,
         generation_defaults=_sampling_defaults(generation, path),
+        normalises=pooling is None or pooling[1],
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
     )
 
@@ -177,6 +184,8 @@ def _map_safetensors(path: Path) -> dict[str, Tensor]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     raw: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
     header.pop("__metadata__", None)
+    # Older files of encoders have the numbers 0, 1, 2, ... as a tensor.
+    header = {name: entry for name, entry in header.items() if not name.endswith(_NUMBERS)}
     return {name: _view(raw, 8 + header_bytes, name, entry, path) for name, entry in header.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a decoder-only transformer looks like, as structural facts.
+"""What a transformer looks like, a decoder or an encoder, as structural facts.
 
 One description serves every family: a backend reads these facts and never asks for a model's name.
 This module holds no tensors, reads no files, and knows no file format.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+Pooling = Literal["", "last", "mean", "cls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class Attention:
         num_kv_heads: key and value heads; each serves ``num_heads // num_kv_heads`` query heads.
         head_dim: channels per head.
         rope: rotary embedding; None turns nothing (NoPE).
-        window: how many last tokens a token sees (itself included); None sees all.
+        window: how many last tokens a token sees (itself included), and, where it sees what
+            follows, how many of these; None sees all.
         scale: of the products of queries and keys; None means ``head_dim ** -0.5``.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 leaves them.
         qk_norm: RMS norm of q and k before rope: "" for none, over each "head", or over the whole
@@ -202,12 +205,14 @@ class Layer:
         ffn: the feed-forward network.
         norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
-            each has a norm of its own of that row.
+            each has a norm of its own of that row. "within" is as "before", but a norm replaces the
+            residual stream: so the norm behind each of the two (Vaswani et al., 2017) is that
+            before the next.
     """
 
     mixer: Attention
     ffn: Mlp | Experts
-    norms: Literal["before", "behind", "around", "beside", "beside, own"] = "before"
+    norms: Literal["before", "behind", "around", "beside", "beside, own", "within"] = "before"
 
     @property
     def norm_names(self) -> tuple[str, ...]:
@@ -231,7 +236,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelArch:
-    """A decoder: its layers, and what stands before and behind them.
+    """A model: its layers, and what stands before and behind them.
 
     Attributes:
         layers: blocks, in order; equal ones may be the same object.
@@ -268,7 +273,7 @@ class ModelArch:
     position_offset: int = 0
     head_bias: bool = False
     tied_embeddings: bool = False
-    pooling: Literal["", "last", "mean", "cls"] = ""
+    pooling: Pooling = ""
 
     @property
     def num_layers(self) -> int:

@@ -27,6 +27,7 @@ class Batch:
     tokens: list[int]
     positions: list[int]
     sequences: list[int]  # where the row's block table begins in ``tables``
+    text_lengths: list[int]  # of the row's sequence, with all its tokens in this step
     tables: list[int]  # of all sequences, one after another
     items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
     blocks: list[tuple[int, int]]  # first row and item of each; last the end; none of few rows
@@ -61,8 +62,8 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     tables, table_begins = _tables(work, records_per_block)
     sequences = [table_begins[i] for i in rows.sequences]
     return Batch(
-        rows.tokens, rows.positions, sequences, tables, rows.items, rows.blocks, bounds, begins,
-        rows.row_of_token, ends,
+        rows.tokens, rows.positions, sequences, rows.text_lengths, tables, rows.items, rows.blocks,
+        bounds, begins, rows.row_of_token, ends,
     )  # fmt: skip
 
 
@@ -77,6 +78,7 @@ class _Rows:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
+    text_lengths: list[int] = field(default_factory=list)
     items: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
@@ -99,6 +101,7 @@ class _Rows:
         self.tokens += item.tokens[low:high]
         self.positions += range(item.start + low, item.start + high)
         self.sequences += [index] * (high - low)
+        self.text_lengths += [item.start + len(item.tokens)] * (high - low)
         for row in range(first, end, self.tile):
             if row + self.tile <= end:
                 self.items.append((row, self.tile))

@@ -37,7 +37,10 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
 
-_BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "output_begins")
+_BATCHED = (
+    *("positions", "sequences", "text_lengths", "items"),
+    *("blocks", "block_bounds", "output_begins"),
+)
 
 
 class CpuRunner:
@@ -235,7 +238,8 @@ class CpuRunner:
         arch, size = self.arch, self.arch.hidden_size
         x = self._buffers.x[batch.row_of_token[tokens.start : tokens.stop], :size]
         if arch.norm == "layer":
-            x = x - x.mean(axis=1, keepdims=True, dtype=np.float64)
+            x = x.astype(np.float64)  # first: a cast amid a sum would cut it anywhere
+            x -= x.mean(axis=1, keepdims=True)
         mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + arch.norm_eps
         normed: NDArray[np.float32] = x / np.sqrt(mean) * self.weights.final_norm[:size]
         return normed + self.weights.final_norm_bias[:size] if arch.norm_bias else normed

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_BEFORE = "../"  # begins what stands in the layer before
 # Of models that also see: their text half stands below one of these.
 _TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
@@ -60,7 +61,7 @@ def model_from_config(
     buffers = (".rotary_emb.inv_freq", *family.buffers)
     ignored = [name for name in raw if name.endswith(buffers)]
     if arch.tied_embeddings:
-        ignored.append(family.outer["head"])
+        ignored.append(family.outer.get("head", ""))
     return arch, _bind(Facts(values, where), arch, raw, family, {*ignored})
 
 
@@ -155,8 +156,13 @@ def _model(
         in_file = family.outer["positions"]
         if in_file not in raw:
             facts.fail(f"tensor {in_file!r} is missing")
-        known["position_rows"] = raw[in_file].shape[0]
-    return ModelArch(layers=layers, **(family.read(facts) | known))
+        num_rows = raw[in_file].shape[0]
+        known["position_rows"] = num_rows * family.num_segments
+    found = family.read(facts) | known
+    if "positions" in family.outer:
+        longest = num_rows - found.get("position_offset", 0)
+        found["max_position"] = min(found["max_position"], longest)
+    return ModelArch(layers=layers, **found)
 
 
 def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
@@ -185,13 +191,18 @@ def _bind(
 ) -> dict[str, Tensor]:
     """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
     shapes = arch.matrix_shapes()
+    if "types" in family.outer:
+        raw = _with_types(facts, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
         if name in family.outer:
-            in_file = family.outer[name]
+            in_file = family.outer[name].format(arch.num_layers - 1)
         else:
             _, index, part = name.split(".")
-            in_file = family.prefix.format(index) + family.layer[part]
+            number, in_file = int(index), family.layer[part]
+            if in_file.startswith(_BEFORE):
+                number, in_file = number - 1, in_file.removeprefix(_BEFORE)
+            in_file = family.prefix.format(number) + in_file
         stacked.setdefault(in_file, []).append(name)
 
     tensors: dict[str, Tensor] = {}
@@ -222,6 +233,23 @@ def _bind(
             if name.endswith("norm"):
                 tensors[name] = _raised(tensors[name], family.norm_offset)
     return {name: tensors[name] for name in shapes}
+
+
+def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Return the tensors with positions for each segment of a text, one below the other.
+
+    What a type of tokens adds is added to them: the tokens of a segment are all of one type.
+    """
+    names = [family.outer[name] for name in ("positions", "types")]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} is missing")
+    positions, types = (raw[name].to_f32() for name in names)
+    if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
+        facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
+    values = np.concatenate([positions + row for row in types[: family.num_segments]])
+    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
 
 
 def _found(

@@ -96,8 +96,10 @@ class Family:
     """A family of models.
 
     Attributes:
-        outer: canonical names before and behind the layers to the file's.
+        outer: canonical names before and behind the layers to the file's; ``{}`` stands for the
+            last layer's number. "types" is an embedding of kinds of tokens, added to positions.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
+            What begins with ``../`` stands in the layer before.
         prefix: of a layer's tensors; ``{}`` stands for its number.
         facts: "mixer", "ffn" or "layer", a dot and a field, or a field of the model, to its reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
@@ -109,6 +111,7 @@ class Family:
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         has_experts: the feed-forward network is a mixture of experts.
+        num_segments: parts of a text, of which each has a type of tokens of its own.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by head first.
         aliases: the family's names of keys that all others call alike.
@@ -130,6 +133,7 @@ class Family:
     norm_offset: float = 0.0
     interleaved: bool = False
     has_experts: bool = False
+    num_segments: int = 1
     transposed: bool = False
     heads_inside: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -135,12 +135,17 @@ class Thread:
         return base + row * self.sizes.float_stride
 
     def norm(self, layer: Words, name: str, x: Value, row: Value, scope: str = "local") -> None:
-        """Take a row of x, after this norm if the model has it, into row ``row`` of activations."""
+        """Take a row of x, after this norm if the model has it, into row ``row`` of activations.
+
+        Where norms replace the residual stream, it is x from then on.
+        """
         floats = self.floats("in", row, scope)
         if name in self.sizes.block.norm_names:
             self._norm(layer, name, x, floats)
         else:
             COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
+        if self.sizes.block.norms_replace:
+            COPY.call(self.fn, x=x, y=floats, size=self.sizes.hidden)
         self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
 
     def _norm(self, layer: Words, name: str, x: Value, out: Value) -> None:

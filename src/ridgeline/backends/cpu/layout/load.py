@@ -106,6 +106,7 @@ def head_shape(arch: ModelArch, cache: str) -> Heads:
         eps=arch.norm_eps,
         scale=attention.scale,
         softcap=attention.softcap,
+        causal=attention.causal,
     )
 
 
@@ -133,6 +134,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
             norm=arch.norm,
             norm_bias=arch.norm_bias,
             is_parallel=first.is_parallel,
+            norms_replace=first.norms == "within",
             residual_scale=arch.residual_scale,
             activation=first.ffn.activation,
             gated=first.ffn.gated,
