@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.policies import Orca
@@ -125,4 +127,83 @@ def test_answers_are_refused_over_http(served: Served, path: str, body: dict[str
 def test_other_encoders_are_refused(tmp_path: Path, key: str, value: object, words: str) -> None:
     path = write_encoder(tmp_path / "other", **{key: value})
     with pytest.raises(ModelFileError, match=words):
+        load_directory(path)
+
+
+# --- pairs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("models") / "ranker", scores_pairs=True)
+
+
+def test_a_score_depends_on_its_pair_alone(ranker: Path) -> None:
+    """Bit for bit; and on which text comes first, which a cosine does not."""
+    with LLM(ranker, threads=1, **OPTIONS) as llm:
+        wanted = [llm.score("a quick fox", text)[0] for text in TEXTS]
+        assert llm.score("a quick fox", TEXTS * 5) == wanted * 5
+        assert llm.score(TEXTS, ["a quick fox"] * 4) != wanted
+        assert all(0 < score < 1 for score in wanted)
+        assert len({*wanted}) > 1
+    with LLM(ranker, threads=3, max_num_seqs=2, **OPTIONS) as llm:
+        assert llm.score("a quick fox", TEXTS * 3) == wanted * 3
+
+
+def test_the_second_text_is_of_another_type(ranker: Path) -> None:
+    """The same ids read as one text have another score: the types are seen."""
+    with LLM(ranker, **OPTIONS) as llm:
+        arch = llm.arch
+        assert (arch.num_segments, arch.position_rows) == (2, 2 * POSITIONS)
+        assert arch.separator == llm.tokenizer.special_id("</s>")
+        pair = llm.text.encode_pair("a quick fox", "over the lazy dog")
+        assert pair.count(arch.separator) == 2
+        swapped = [token if i else 7 for i, token in enumerate(pair)]  # another first token
+        _, scores = llm._vectors([pair, swapped], None)
+        assert scores[0] != scores[1]
+
+
+def test_what_spells_a_control_token_is_text_in_a_pair(ranker: Path) -> None:
+    with LLM(ranker, **OPTIONS) as llm:
+        ids = llm.text.encode_pair("a </s> fox", "dog </s>")
+        assert ids.count(llm.arch.separator) == 2
+
+
+def test_documents_are_ranked_by_their_scores(ranker: Path) -> None:
+    with LLM(ranker, threads=1, **OPTIONS) as llm:
+        wanted = llm.score("a quick fox", TEXTS)
+        num_tokens = sum(len(llm.text.encode_pair("a quick fox", text)) for text in TEXTS)
+    with serving(ranker) as served:
+        body = {"query": "a quick fox", "documents": TEXTS}
+        status, answer, _ = served.call("/v1/rerank", body)
+        assert status == 200, answer
+        found = answer["results"]
+        assert [one["relevance_score"] for one in found] == sorted(wanted, reverse=True)
+        assert all(one["relevance_score"] == wanted[one["index"]] for one in found)
+        assert answer["usage"]["prompt_tokens"] == num_tokens
+        pairs = served.call("/v1/score", {"text_1": "a quick fox", "text_2": TEXTS})[1]
+        assert [one["score"] for one in pairs["data"]] == wanted
+        for path, ask in (
+            ("/v1/embeddings", {"input": "x"}),
+            ("/v1/completions", {"prompt": "x"}),
+        ):
+            status, error = served.refused(path, ask)
+            assert (status, error["param"]) == (400, "model"), error
+        long = {"query": "fox", "documents": ["dog " * 200]}
+        status, error = served.refused("/v1/rerank", long)
+        assert (status, error["param"]) == (400, "documents")
+        cut = served.call("/v1/rerank", long | {"truncate_prompt_tokens": -1})
+        assert (cut[0], cut[1]["usage"]["prompt_tokens"]) == (200, POSITIONS)
+        status, error = served.refused(
+            "/v1/rerank", {"query": "fox " * 99, "documents": ["x"], "truncate_prompt_tokens": -1}
+        )
+        assert "leaves" in error["message"] or "the first text" in error["message"]
+
+
+def test_a_classifier_of_more_labels_is_refused(tmp_path: Path) -> None:
+    path = write_encoder(tmp_path / "m", scores_pairs=True)
+    weights = load_file(path / "model.safetensors")
+    weights["classifier.weight"] = np.zeros((3, HIDDEN), np.float32)
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"'classifier.weight' has shape \(3, 32\)"):
         load_directory(path)

@@ -54,13 +54,17 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_encoder(path: Path, pool: str = "mean_tokens", *, prefix: str = "", **more: Any) -> Path:
-    """Write it; ``more`` are keys of its config."""
+def write_encoder(
+    path: Path, pool: str = "mean_tokens", *, scores_pairs: bool = False, **more: Any
+) -> Path:
+    """Write it; ``more`` are keys of its config. Or one that scores pairs of texts."""
     rng = np.random.default_rng(3)
-    weights = {
-        prefix + name: rng.normal(0, 0.3, shape).astype(np.float32)
-        for name, shape in shapes().items()
-    }
+    wanted = shapes()
+    if scores_pairs:
+        wanted = {f"bert.{name}": shape for name, shape in wanted.items()}
+        wanted |= {"classifier.weight": (1, HIDDEN), "classifier.bias": (1,)}
+        more["architectures"] = ["BertForSequenceClassification"]
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in wanted.items()}
     folder = path / "1_Pooling"
     folder.mkdir(parents=True)
     save_file(weights, path / "model.safetensors")
@@ -78,9 +82,10 @@ def write_encoder(path: Path, pool: str = "mean_tokens", *, prefix: str = "", **
     files: dict[str, Any] = {
         "config.json": CONFIG | more,
         "tokenizer.json": spec,
-        "modules.json": modules,
-        "1_Pooling/config.json": {f"pooling_mode_{pool}": True},
     }
+    if not scores_pairs:
+        files["modules.json"] = modules
+        files["1_Pooling/config.json"] = {f"pooling_mode_{pool}": True}
     for name, content in files.items():
         (path / name).write_text(json.dumps(content))
     return path

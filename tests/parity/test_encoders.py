@@ -60,15 +60,23 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def random_model(name: str, folder: Path, pool: str, *, normalises: bool) -> Any:
+def random_model(
+    name: str,
+    folder: Path,
+    pool: str,
+    *,
+    normalises: bool,
+    kinds: dict[str, Callable[[], Any]] = MODELS,
+) -> Any:
     """Write a model with every parameter random, and return transformers' own."""
     torch.manual_seed(7)
-    model = MODELS[name]().eval()
+    model = kinds[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3 if parameter.dim() > 1 else 0.5)
     model.save_pretrained(folder)
-    vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2} | {f"w{i}": i for i in range(3, 300)}
+    special = {"[CLS]": 0, "[PAD]": 1, "[SEP]": 2, "[UNK]": 3}
+    vocabulary = special | {f"w{i}": i for i in range(4, 300)}
     spec = {
         "version": "1.0",
         "added_tokens": [],
@@ -85,10 +93,10 @@ def random_model(name: str, folder: Path, pool: str, *, normalises: bool) -> Any
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(spec))
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalises else [])]
+    steps = ["Transformer", "Pooling", *(["Normalize"] if normalises else [])]
     modules = [
         {"idx": i, "path": "1_Pooling" if kind == "Pooling" else "", "type": f"models.{kind}"}
-        for i, kind in enumerate(kinds)
+        for i, kind in enumerate(steps)
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
@@ -96,6 +104,60 @@ def random_model(name: str, folder: Path, pool: str, *, normalises: bool) -> Any
     config = {f"pooling_mode_{mode}": name == pool for name, mode in modes.items()}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
     return model
+
+
+PAIRS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(**sizes(num_labels=1))
+    ),
+    "bert-identity": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            **sizes(num_labels=1),
+            sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"},
+        )
+    ),
+    "roberta": lambda: transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(**sizes(num_labels=1, pad_token_id=1))
+    ),
+    "xlm-roberta": lambda: transformers.XLMRobertaForSequenceClassification(
+        transformers.XLMRobertaConfig(**sizes(num_labels=1, pad_token_id=1, type_vocab_size=1))
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_random_cross_encoders(tmp_path: Path, name: str, backend: str) -> None:
+    """The ids of a pair, its types and its score are those of transformers."""
+    model = random_model(name, tmp_path / "m", "cls", normalises=False, kinds=PAIRS)
+    for file in ("modules.json", "1_Pooling/config.json"):
+        (tmp_path / "m" / file).unlink()
+    spec = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    kind = "RobertaProcessing" if "roberta" in name else "BertProcessing"
+    spec["post_processor"] = {"type": kind, "sep": ["[SEP]", 2], "cls": ["[CLS]", 0]}
+    if kind == "RobertaProcessing":
+        spec["post_processor"] |= {"trim_offsets": True, "add_prefix_space": False}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(spec))
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "m" / "tokenizer.json")
+    )
+    f32 = {"dtype": "f32", "kv_cache_dtype": "f32"} if backend == "cpu" else {}
+    query, documents = "w5 w9", ["w7", "w10 w11 w12 " * 9, "w5 w9", "w200 w17"]
+    with LLM(tmp_path / "m", backend=backend, kv_cache_memory="8MiB", **f32) as llm:
+        found = llm.score(query, documents)
+        for text, score in zip(documents, found, strict=True):
+            pair = theirs(query, text, return_token_type_ids=True)
+            assert llm.text.encode_pair(query, text) == pair["input_ids"]
+            types = pair["token_type_ids"] if kind == "BertProcessing" else None
+            with torch.inference_mode():
+                logit = model(
+                    torch.tensor([pair["input_ids"]]),
+                    token_type_ids=types and torch.tensor([types]),
+                ).logits[0, 0]
+            wanted = logit if name == "bert-identity" else logit.sigmoid()
+            assert score == pytest.approx(float(wanted), abs=2e-5)
+        with pytest.raises(ValueError, match="scores of pairs"):
+            llm.embed("w5")
 
 
 def states_of(model: Any, ids: Sequence[int]) -> Any:

@@ -28,7 +28,7 @@ from ridgeline.api.outputs import (
 )
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
-from ridgeline.api.vectors import shaped
+from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.backends.face import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
@@ -190,18 +190,9 @@ class LLM:
         many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
         if dimensions is not None:
             shaped((0.0,) * self.arch.hidden_size, dimensions)  # before work begins
+        self.text.check_vectors()
         encoded = [self.text.encode_whole(prompt) for prompt in many]
-        requests = self._submit(encoded, SamplingParams(pool=self.text.pooling))
-        vectors: dict[int, tuple[float, ...]] = {}
-        with (
-            closing(self._chunks(requests, Load(is_read=False))) as chunks,
-            _bar("Embedding", progress, len(many)) as report,
-        ):
-            for chunk in chunks:
-                if chunk.vector is None:
-                    raise RuntimeError(f"text {chunk.prompt_index}: {chunk.error}")
-                vectors[chunk.prompt_index] = chunk.vector
-                report(len(vectors), len(many))
+        requests, vectors = self._vectors(encoded, progress)
         scales = self.text.normalises if normalize is None else normalize
         return [
             EmbeddingRequestOutput(
@@ -212,6 +203,47 @@ class LLM:
             )
             for i, request in enumerate(requests)
         ]
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], progress: bool | None = None
+    ) -> list[float]:
+        """Return how near texts are to each other: one to many, or each to the other's.
+
+        A model with a classifier reads each pair together (a cross-encoder), and gives its score;
+        of any other model it is the cosine of the texts' vectors.
+
+        Raises:
+            ValueError: the numbers of texts do not fit, or a text can never run.
+            RuntimeError: the model failed on a text; the message says why.
+        """
+        ones, others = ([x] if isinstance(x, str) else list(x) for x in (text_1, text_2))
+        pairs = paired(ones, others)
+        if self.text.has_scores:
+            encoded = [self.text.encode_pair(*pair) for pair in pairs]
+            _, scores = self._vectors(encoded, progress)
+            return [scores[i][0] for i in range(len(pairs))]
+        texts = list(dict.fromkeys((*ones, *others)))
+        encoded = [self.text.encode_whole(text) for text in texts]
+        _, found = self._vectors(encoded, progress)
+        vectors = {text: found[i] for i, text in enumerate(texts)}
+        return [cosine(vectors[one], vectors[other]) for one, other in pairs]
+
+    def _vectors(
+        self, prompts: Sequence[Sequence[int]], progress: bool | None
+    ) -> tuple[list[Request], dict[int, tuple[float, ...]]]:
+        """Return the requests and the vectors of prompts."""
+        requests = self._submit(prompts, SamplingParams(pool=self.text.pooling))
+        vectors: dict[int, tuple[float, ...]] = {}
+        with (
+            closing(self._chunks(requests, Load(is_read=False))) as chunks,
+            _bar("Embedding", progress, len(prompts)) as report,
+        ):
+            for chunk in chunks:
+                if chunk.vector is None:
+                    raise RuntimeError(f"text {chunk.prompt_index}: {chunk.error}")
+                vectors[chunk.prompt_index] = chunk.vector
+                report(len(vectors), len(prompts))
+        return requests, vectors
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None

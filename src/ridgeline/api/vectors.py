@@ -34,3 +34,15 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     lengths = [math.sqrt(math.fsum(value * value for value in vector)) for vector in (one, other)]
     product = math.fsum(a * b for a, b in zip(one, other, strict=True))
     return product / (lengths[0] * lengths[1] or 1.0)
+
+
+def paired(ones: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of one text with many, or of many with as many.
+
+    Raises ValueError if their numbers do not fit.
+    """
+    if len(ones) not in (1, len(others)) or not others:
+        raise ValueError(
+            f"text_1 has {len(ones)} texts: one, or as many as text_2 ({len(others)}), please"
+        )
+    return list(zip(list(ones) * (len(others) // len(ones)), others, strict=True))

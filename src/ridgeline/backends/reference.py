@@ -35,7 +35,7 @@ from ridgeline.backends.reference_parts import (
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
 from ridgeline.backends.sampling import rank_tokens, sample
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import pooled
+from ridgeline.backends.vectors import Scorer, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
@@ -130,7 +130,7 @@ class ReferenceRunner:
             damaged = [(i, int(of_item.argmin())) for i, of_item in of_items if not of_item.all()]
             output = finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
             output = self._states.compare(step, output, lambda tokens: hidden[tokens])
-            return pooled(step, output, lambda tokens: hidden[tokens])
+            return pooled(step, output, lambda tokens: hidden[tokens], *self._scorer)
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
@@ -162,6 +162,8 @@ class ReferenceRunner:
             "kv_cache": held([self.k_cache, self.v_cache]),
             "states": held([self._states.array]),
         }
+        if self._scorer:
+            found["weights.scores"] = held(self._scorer[0].arrays)
         if self._head is not self._embed:
             found["weights.head"] = held([self._head])
         return found
@@ -184,7 +186,11 @@ class ReferenceRunner:
         if arch.embed_scale != 1.0:
             x = x * np.float32(arch.embed_scale)
         for table in self._positions:
-            x = x + table[position_T + arch.position_offset]
+            places = position_T + arch.position_offset
+            if arch.num_segments > 1:
+                segment_T = np.fromiter(segments(items, arch.separator), np.intp, len(ids))
+                places = places + segment_T * (arch.position_rows // arch.num_segments)
+            x = x + table[places]
         added = np.float32(arch.residual_scale)
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
 
@@ -302,6 +308,7 @@ class ReferenceRunner:
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
+        self._scorer = [Scorer(checkpoint)] if arch.scores else []
 
 
 def check(setup: Setup) -> Setup:

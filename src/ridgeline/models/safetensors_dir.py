@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import model_from_config
-from ridgeline.models.sentence import pooling_of
+from ridgeline.models.sentence import ids_between, pooling_of
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -49,6 +49,9 @@ def load_directory(path: Path) -> Checkpoint:
     pooling = pooling_of(folder.read, path)
     if pooling is not None:
         arch = replace(arch, pooling=pooling[0])
+    between = ids_between(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
+    if arch.num_segments > 1 and between:
+        arch = replace(arch, separator=between[0])
     generation = folder.json("generation_config.json") or {}
     text = folder.json("tokenizer_config.json") or {}
 
@@ -73,6 +76,7 @@ def load_directory(path: Path) -> Checkpoint:
         chat_template=_chat_template(folder, text.get("chat_template")),
         tokenizer=tokenizer,
         generation_defaults=_sampling_defaults(generation, path),
+        between_ids=between,
         normalises=pooling is None or pooling[1],
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
     )

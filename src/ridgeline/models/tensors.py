@@ -103,6 +103,7 @@ class Checkpoint:
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
         tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
+        between_ids: what stands between two texts that are read together.
         normalises: vectors of texts are scaled to length 1.
     """
 
@@ -116,6 +117,7 @@ class Checkpoint:
     tokenizer: Path | Mapping[str, Any]
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
     end_ids: tuple[int, ...] | None = None
+    between_ids: tuple[int, ...] = ()
     normalises: bool = True
 
     @property

@@ -256,6 +256,10 @@ class ModelArch:
         tied_embeddings: the output head is the embedding.
         pooling: which final state is a text's vector: the "last", the first ("cls"), or the
             "mean" of all; "" if the file does not say.
+        scores: what the score goes through that a classifier gives to a pair of texts, made of the
+            pooled state; "" for a model without one.
+        num_segments: parts of a text, of which each has rows of its own among ``position_rows``.
+        separator: the token that ends the first segment; -1 where there is one segment.
     """
 
     layers: tuple[Layer, ...]
@@ -274,6 +278,9 @@ class ModelArch:
     head_bias: bool = False
     tied_embeddings: bool = False
     pooling: Pooling = ""
+    scores: Literal["", "sigmoid", "identity"] = ""
+    num_segments: int = 1
+    separator: int = -1
 
     @property
     def num_layers(self) -> int:
@@ -305,4 +312,7 @@ class ModelArch:
             shapes["head"] = (self.vocab_size, self.hidden_size)
         if self.head_bias:
             shapes["head_bias"] = (self.vocab_size,)
+        if self.scores:
+            shapes |= {"pooler": (self.hidden_size, self.hidden_size), "scores_bias": (1,)}
+            shapes |= {"pooler_bias": (self.hidden_size,), "scores": (1, self.hidden_size)}
         return shapes

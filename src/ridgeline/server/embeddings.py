@@ -16,13 +16,14 @@ from fastapi import FastAPI, Request
 from pydantic import Discriminator, Field, Tag
 from starlette.responses import Response
 
-from ridgeline.api.vectors import cosine, shaped
+from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.core.step import FinishReason
 from ridgeline.server.errors import ApiError
 from ridgeline.server.promises import Promise
+from ridgeline.server.prompts import Ids
 from ridgeline.server.protocol import EACH, TextOrIds
 from ridgeline.server.replies import Reply
 from ridgeline.server.schemas import ERRORS, EmbeddingList, Reranked, Scored, documented
@@ -236,26 +237,24 @@ def _add_ranks(app: FastAPI, service: Service) -> None:
             include_in_schema=path == "/v1/rerank",
         )
         async def rerank(body: RerankRequest, request: Request) -> Response:
-            """Rank documents by how near their vectors are to the query's."""
+            """Rank documents by how relevant they are to a query."""
             service.check_open(body.model)
-            texts = [body.query, *body.texts]
+            texts = body.texts
 
-            def answer(vectors: Vectors) -> dict[str, Any]:
-                query, *others = vectors.found
-                scores = [cosine(query, other) for other in others]
+            def answer(scores: list[float], usage: dict[str, Any]) -> dict[str, Any]:
                 order = sorted(range(len(scores)), key=lambda i: -scores[i])
                 return {
                     "id": f"rerank-{request.state.request_id}",
                     "model": service.name,
-                    "usage": vectors.usage(),
+                    "usage": usage,
                     "results": [
                         {"index": i, "relevance_score": scores[i]}
-                        | ({} if body.return_documents is False else _shown(texts[1 + i]))
+                        | ({} if body.return_documents is False else _shown(texts[i]))
                         for i in order[: body.top_n or None]
                     ],
                 }
 
-            return await vectors_of(service, request, body, texts, "documents", answer)
+            return await _scores_of(service, request, body, [body.query], texts, answer)
 
 
 def _add_scores(app: FastAPI, service: Service) -> None:
@@ -265,29 +264,24 @@ def _add_scores(app: FastAPI, service: Service) -> None:
             path, responses=ERRORS | documented(Scored), include_in_schema=path == "/v1/score"
         )
         async def score(body: ScoreRequest, request: Request) -> Response:
-            """Say how near the vectors of texts are to each other: the cosine."""
+            """Say how near texts are to each other."""
             service.check_open(body.model)
             ones, others = ([x] if isinstance(x, str) else x for x in (body.text_1, body.text_2))
-            if len(ones) not in (1, len(others)):
-                message = f"text_1 has {len(ones)} texts: one, or as many as text_2 ({len(others)})"
-                raise ApiError(400, message, param="text_1", code="invalid_value")
 
-            def answer(vectors: Vectors) -> dict[str, Any]:
-                firsts, seconds = vectors.found[: len(ones)], vectors.found[len(ones) :]
-                pairs = zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True)
+            def answer(scores: list[float], usage: dict[str, Any]) -> dict[str, Any]:
                 return {
                     "id": f"score-{request.state.request_id}",
                     "object": "list",
                     "created": int(time.time()),
                     "model": service.name,
                     "data": [
-                        {"index": i, "object": "score", "score": cosine(*pair)}
-                        for i, pair in enumerate(pairs)
+                        {"index": i, "object": "score", "score": score}
+                        for i, score in enumerate(scores)
                     ],
-                    "usage": vectors.usage(),
+                    "usage": usage,
                 }
 
-            return await vectors_of(service, request, body, [*ones, *others], "text_2", answer)
+            return await _scores_of(service, request, body, ones, others, answer)
 
 
 def check_dimensions(service: Service, dimensions: int | None) -> None:
@@ -310,10 +304,64 @@ async def vectors_of(
 
     ``param`` is the field that the texts stand in; ``body`` says whether they are cut.
     """
+    try:
+        service.text.check_vectors()
+    except ValueError as error:
+        raise ApiError(400, str(error), param="model", code="unsupported_endpoint") from None
     service.check_count(len(texts), param)
-    most, params = body.truncate_prompt_tokens, SamplingParams(pool=service.text.pooling)
+    most = body.truncate_prompt_tokens
     prompts = [await service.prompts.of_whole(text, param, most) for text in texts]
+    return _reply(service, request, body, prompts, answer)
+
+
+async def _scores_of(
+    service: Service,
+    request: Request,
+    body: RerankRequest | ScoreRequest,
+    ones: list[str],
+    others: list[str],
+    answer: Callable[[list[float], dict[str, Any]], dict[str, Any]],
+) -> Reply:
+    """Return the reply with what ``answer`` makes of the scores of pairs, and of the usage.
+
+    Raises ApiError.
+    """
+    param = "documents" if isinstance(body, RerankRequest) else "text_2"
+    service.check_count(len(others), param)
+    try:
+        pairs = paired(ones, others)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="text_1", code="invalid_value") from None
+    prepare, most = service.prompts, body.truncate_prompt_tokens
+    if service.text.has_scores:
+        prompts = [await prepare.of_pair(pair, param, most) for pair in pairs]
+        return _reply(
+            service,
+            request,
+            body,
+            prompts,
+            lambda vectors: answer([found[0] for found in vectors.found], vectors.usage()),
+        )
+    texts = list(dict.fromkeys((*ones, *others)))
+    service.check_count(len(texts), param)
+    prompts = [await prepare.of_whole(text, param, most) for text in texts]
+
+    def cosines(vectors: Vectors) -> dict[str, Any]:
+        found = dict(zip(texts, vectors.found, strict=True))
+        return answer([cosine(found[a], found[b]) for a, b in pairs], vectors.usage())
+
+    return _reply(service, request, body, prompts, cosines)
+
+
+def _reply(
+    service: Service,
+    request: Request,
+    body: Any,
+    prompts: list[Ids],
+    answer: Callable[[Vectors], dict[str, Any]],
+) -> Reply:
     service.check_queue(len(prompts))
+    params = SamplingParams(pool=service.text.pooling)
     tenant = request.state.tenant
     stream = Stream(
         prompts,

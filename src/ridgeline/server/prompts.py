@@ -81,12 +81,34 @@ class Prompts:
 
         -1 cuts it to what the model takes; None refuses a longer one.
         """
-        room = self._max_model_len if most in (None, -1) else min(most, self._max_model_len)
+        room = self._room(most)
         if most is None:
             self._check_bytes(text, param)
         else:
             text = text[: self.max_bytes]
-        ids = await self._away(param, lambda: self._text.encode_whole(text, most and room))
+        return self._checked(
+            await self._away(param, lambda: self._text.encode_whole(text, room)), param
+        )
+
+    async def of_pair(self, pair: tuple[str, str], param: str, most: int | None) -> Ids:
+        """Return the ids of two texts that are read together; raises ApiError as ``of_whole``."""
+        room = self._room(most)
+        if most is None:
+            self._check_bytes(list(pair), param)
+        one, other = (text[: self.max_bytes] for text in pair)
+        return self._checked(
+            await self._away(param, lambda: self._text.encode_pair(one, other, room)), param
+        )
+
+    def _room(self, most: int | None) -> int | None:
+        """Return to how many tokens a text is cut, None for not at all; raises ApiError."""
+        if most == 0:
+            name = "truncate_prompt_tokens"
+            raise _bad(name, f"{name} is 0, which leaves no text: send -1, or at least 1")
+        return most and (self._max_model_len if most < 0 else min(most, self._max_model_len))
+
+    def _checked(self, ids: Ids, param: str) -> Ids:
+        """Return the ids. Raises ApiError if there are none, or more than the model takes."""
         if not ids:
             raise _bad(param, f"{param} has an empty text: give at least one token")
         if len(ids) > self._max_model_len:

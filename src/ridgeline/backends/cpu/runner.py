@@ -31,7 +31,7 @@ from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, finish
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import pooled
+from ridgeline.backends.vectors import Scorer, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -102,6 +102,7 @@ class CpuRunner:
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
         self._states = States(num_blocks, block_size, arch.hidden_size)
+        self._scorer = [Scorer(checkpoint)] if arch.scores else []
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -141,6 +142,8 @@ class CpuRunner:
         found = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
         found |= {f"weights.{k}": held(v) for k, v in made}
         found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
+        if self._scorer:
+            found["weights.scores"] = held(self._scorer[0].arrays)
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
         return found | {"kernels": Held(grown_bytes, grown_bytes)}
 
@@ -154,7 +157,9 @@ class CpuRunner:
         output = finish(step.work, partial(self._answers, batch=batch), damaged)
         output = self._states.compare(step, output, partial(self._hidden, batch=batch))
         scale = self.arch.logit_scale  # of the final norm's weights
-        return pooled(step, output, lambda tokens: self._hidden(tokens, batch) / scale)
+        return pooled(
+            step, output, lambda tokens: self._hidden(tokens, batch) / scale, *self._scorer
+        )
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the kernels' arguments."""
@@ -170,6 +175,11 @@ class CpuRunner:
             rows *= np.float32(self.arch.embed_scale)
         if self.arch.position_rows:
             places = np.array(batch.positions) + self.arch.position_offset
+            if self.arch.num_segments > 1:
+                size = self.arch.position_rows // self.arch.num_segments
+                of_tokens = segments(work, self.arch.separator)
+                for row, segment in zip(batch.row_of_token, of_tokens, strict=True):
+                    places[row] += segment * size
             rows += self.weights.positions[places]
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks

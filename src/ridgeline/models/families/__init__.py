@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
 from ridgeline.models.families.gguf import FAMILIES as GGUF_FAMILIES
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.models.families.hf import FAMILIES as HF_FAMILIES
+from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
 from ridgeline.models.families.table import Family
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+HF_FAMILIES = _DECODERS | _ENCODERS
+_ACTIVATION = "sbert_ce_default_activation_function"
+_OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 _BEFORE = "../"  # begins what stands in the layer before
 # Of models that also see: their text half stands below one of these.
 _TEXT_HALVES = ("language_model.model.", "model.language_model.")
@@ -73,6 +77,8 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     """
     name = _architecture(values)
     family = HF_FAMILIES.get(name) if type(name) is str else None
+    if type(of_pairs := values.get(_OF_PAIRS)) is dict:
+        values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
     names = family.aliases if family else {}
     values = {names.get(key, key): value for key, value in values.items()}
     config = Facts(values, where, tensors=raw.keys())
@@ -157,7 +163,8 @@ def _model(
         if in_file not in raw:
             facts.fail(f"tensor {in_file!r} is missing")
         num_rows = raw[in_file].shape[0]
-        known["position_rows"] = num_rows * family.num_segments
+        known |= {"position_rows": num_rows * family.num_segments}
+        known |= {"num_segments": family.num_segments}
     found = family.read(facts) | known
     if "positions" in family.outer:
         longest = num_rows - found.get("position_offset", 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ridgeline.models.families.table import (
     Family,
     choice,
@@ -413,63 +411,6 @@ FAMILIES = {
         refuse=("clip_qkv",),
     ),
 }
-_ENCODER = {
-    "norm": const("layer"),
-    "norm_bias": const(True),
-    "norm_eps": number("layer_norm_eps", default=1e-12),
-    "tied_embeddings": const(True),  # there is no head
-    "pooling": const("mean"),  # unless files beside the config say otherwise
-    "layer.norms": const("within"),
-    "mixer.causal": const(False),
-    "mixer.qkv_bias": const(True),
-    "mixer.o_bias": const(True),
-    "ffn.gated": const(False),
-    "ffn.bias": const(True),
-    "ffn.activation": choice("hidden_act", among=_ACTIVATIONS, default="gelu"),
-}
-_BERT_OUTER = {
-    "embed": "embeddings.word_embeddings.weight",
-    "positions": "embeddings.position_embeddings.weight",
-    "types": "embeddings.token_type_embeddings.weight",
-    "layers.0.attn_norm": "embeddings.LayerNorm.weight",
-    "layers.0.attn_norm_bias": "embeddings.LayerNorm.bias",
-    "norm": "encoder.layer.{}.output.LayerNorm.weight",
-    "norm_bias": "encoder.layer.{}.output.LayerNorm.bias",
-}
-_BERT_LAYER = {
-    "attn_norm": "../output.LayerNorm.weight",
-    "attn_norm_bias": "../output.LayerNorm.bias",
-    "q": "attention.self.query.weight",
-    "k": "attention.self.key.weight",
-    "v": "attention.self.value.weight",
-    "o": "attention.output.dense.weight",
-    "q_bias": "attention.self.query.bias",
-    "k_bias": "attention.self.key.bias",
-    "v_bias": "attention.self.value.bias",
-    "o_bias": "attention.output.dense.bias",
-    "mlp_norm": "attention.output.LayerNorm.weight",
-    "mlp_norm_bias": "attention.output.LayerNorm.bias",
-    "up": "intermediate.dense.weight",
-    "up_bias": "intermediate.dense.bias",
-    "down": "output.dense.weight",
-    "down_bias": "output.dense.bias",
-}
-_POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # for a task that is no vector
-FAMILIES["BertModel"] = Family(
-    _BERT_OUTER,
-    _BERT_LAYER,
-    "encoder.layer.{}.",
-    _MODEL | _ENCODER,
-    ropes={"full": "none"},
-    buffers=_POOLER,
-    unused=("gradient_checkpointing", "type_vocab_size", "hidden_dropout_prob",
-            "attention_probs_dropout_prob", "tie_word_embeddings"),
-    must={"position_embedding_type": "absolute", "is_decoder": False},
-)  # fmt: skip
-FAMILIES["XLMRobertaModel"] = replace(
-    FAMILIES["BertModel"], facts=_MODEL | _ENCODER | {"position_offset": const(2)}
-)
-FAMILIES["RobertaModel"] = FAMILIES["XLMRobertaModel"]
 FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
