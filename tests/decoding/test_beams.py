@@ -186,6 +186,7 @@ CHANGES: dict[str, Any] = {
     "prompt_logprobs": 0,
     "structured_outputs": {"regex": "x"},
     "penalty_alpha": 0.0,
+    "pool": "last",
 }
 TAKEN: dict[str, Any] = {
     "n": 2,

@@ -232,7 +232,7 @@ class LLM:
         self, prompts: Sequence[Sequence[int]], progress: bool | None
     ) -> tuple[list[Request], dict[int, tuple[float, ...]]]:
         """Return the requests and the vectors of prompts."""
-        requests = self._submit(prompts, SamplingParams(pool=self.text.pooling))
+        requests = self._submit(prompts, SamplingParams(pool=self.text.pooling), pools=True)
         vectors: dict[int, tuple[float, ...]] = {}
         with (
             closing(self._chunks(requests, Load(is_read=False))) as chunks,
@@ -278,6 +278,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         is_stream: bool = False,
+        pools: bool = False,
     ) -> list[Request]:
         """Queue all prompts, or none if one of them can never run."""
         params = self._params_of_each(sampling_params, len(prompts))
@@ -285,6 +286,8 @@ class LLM:
         try:
             for prompt, wish in zip(prompts, params, strict=True):
                 self.text.check_task(wish)
+                if wish.pool and not pools:
+                    raise ValueError(f"pool is {wish.pool!r}: for vectors there is LLM.embed")
                 wish.validate_ids(self.arch.vocab_size)
                 check_search(wish, is_stream=is_stream)
                 ids = tuple(prompt)

@@ -161,7 +161,7 @@ class SamplingParams:
             raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
         if self.penalty_alpha == 0 and self.temperature == 1.0:
             object.__setattr__(self, "temperature", 0.0)
-        if self.pool not in ("", *POOLINGS) or (self.pool and self.num_seqs > 1):
+        if self.pool not in ("", *POOLINGS) or (self.pool and (self.best_of or self.n) > 1):
             raise ValueError(f"pool is {self.pool!r}: last, mean or cls, and one answer, please")
         self._check_structured_outputs()
         # Frozen for good: what the caller passed may change under us.
