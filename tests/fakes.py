@@ -107,7 +107,12 @@ class Ledger:
             if work.top and i not in errors
         }
         alike = {i: self._similarity(step.work[i], read[i]) for i in top if step.work[i].similar}
-        return StepOutput(tokens, errors=errors, top=top, similarity=alike)
+        vectors = {
+            i: (float(read[i][-1]),)
+            for i, work in enumerate(step.work)
+            if work.pool and i not in errors
+        }
+        return StepOutput(tokens, errors=errors, top=top, similarity=alike, vectors=vectors)
 
     def _pass_through_states(self, step: Step) -> None:
         """Let every item's tokens pass through its state; save it where the step says so."""

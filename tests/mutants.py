@@ -166,7 +166,7 @@ MUTANTS = (
            "who rests keeps its blocks"),
     Mutant(QUEUES, "if seq.status is Status.PAUSED:\n", "if False:\n",
            "who rests never goes on"),
-    Mutant(REQUEST, "if len(prompt) >= max_model_len:", "if len(prompt) > max_model_len:",
+    Mutant(REQUEST, "max_model_len - (not params.pool):", "max_model_len:",
            "no room for an answer"),
     Mutant(REQUEST, "() if params.ignore_eos else eos_ids", "eos_ids",
            "ignore_eos is ignored"),
@@ -310,6 +310,14 @@ MUTANTS = (
            "too little is held back"),
     Mutant(TEXT, "max(map(len, self._stop)) - 1", "max(map(len, self._stop)) - 2",
            "the last but one character is not held back"),
+    Mutant(REQUEST, "longest = 0 if params.pool else max_model_len - len(prompt)",
+           "longest = max_model_len - len(prompt)", "a vector is charged for an answer"),
+    Mutant(REQUEST, "0 if self.search or params.pool else", "0 if self.search else",
+           "a vector draws a token besides"),
+    Mutant(SCHEDULER, "elif request.params.pool and num_tokens == pending:",
+           "elif request.params.pool:", "a piece of a text has a vector"),
+    Mutant(ENGINE, "has_news = event.token is not None or event.vector is not None",
+           "has_news = event.token is not None", "a vector is never there in time"),
 )  # fmt: skip
 
 

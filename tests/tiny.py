@@ -161,6 +161,26 @@ RECURRENT = {
 }
 
 
+ENCODERS = {
+    "encoder": changed(
+        standing(PLAIN, "within"),
+        causal=False,
+        rope=None,
+        norm="layer",
+        norm_bias=True,
+        position_rows=1024,
+        qkv_bias=True,
+        o_bias=True,
+        gated=False,
+        activation="gelu",
+        bias=True,
+        tied_embeddings=True,
+        pooling="mean",
+    ),
+    "encoder with windows": changed(PLAIN, windows=(5, None), causal=False, pooling="cls"),
+}
+
+
 def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
     """Weights of a size that keeps values lively: norms near 1, the rest near 1 / sqrt(in)."""
     rng = np.random.default_rng(seed)
@@ -209,6 +229,7 @@ def plain_logits(
             return _norm(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
 
         seen = norm(x, "attn_norm")
+        x = seen if arch.layers[i].norms == "within" else x
         mixer, recurrent = arch.layers[i].attention, arch.layers[i].recurrent
         made = np.zeros_like(seen)
         if mixer is not None:
@@ -221,6 +242,7 @@ def plain_logits(
             seen = norm(x - arch.residual_scale * made, "mlp_norm")
         elif arch.layers[i].norms != "beside":
             seen = norm(x, "mlp_norm")
+        x = seen if arch.layers[i].norms == "within" else x
         if arch.layers[i].ffn.size:
             x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
     if arch.norm == "layer":
@@ -307,7 +329,8 @@ def _attention(
     window = mixer.window or len(x)
     out = np.empty_like(q)
     for position in range(len(x)):
-        seen = slice(max(0, position - window + 1), position + 1)
+        end = position + 1 if mixer.causal else position + window
+        seen = slice(max(0, position - window + 1), end)
         for head in range(mixer.num_heads):
             kv_head = head * mixer.num_kv_heads // mixer.num_heads
             scores = k[seen, kv_head] @ q[position, head] * mixer.score_scale

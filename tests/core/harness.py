@@ -94,7 +94,9 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     assert all(waits[i] is Wait.BEAMS for i in idle if i in running)
     assert next(i for i in running if i not in idle) in sizes, "the oldest that runs must advance"
     if scheduler.policy.whole_prompts:
-        assert all(work.seeds or work.top for work in step.work), "a prompt ran in pieces"
+        assert all(work.seeds or work.top or work.pool for work in step.work), (
+            "a prompt ran in pieces"
+        )
     assert set(step.preempted) <= set(waiting)
     given = [seq_id for seq_id in step.preempted if waits[seq_id] is not Wait.BEAMS]
     scarce = (Wait.BLOCKS, Wait.MAX_NUM_SEQS)

@@ -186,6 +186,7 @@ CHANGES: dict[str, Any] = {
     "stop": "x",
     "prompt_logprobs": 0,
     "penalty_alpha": 0.0,
+    "pool": "last",
 }
 TAKEN: dict[str, Any] = {
     "n": 2,

@@ -6,11 +6,9 @@ step by step in the caller's thread, events become outputs.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,17 @@ from typing import Any
 from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
 from ridgeline.api.interrupts import Interrupts
 from ridgeline.api.memory import ProcessMemory, memory_now, process_memory
-from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, likeliest
+from ridgeline.api.outputs import (
+    Chunk,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+    completions,
+)
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
+from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.backends.face import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
@@ -177,6 +183,86 @@ class LLM:
         texts = [None] * len(prompts)
         return self._collect(prompts, texts, sampling_params, progress, lora_request)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        progress: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of one text or many, in order.
+
+        A text's vector depends on nothing but the text: bit for bit, whatever runs beside it.
+
+        Args:
+            prompts: text, token ids, or a list of either.
+            dimensions: how many first values to keep; None keeps all.
+            normalize: scale vectors to length 1; None does what the model's files say, else true.
+            progress: show a bar; None shows one when there are several texts.
+
+        Raises:
+            ValueError: a text can never run, or has fewer dimensions.
+            RuntimeError: the model made no vector of a text; the message says why.
+        """
+        many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        if dimensions is not None:
+            shaped((0.0,) * self.arch.hidden_size, dimensions)  # before work begins
+        self.text.check_vectors()
+        encoded = [self.text.encode_whole(prompt) for prompt in many]
+        requests, vectors = self._vectors(encoded, progress)
+        scales = self.text.normalises if normalize is None else normalize
+        return [
+            EmbeddingRequestOutput(
+                request.id,
+                list(request.prompt),
+                EmbeddingOutput(shaped(vectors[i], dimensions, normalises=scales)),
+                request.num_cached_tokens,
+            )
+            for i, request in enumerate(requests)
+        ]
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], progress: bool | None = None
+    ) -> list[float]:
+        """Return how near texts are to each other: one to many, or each to the other's.
+
+        A model with a classifier reads each pair together (a cross-encoder), and gives its score;
+        of any other model it is the cosine of the texts' vectors.
+
+        Raises:
+            ValueError: the numbers of texts do not fit, or a text can never run.
+            RuntimeError: the model failed on a text; the message says why.
+        """
+        ones, others = ([x] if isinstance(x, str) else list(x) for x in (text_1, text_2))
+        pairs = paired(ones, others)
+        if self.text.has_scores:
+            encoded = [self.text.encode_pair(*pair) for pair in pairs]
+            _, scores = self._vectors(encoded, progress)
+            return [scores[i][0] for i in range(len(pairs))]
+        texts = list(dict.fromkeys((*ones, *others)))
+        encoded = [self.text.encode_whole(text) for text in texts]
+        _, found = self._vectors(encoded, progress)
+        vectors = {text: found[i] for i, text in enumerate(texts)}
+        return [cosine(vectors[one], vectors[other]) for one, other in pairs]
+
+    def _vectors(
+        self, prompts: Sequence[Sequence[int]], progress: bool | None
+    ) -> tuple[list[Request], dict[int, tuple[float, ...]]]:
+        """Return the requests and the vectors of prompts."""
+        requests = self._submit(prompts, SamplingParams(pool=self.text.pooling), None, pools=True)
+        vectors: dict[int, tuple[float, ...]] = {}
+        with (
+            closing(self._chunks(requests, Load(is_read=False))) as chunks,
+            _bar("Embedding", progress, len(prompts)) as report,
+        ):
+            for chunk in chunks:
+                if chunk.vector is None:
+                    raise RuntimeError(f"text {chunk.prompt_index}: {chunk.error}")
+                vectors[chunk.prompt_index] = chunk.vector
+                report(len(vectors), len(prompts))
+        return requests, vectors
+
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
@@ -217,6 +303,7 @@ class LLM:
         lora_request: LoraWish | Sequence[LoraWish],
         *,
         is_stream: bool = False,
+        pools: bool = False,
     ) -> list[Request]:
         """Queue all prompts, or none if one of them can never run."""
         params = self._params_of_each(sampling_params, len(prompts))
@@ -224,6 +311,9 @@ class LLM:
         requests: list[Request] = []
         try:
             for prompt, wish, adapter in zip(prompts, params, adapters, strict=True):
+                self.text.check_task(wish)
+                if wish.pool and not pools:
+                    raise ValueError(f"pool is {wish.pool!r}: for vectors there is LLM.embed")
                 wish.validate_ids(self.arch.vocab_size)
                 check_search(wish, is_stream=is_stream)
                 ids = tuple(prompt)
@@ -298,6 +388,7 @@ class LLM:
             event.finish_reason and event.finish_reason.value,
             event.stop_reason,
             event.error,
+            event.vector,
         )
 
     def _collect(
@@ -312,8 +403,7 @@ class LLM:
         counts = [request.params.num_answers for request in requests]
         chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(count)] for count in counts]
         ended, total = 0, sum(counts)
-        show = len(prompts) > 1 if progress is None else progress
-        bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
+        bar = _bar("Answering", progress, len(prompts))
         with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
             report(0, total)
             for chunk in chunks:
@@ -327,7 +417,7 @@ class LLM:
                 text if isinstance(text, str) else None,
                 list(request.prompt),
                 self._prompt_logprobs(request),
-                _completions(request.params, [chunks for chunks in answers if chunks]),
+                completions(request.params, [chunks for chunks in answers if chunks]),
                 request.num_cached_tokens,
                 request.num_draft_tokens,
                 request.num_accepted_tokens,
@@ -371,34 +461,11 @@ def _small_runner(small: SmallModel) -> BackendRunner:
         return new_runner(small.config, small.checkpoint, report)
 
 
-def _completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[CompletionOutput]:
-    """Return the answers; of more than ``n`` the likeliest."""
-    found = [_completion(i, chunks, params.logprobs) for i, chunks in enumerate(answers)]
-    if params.num_answers > params.n:
-        means = [
-            (out.cumulative_logprob or 0.0) / len(out.token_ids) if out.token_ids else -math.inf
-            for out in found
-        ]
-        best = [found[place] for place in likeliest(means, params.n)]
-        found = [replace(out, index=i) for i, out in enumerate(best)]
-    return found
-
-
-def _completion(index: int, chunks: list[Chunk], num_top: int | None) -> CompletionOutput:
-    last = chunks[-1]
-    tokens = tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
-    logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
-    total = sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))
-    return CompletionOutput(
-        index,
-        "".join(chunk.text for chunk in chunks),
-        tokens,
-        total if logprobs else None,
-        logprobs if logprobs and num_top is not None else None,
-        last.finish_reason or "abort",
-        last.stop_reason,
-        last.error,
-    )
+def _bar(
+    what: str, progress: bool | None, num_prompts: int
+) -> AbstractContextManager[Callable[[int, int], None]]:
+    show = num_prompts > 1 if progress is None else progress
+    return count_bar(what) if show else nullcontext(lambda done, total: None)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

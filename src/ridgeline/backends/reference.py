@@ -41,6 +41,7 @@ from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, answered, finish
 from ridgeline.backends.states import States
+from ridgeline.backends.vectors import Scorer, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
@@ -59,6 +60,8 @@ _QUERY_TILE = 256  # tokens of one prompt
 _SCORES = 1 << 21  # per head: tokens times positions that they look at
 _POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
 
+_Tile = tuple[tuple[int, ...], int, int, int]  # blocks, first row, first position, text's length
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Group:
@@ -67,12 +70,20 @@ class _Group:
     rows_BN: Ints  # where their tokens are in the flat batch
     positions_BN: Ints
     tables: Ints  # [B, blocks], padded with each sequence's own first block
+    lengths_B: Ints  # of their sequences, with all tokens of the step
 
-    def mask_BNL(self, block_size: int, window: int | None) -> NDArray[np.bool_]:
-        """True where a token may not look: the future, padding, and positions before the window."""
-        keys = np.arange(self.tables.shape[1] * block_size)
+    def mask_BNL(self, block_size: int, mixer: Attention) -> NDArray[np.bool_]:
+        """True where a token may not look: the future, padding, and positions beyond the window.
+
+        Where tokens see what follows them, only what is behind the text is padding.
+        """
+        keys, window = np.arange(self.tables.shape[1] * block_size), mixer.window
         queries = self.positions_BN[:, :, None]
         hidden: NDArray[np.bool_] = keys > queries
+        if not mixer.causal:
+            hidden = np.broadcast_to(keys >= self.lengths_B[:, None, None], hidden.shape)
+            if window is not None:
+                hidden = hidden | (keys >= queries + window)
         return hidden if window is None else hidden | (keys <= queries - window)
 
 
@@ -141,7 +152,7 @@ class ReferenceRunner:
             output = finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
             output = self._states.compare(step, output, lambda tokens: hidden[tokens])
             self._recurrent.end()
-            return output
+            return pooled(step, output, lambda tokens: hidden[tokens], *self._scorer)
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
@@ -176,6 +187,8 @@ class ReferenceRunner:
             "states": held([self._states.array]),
             "recurrent_states": held(self._recurrent.arrays()),
         }
+        if self._scorer:
+            found["weights.scores"] = held(self._scorer[0].arrays)
         if self._head is not self._embed:
             found["weights.head"] = held([self._head])
         if adapters := list(self._adapters.values()):
@@ -195,13 +208,17 @@ class ReferenceRunner:
         ids = np.array([token for work in items for token in work.tokens])
         position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
         slot_T = np.concatenate([_slots(work, block_size) for work in items])
-        groups = list(_groups(items, block_size))
+        groups = list(_groups(items, block_size, not arch.is_encoder))
         finite_T = np.ones(len(ids), bool)
         x = self._embed[ids]
         if arch.embed_scale != 1.0:
             x = x * np.float32(arch.embed_scale)
         for table in self._positions:
-            x = x + table[position_T + arch.position_offset]
+            places = position_T + arch.position_offset
+            if arch.num_segments > 1:
+                segment_T = np.fromiter(segments(items, arch.separator), np.intp, len(ids))
+                places = places + segment_T * (arch.position_rows // arch.num_segments)
+            x = x + table[places]
         added = np.float32(arch.residual_scale)
         adapted = Adapted(arch, items, self._adapters)
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
@@ -210,6 +227,7 @@ class ReferenceRunner:
                 return normalised(rows, norms[name], arch) if name in norms else rows
 
             row = norm(x, "attn_norm")
+            x = row if layer.norms == "within" else x
             adapt = partial(adapted.add, i)
             mixed, finite = self._mixed(i, row, items, (position_T, slot_T, groups), adapt)
             finite_T &= finite
@@ -218,6 +236,7 @@ class ReferenceRunner:
             x = x + added * norm(mixed, "attn_post_norm")
             if not layer.is_parallel:
                 row = norm(x, "mlp_norm")
+            x = row if layer.norms == "within" else x
             if weights.ffn is not None:
                 made = feed_forward(row, weights.ffn, layer.ffn, adapt)
                 x = x + added * norm(made, "mlp_post_norm")
@@ -310,7 +329,7 @@ class ReferenceRunner:
         scores *= np.float32(mixer.score_scale)
         scores = softcapped(scores, mixer.softcap)
         by_token = scores.reshape(B, K, H // K, N, -1)
-        mask_BNL = group.mask_BNL(self.block_size, mixer.window)
+        mask_BNL = group.mask_BNL(self.block_size, mixer)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
         softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
         out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, D)
@@ -348,6 +367,7 @@ class ReferenceRunner:
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
+        self._scorer = [Scorer(checkpoint)] if arch.scores else []
 
 
 def check(setup: Setup) -> Setup:
@@ -415,16 +435,17 @@ def _slots(work: Work, block_size: int) -> Ints:
     return slots + positions % block_size
 
 
-def _groups(items: tuple[Work, ...], block_size: int) -> Iterator[_Group]:
+def _groups(items: tuple[Work, ...], block_size: int, is_causal: bool) -> Iterator[_Group]:
     """Cut long items into tiles; put tiles of equal length and like context together."""
-    tiles: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
+    tiles: dict[int, list[_Tile]] = {}
     row = 0
     for work in items:
         tile = max(1, min(_QUERY_TILE, _SCORES // (work.start + len(work.tokens))))
         for low in range(0, len(work.tokens), tile):
             size, start = min(tile, len(work.tokens) - low), work.start + low
-            seen = work.table[: -(-(start + size) // block_size)]
-            tiles.setdefault(size, []).append((seen, row + low, start))
+            seen, length = start + size, work.start + len(work.tokens)
+            blocks = work.table[: -(-(seen if is_causal else length) // block_size)]
+            tiles.setdefault(size, []).append((blocks, row + low, start, length))
         row += len(work.tokens)
     for size, members in tiles.items():
         members.sort(key=lambda member: len(member[0]))  # the longest pads the others
@@ -436,11 +457,12 @@ def _groups(items: tuple[Work, ...], block_size: int) -> Iterator[_Group]:
                 first = end
 
 
-def _group(members: list[tuple[tuple[int, ...], int, int]], size: int) -> _Group:
-    tables, rows, starts = zip(*members, strict=True)
+def _group(members: list[_Tile], size: int) -> _Group:
+    tables, rows, starts, lengths = zip(*members, strict=True)
     longest = len(tables[-1])
     return _Group(
         np.array(rows)[:, None] + np.arange(size),
         np.array(starts)[:, None] + np.arange(size),
         np.array([table + table[:1] * (longest - len(table)) for table in tables]),
+        np.array(lengths),
     )

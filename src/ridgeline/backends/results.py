@@ -88,7 +88,7 @@ def finish(
     num_sound: dict[int, int] = {}  # draws before the first draft that is damaged
     for i, first in damaged():
         num_sound[i] = first - sampled_from(items[i])
-        if num_sound[i] <= 0:
+        if num_sound[i] <= 0 or items[i].pool:
             errors[i] = "K/V of this sequence is not finite"
     tokens: list[tuple[int, ...]] = [()] * len(items)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -139,6 +139,8 @@ def answered(logits: Floats, ask: Ask) -> Answer:
 
 def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
     """Number the draws of an item whose last token is the one before ``end``."""
+    if work.pool:
+        return
     if work.top:
         mask = work.masks[0] if work.masks else b""
         yield 0, Ask(end - 1, (), 0, work.top, mask)  # any token: the likeliest are asked for

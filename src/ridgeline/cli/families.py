@@ -14,6 +14,7 @@ _NORMS = {
     "around": "norms around",
     "beside": "attention beside the MLP",
     "beside, own": "attention beside the MLP",
+    "within": "norms that replace what they norm",
 }
 _WINDOWS = {
     "all": "a sliding window",
@@ -40,6 +41,8 @@ def families_table() -> str:
 
 def _specials(family: Family) -> Iterator[str]:
     constants = {name: reader.argument for name, reader in family.facts.items()}
+    if constants.get("mixer.causal") is False:
+        yield "an encoder"
     if norms := _NORMS.get(constants.get("layer.norms", "")):
         yield norms
     if constants.get("norm") == "layer":

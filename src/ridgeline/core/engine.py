@@ -202,7 +202,8 @@ class Engine:
         for event in events:
             request_id = event.seq_id[0]
             times = self._times[request_id]
-            if times.first_token_s is None and event.token is not None:
+            has_news = event.token is not None or event.vector is not None
+            if times.first_token_s is None and has_news:
                 times.first_token_s = now_s
             times.error = times.error or event.error
         for request_id in {event.seq_id[0]: None for event in events if event.finish_reason}:

@@ -43,6 +43,9 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
                 events.append(_append(queues, member, token, logprobs))
         elif work.seeds:
             events.append(_append(queues, seq, tokens[0], ranked[0] if ranked else None))
+        elif work.pool:
+            vector = output.vectors.get(i, ())  # a simulation has none
+            events.append(_end(queues, seq, FinishReason.STOP)._replace(vector=vector))
         elif work.top:
             seq.candidates, seq.similarity = output.top[i], output.similarity.get(i, 0.0)
             if all(beam.candidates for beam in seq.request.sequences):

@@ -43,7 +43,7 @@ class RequestRecord:
         params: sampling parameters that differ from their defaults.
         arrival_s: when it was added.
         scheduled_s: when its first token was computed; None if it never ran.
-        first_token_s: when its first answer token was there; None if there was none.
+        first_token_s: when its first answer token, or its vector, was there; None if none was.
         finish_s: when its last sequence ended.
         num_cached_tokens: prompt tokens that the first admission found in the prefix cache.
         num_preemptions: over all its sequences.

@@ -142,12 +142,12 @@ class Request:
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
-        if len(prompt) >= max_model_len:
+        if len(prompt) > max_model_len - (not params.pool):
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens, but prompt and answer together may have "
                 f"{max_model_len} (--max-model-len)"
             )
-        longest = max_model_len - len(prompt)
+        longest = 0 if params.pool else max_model_len - len(prompt)
         max_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
         eos = () if params.ignore_eos else eos_ids
         seed = (default_seed if params.seed is None else params.seed) % (1 << 64)
@@ -174,7 +174,7 @@ class Request:
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
         self.search = new_search(self)  # until it is over; its beams draw nothing and have no text
         assert self.search or not params.searches, "an engine without a search"
-        num_seeds = 0 if self.search else params.num_seqs
+        num_seeds = 0 if self.search or params.pool else params.num_seqs
         seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(num_seeds))
         num_slots = params.num_seqs if self.search else 1
         self.sequences = [Sequence(self, 0, list(prompt), seeds, num_slots=num_slots)]

@@ -31,6 +31,18 @@ _ALONE = Load()
 _SCARCE = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
 
 
+def _as_asked(item: Work, request: Request, *, is_last: bool) -> Work:
+    """Return work with what few requests ask for; most of it behind the last token only."""
+    if request.adapter.number:
+        item = item._replace(adapter=request.adapter.number)
+    if request.search:
+        top = request.search.num_candidates if is_last else 0
+        item = item._replace(top=top, similar=bool(request.params.penalty_alpha))
+    elif request.params.pool and is_last:
+        item = item._replace(pool=request.params.pool)
+    return item
+
+
 def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return history and targets of a work item (``core.step.Work``)."""
     params, prompt = seq.request.params, seq.request.prompt
@@ -180,15 +192,8 @@ class Scheduler:
             history, targets = _context(seq, start, end) if request.needs_context else ((), ())
             seeds = seq.seeds if num_tokens == pending else ()
             tokens = (seq.tokens[start],) if num_tokens == 1 else tuple(seq.tokens[start:end])
-            work.append(
-                Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
-            )
-            if request.adapter.number:
-                work[-1] = work[-1]._replace(adapter=request.adapter.number)
-            if request.search:
-                top = request.search.num_candidates if num_tokens == pending else 0
-                similar = bool(request.params.penalty_alpha)
-                work[-1] = work[-1]._replace(top=top, similar=similar)
+            item = Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
+            work.append(_as_asked(item, request, is_last=num_tokens == pending))
             granted.append(seq)
             left -= num_tokens
         if admitted or preempted:

@@ -93,11 +93,13 @@ class Work(NamedTuple):
     adapter: int = 0  # whose weights are added, 0 for none
     state: int = -1  # slot of the recurrent layers' state, before and after; zeros at position 0
     save: tuple[tuple[int, int], ...] = ()  # after so many of ``tokens``, copy it to that slot
+    pool: str = ""  # return a vector of the text (``SamplingParams.pool``), and draw nothing
 
 
 def sampled_from(work: Work) -> int:
-    """Return the index of an item's first token after which a token is drawn, or all are ranked."""
-    return len(work.tokens) - 1 - work.drafts if work.seeds or work.top else len(work.tokens)
+    """Return the index of an item's first token behind which something is drawn or asked."""
+    has_output = work.seeds or work.top or work.pool
+    return len(work.tokens) - 1 - work.drafts if has_output else len(work.tokens)
 
 
 class Step(NamedTuple):
@@ -133,6 +135,7 @@ class StepOutput(NamedTuple):
     errors: Mapping[int, str] = {}  # why this item failed; its tokens mean nothing
     top: Mapping[int, Candidates] = {}  # of items with ``top``
     similarity: Mapping[int, float] = {}  # of those that are also ``similar``: backends.states
+    vectors: Mapping[int, tuple[float, ...]] = {}  # of items with ``pool``
 
 
 class Event(NamedTuple):
@@ -145,6 +148,7 @@ class Event(NamedTuple):
     finish_reason: FinishReason | None
     stop_reason: str | int | None  # the stop string or stop token id that ended it
     error: str | None
+    vector: tuple[float, ...] | None = None  # of a request with ``pool``
 
 
 class Runner(Protocol):

@@ -72,7 +72,7 @@ def resolve(
             f"that this model was trained for"
         )
     threads = options.threads or usable_cpus()
-    policy = POLICIES[options.policy]()
+    policy, notes = _policy(options, arch)
     batched = options.max_num_batched_tokens or max(
         _DEFAULT_MAX_NUM_BATCHED_TOKENS,
         options.max_num_seqs or 0,
@@ -126,14 +126,22 @@ def resolve(
         num_checkpoints=num_checkpoints,
         kv_bytes=kv_bytes,
         total_bytes=sum((found.weights_bytes, found.step_bytes, state_bytes, kv_bytes)),
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,
         speculative=_speculative(options, found),
         enable_contrastive_search=options.enable_contrastive_search,
         max_lora_rank=max_lora_rank,
-        notes=plan.notes,
+        notes=(*notes, *plan.notes),
     )
+
+
+def _policy(options: Options, arch: ModelArch) -> tuple[Policy, list[str]]:
+    """Return the policy, and what is to be said of it."""
+    policy = POLICIES[options.policy]()
+    if arch.reads_whole and not policy.whole_prompts:
+        return Orca(), ["policy orca: this model reads each text whole"]
+    return policy, []
 
 
 def _speculative(options: Options, found: Footprint) -> SpeculativeConfig | None:

@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import architecture, model_from_config
 from ridgeline.models.quantized import read_quantized
+from ridgeline.models.sentence import ids_between, pooling_of
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
 _ITEM_BYTES = {
@@ -29,6 +31,7 @@ _MAX_JSON_BYTES = 16 << 20
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half of this
 _MAX_TEMPLATE_BYTES = 1 << 20
 _INDEX = "model.safetensors.index.json"
+_NUMBERS = ".position_ids"
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -47,6 +50,12 @@ def load_directory(path: Path) -> Checkpoint:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
     found = read_quantized(config, _read_weights(folder), str(path))
     arch, tensors = model_from_config(found.config, found.tensors, str(path), found.spare)
+    pooling = pooling_of(folder.read, path)
+    if pooling is not None:
+        arch = replace(arch, pooling=pooling[0])
+    between = ids_between(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
+    if arch.num_segments > 1 and between:
+        arch = replace(arch, separator=between[0])
     generation = folder.json("generation_config.json") or {}
     text = folder.json("tokenizer_config.json") or {}
 
@@ -72,6 +81,8 @@ def load_directory(path: Path) -> Checkpoint:
         tokenizer=tokenizer,
         family=architecture(config),
         generation_defaults=_sampling_defaults(generation, path),
+        between_ids=between,
+        normalises=pooling is None or pooling[1],
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
         quantization=found.description,
     )
@@ -191,6 +202,8 @@ def map_safetensors(path: Path) -> dict[str, Tensor]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     raw: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
     header.pop("__metadata__", None)
+    # Older files of encoders have the numbers 0, 1, 2, ... as a tensor.
+    header = {name: entry for name, entry in header.items() if not name.endswith(_NUMBERS)}
     return {name: _view(raw, 8 + header_bytes, name, entry, path) for name, entry in header.items()}
 
 

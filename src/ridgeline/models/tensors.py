@@ -137,6 +137,8 @@ class Checkpoint:
         tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
         family: the file's name of its family.
+        between_ids: what stands between two texts that are read together.
+        normalises: vectors of texts are scaled to length 1.
     """
 
     path: Path
@@ -151,6 +153,8 @@ class Checkpoint:
     end_ids: tuple[int, ...] | None = None
     quantization: str = ""
     family: str = ""
+    between_ids: tuple[int, ...] = ()
+    normalises: bool = True
 
     @property
     def nbytes(self) -> int:

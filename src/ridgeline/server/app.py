@@ -34,6 +34,7 @@ from ridgeline.server.anthropic.shape import MessageShape
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
+from ridgeline.server.embeddings import add_embeddings
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.explaining import add_explain
@@ -188,7 +189,7 @@ class Service:
         params = self.text.ending_at_fim(params) if is_middle else params
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
-        self._check_queue(len(prompts))
+        self.check_queue(len(prompts))
         deadline = deadline_of(body.deadline, request.headers.get(HEADER))
         if deadline and params.searches:
             raise contradiction("deadline", "nothing is promised of searches, as beam search is")
@@ -209,32 +210,31 @@ class Service:
             tenant,
             is_read=bool(body.stream),
             name=request.state.request_id,
-            cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
+            cache_root=self.cache_root(tenant),
             adapter=adapter,
             prediction=prediction,
             new_constraint=new_constraint,
             token_rules=await self.prompts.token_rules(params, narrows=body.narrows),
-            on_record=partial(self._note_end, tenant, parent_of(request.headers), operation, name),
+            on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
         answers = Answers(self.text, body, stream, form)
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
+        of_promises = promising, self.promises.note_lengths
         return Reply(
-            self.bridge,
-            self.limits,
-            stream,
-            answers,
-            body,
-            shape,
-            self.options,
-            promising,
-            self.promises.note_lengths,
+            self.bridge, self.limits, stream, answers, body, shape, self.options, *of_promises
         )
 
-    def _note_end(
+    def cache_root(self, tenant: str) -> bytes:
+        """Return what separates the cached prefixes of tenants, if anything does."""
+        digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
+        return digest if self.options.isolate_keys else b""
+
+    def note_end(
         self, tenant: str, parent: Context, operation: str, name: str, record: RequestRecord
     ) -> None:
+        """Count a prompt that ended, of the model or adapter of this name."""
         self.metrics.count_usage(tenant, record)
         emit(record, parent, operation, name)
 
@@ -255,14 +255,15 @@ class Service:
                 message = f"{name} asks for {value:g}: this server allows at most {most:g}"
                 raise ApiError(400, message, param=name, code="invalid_value")
 
-    def check_count(self, num_prompts: int) -> None:
+    def check_count(self, num_prompts: int, param: str = "prompt") -> None:
         """Raise ApiError if a request has no prompt, or more than could ever wait."""
         most = self.options.max_queued_requests
         if not 0 < num_prompts <= most:
-            message = f"prompt has {num_prompts} prompts: 1 to {most}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
+            message = f"{param} has {num_prompts} prompts: 1 to {most}"
+            raise ApiError(400, message, param=param, code="invalid_value")
 
-    def _check_queue(self, num_prompts: int) -> None:
+    def check_queue(self, num_prompts: int) -> None:
+        """Raise ApiError if there is no room for so many prompts to wait."""
         most = self.options.max_queued_requests
         if self.bridge.num_queued + num_prompts > most:
             raise ApiError(
@@ -271,10 +272,6 @@ class Service:
                 code="server_is_overloaded",
                 headers={"retry-after": "5"},
             )
-
-
-def _cache_root(tenant: str) -> bytes:
-    return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
 
 
 def new_app(service: Service) -> FastAPI:
@@ -292,6 +289,7 @@ def new_app(service: Service) -> FastAPI:
     _add_tokens(app, service)
     add_models(app, service)
     _add_status(app, service)
+    add_embeddings(app, service)
     add_explain(app, service)
     add_ollama(app, service)
     add_lora(app, service.loras, service.check_open)

@@ -47,6 +47,7 @@ class Prompts:
 
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
+        self._check_task(SamplingParams())
         options = request.template_options() | self._effort(request.reasoning_effort)
 
         def render() -> list[int]:
@@ -76,6 +77,50 @@ class Prompts:
             encode = self._text.tokenizer.encode
             return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
         return await self._away(param, lambda: self._text.encode(prompt))
+
+    async def of_whole(self, text: str | list[int], param: str, most: int | None) -> Ids:
+        """Return the ids of a text that becomes a vector, cut to ``most`` tokens; raises ApiError.
+
+        -1 cuts it to what the model takes; None refuses a longer one.
+        """
+        room = self._room(most)
+        if most is None:
+            self._check_bytes(text, param)
+        else:
+            text = text[: self.max_bytes]
+        return self._checked(
+            await self._away(param, lambda: self._text.encode_whole(text, room)), param
+        )
+
+    async def of_pair(self, pair: tuple[str, str], param: str, most: int | None) -> Ids:
+        """Return the ids of two texts that are read together; raises ApiError as ``of_whole``."""
+        room = self._room(most)
+        if most is None:
+            self._check_bytes(list(pair), param)
+        one, other = (text[: self.max_bytes] for text in pair)
+        return self._checked(
+            await self._away(param, lambda: self._text.encode_pair(one, other, room)), param
+        )
+
+    def _room(self, most: int | None) -> int | None:
+        """Return to how many tokens a text is cut, None for not at all; raises ApiError."""
+        if most == 0:
+            name = "truncate_prompt_tokens"
+            raise _bad(name, f"{name} is 0, which leaves no text: send -1, or at least 1")
+        return most and (self._max_model_len if most < 0 else min(most, self._max_model_len))
+
+    def _checked(self, ids: Ids, param: str) -> Ids:
+        """Return the ids. Raises ApiError if there are none, or more than the model takes."""
+        if not ids:
+            raise _bad(param, f"{param} has an empty text: give at least one token")
+        if len(ids) > self._max_model_len:
+            raise _bad(
+                param,
+                f"this model takes {self._max_model_len} tokens, but {param} has a text of "
+                f"{len(ids)}: send truncate_prompt_tokens: -1 to cut it",
+                "context_length_exceeded",
+            )
+        return ids
 
     async def of_middle(self, prompt: str | list[int], suffix: str) -> Ids:
         """Return the token ids that ask for what stands between two texts; raises ApiError."""
@@ -192,8 +237,15 @@ class Prompts:
         self, prompts: Sequence[Ids], params: SamplingParams, param: str, length_field: str
     ) -> None:
         """Raise ApiError, with the numbers, unless each prompt and its answer can ever fit."""
+        self._check_task(params)
         for prompt in prompts:
             self._check_one(len(prompt), params.max_tokens, param, length_field)
+
+    def _check_task(self, params: SamplingParams) -> None:
+        try:
+            self._text.check_task(params)
+        except ValueError as error:
+            raise _bad("model", str(error), "unsupported_endpoint") from None
 
     def _check_one(
         self, prompt_len: int, max_tokens: int | None, param: str, length_field: str

@@ -280,10 +280,10 @@ class ChatRequest(Rendering, _Sampled):
 
 
 _Ids = Annotated[list[int], Field(fail_fast=True)]
-_EACH = Field(fail_fast=True, max_length=1 << 14)  # more prompts would take too long to check
+EACH = Field(fail_fast=True, max_length=1 << 14)  # more prompts would take too long to check
 
 
-def _kind_of_prompt(prompt: Any) -> str:
+def kind_of_prompt(prompt: Any) -> str:
     """Return which kind a prompt is, by its first element, so that only that kind is validated."""
     if not isinstance(prompt, list):
         return "[text]"
@@ -293,18 +293,21 @@ def _kind_of_prompt(prompt: Any) -> str:
     return "[lists of ids]" if isinstance(first, list) else "[ids]"
 
 
+TextOrIds = Annotated[
+    Annotated[str, Tag("[text]")]
+    | Annotated[list[str], EACH, Tag("[texts]")]
+    | Annotated[_Ids, Tag("[ids]")]
+    | Annotated[list[_Ids], EACH, Tag("[lists of ids]")],
+    Discriminator(kind_of_prompt),
+]
+
+
 class CompletionRequest(_Sampled):
     """POST /v1/completions."""
 
     not_yet = _NOT_YET | {"prediction": ()}
 
-    prompt: Annotated[
-        Annotated[str, Tag("[text]")]
-        | Annotated[list[str], _EACH, Tag("[texts]")]
-        | Annotated[_Ids, Tag("[ids]")]
-        | Annotated[list[_Ids], _EACH, Tag("[lists of ids]")],
-        Discriminator(_kind_of_prompt),
-    ]
+    prompt: TextOrIds
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
     suffix: str | None = None  # empty: the answer just continues the prompt

@@ -109,7 +109,7 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
         work = seq.id[1], len(seq.tokens), num_computed
         answers.append(Answer(*work, seq.capacity, seq.table, max(1, num_seeds), num_cached))
     num_prompt = len(request.prompt)
-    num_new = request.max_len - num_prompt
+    num_new = max(request.max_len - num_prompt, 1)  # a vector is like one token
     return Standing(request.id, num_prompt, num_new, tuple(answers), request.due_s)
 
 
@@ -178,7 +178,8 @@ def _has_begun(standing: Standing) -> bool:
 def _scheduler(state: State) -> Scheduler:
     """Return a scheduler with no request, set up as the engine's own.
 
-    It keeps no states: how much of a prompt a checkpoint saves is in what the cache is said to hold.
+    It keeps no states: how much of a prompt a checkpoint saves is in what the cache is said to
+    hold.
     """
     settings, fresh = state.settings, count()
     kv = KVCache(

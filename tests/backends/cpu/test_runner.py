@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends import reference_parts
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
@@ -393,35 +392,6 @@ def test_who_is_done_takes_rows_of_others(make: Make, monkeypatch: pytest.Monkey
     assert counters.take()["linears"][1] > 0
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_no_more_experts_are_read_than_rows_meet(
-    make: Make, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counted by the kernels, and by who is met in the reference; one thread shares no blocks."""
-    met: list[int] = []
-
-    def counted(*args: Any) -> NDArray[np.float32]:
-        found = routes(*args)
-        met.append(int(found.any(axis=0).sum()))
-        return found
-
-    routes = reference_parts.routes
-    monkeypatch.setattr(reference_parts, "routes", counted)
-    wanted = reference(checkpoint(ARCHS["many experts"]))
-    runner = make("many experts", "f32", num_threads=num_threads)
-    counters, start = runner.profile(), 0
-    for end in (40, 41, 44, 56):
-        met.clear()
-        wanted.prompt_logits(TOKENS[start:end], start)
-        runner.prompt_logits(TOKENS[start:end], start)
-        num_read = counters.take()["experts"].sum()
-        if end > 40 or num_threads == 1:
-            assert num_read == sum(met) < 2 * 20
-        else:
-            assert sum(met) <= num_read <= 2 * sum(met)
-        start = end
-
-
 def test_a_step_may_be_executed_again(make: Make) -> None:
     runner = make(num_threads=2)
     once = runner.execute(crowd())
@@ -457,3 +427,52 @@ def test_copied_blocks_part_ways(make: Make, block_size: int) -> None:
     output = runner.execute(step(*forked, copies=((0, 1), (1, 2))))
     for i, tokens in enumerate(longer):
         assert runner.execute(step(work(tokens, (10,)))).logprobs[0] == output.logprobs[i]
+
+
+# --- vectors -----------------------------------------------------------------------------------
+
+
+def pool(tokens: tuple[int, ...], block: int, how: str, start: int = 0) -> Work:
+    table = tuple(range(block, block + 6))
+    found = work(tokens, table, start=start, seeds=(), params=PLAIN_GREEDY)
+    return found._replace(pool=how)
+
+
+@pytest.mark.parametrize("how", ["last", "mean", "cls"])
+@pytest.mark.parametrize("name", ["plain", "beside", "learnt positions"])
+def test_vectors_are_the_references(make: Make, name: str, how: str) -> None:
+    for kind, bound in (("f32", 1e-5), ("int8", 0.2)):
+        for size in (5, 12, 40):
+            text = step(pool(TOKENS[:size], 0, how))
+            (wanted,) = reference(checkpoint(ARCHS[name])).execute(text).vectors.values()
+            (found,) = make(name, kind).execute(text).vectors.values()
+            assert error(np.array(found), np.array(wanted)) < bound
+
+
+@pytest.mark.parametrize("how", ["last", "mean", "cls"])
+@pytest.mark.parametrize("kind", ["f32", "int8", "int8-row", "bf16"])
+def test_a_vector_depends_on_its_text_alone(make: Make, kind: str, how: str) -> None:
+    """Bit for bit: beside anything, on any number of threads; the last state also in pieces."""
+    (wanted,) = make("plain", kind).execute(step(pool(TOKENS[:37], 0, how))).vectors.values()
+    others = crowd().work
+    for num_threads in (1, 2, 3):
+        runner = make("plain", kind, num_threads=num_threads)
+        for before in (0, 1, 2, 5):
+            items = (*others[:before], pool(TOKENS[:37], 16, how), *others[before:])
+            assert runner.execute(step(*items)).vectors == {before: wanted}
+        if how == "last":
+            for cut in (1, 3, 16, 30, 36):
+                runner.cache[:] = 0
+                runner.execute(step(work(TOKENS[:37], tuple(range(16, 22)), end=cut)))
+                rest = pool(TOKENS[:37], 16, how, start=cut)
+                assert runner.execute(step(*others[:2], rest)).vectors == {2: wanted}
+        runner.close()
+
+
+def test_a_text_with_damaged_keys_has_no_vector(make: Make) -> None:
+    arrays = random_arrays(PLAIN)
+    arrays["embed"][7] = np.inf
+    runner = make(checkpoint(PLAIN, arrays), "f32")
+    output = runner.execute(step(pool((3, 7, 5), 0, "mean"), pool((3, 4, 5), 8, "mean")))
+    assert output.errors.keys() == {0}
+    assert output.vectors.keys() == {1}

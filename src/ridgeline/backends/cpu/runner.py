@@ -34,13 +34,17 @@ from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
+from ridgeline.backends.vectors import Scorer, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
-_BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "output_begins")
+_BATCHED = (
+    *("positions", "sequences", "text_lengths", "items"),
+    *("blocks", "block_bounds", "output_begins"),
+)
 
 
 class CpuRunner:
@@ -105,6 +109,7 @@ class CpuRunner:
         self._draws = Draws(sizes.vocab_size)
         self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
+        self._scorer = [Scorer(checkpoint)] if arch.scores else []
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -149,6 +154,8 @@ class CpuRunner:
         found = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
         found |= {f"weights.{k}": held(v) for k, v in made}
         found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
+        if self._scorer:
+            found["weights.scores"] = held(self._scorer[0].arrays)
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
         if adapters := list(self._adapters.values()):
             found["adapters"] = held(array for one in adapters for array in one.arrays)
@@ -162,7 +169,11 @@ class CpuRunner:
         batch = self._prepare(step.work)
         damaged = partial(self._damaged, step.work, batch)
         output = finish(step.work, partial(self._answers, batch=batch), damaged)
-        return self._states.compare(step, output, partial(self._hidden, batch=batch))
+        output = self._states.compare(step, output, partial(self._hidden, batch=batch))
+        scale = self.arch.logit_scale  # of the final norm's weights
+        return pooled(
+            step, output, lambda tokens: self._hidden(tokens, batch) / scale, *self._scorer
+        )
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the kernels' arguments."""
@@ -178,6 +189,11 @@ class CpuRunner:
             rows *= np.float32(self.arch.embed_scale)
         if self.arch.position_rows:
             places = np.array(batch.positions) + self.arch.position_offset
+            if self.arch.num_segments > 1:
+                size = self.arch.position_rows // self.arch.num_segments
+                of_tokens = segments(work, self.arch.separator)
+                for row, segment in zip(batch.row_of_token, of_tokens, strict=True):
+                    places[row] += segment * size
             rows += self.weights.positions[places]
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
@@ -257,11 +273,14 @@ class CpuRunner:
 
     def _hidden(self, tokens: range, batch: Batch) -> NDArray[np.float32]:
         """Return the final states of tokens that have an output, normed."""
-        size = self.arch.hidden_size
+        arch, size = self.arch, self.arch.hidden_size
         x = self._buffers.x[batch.row_of_token[tokens.start : tokens.stop], :size]
-        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + self.arch.norm_eps
+        if arch.norm == "layer":
+            x = x.astype(np.float64)  # first: a cast amid a sum would cut it anywhere
+            x -= x.mean(axis=1, keepdims=True)
+        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + arch.norm_eps
         normed: NDArray[np.float32] = x / np.sqrt(mean) * self.weights.final_norm[:size]
-        return normed
+        return normed + self.weights.final_norm_bias[:size] if arch.norm_bias else normed
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[tuple[int, int]]:
         """Yield the items whose keys or values are not finite, with the first such token."""

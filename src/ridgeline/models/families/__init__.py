@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
 from ridgeline.models.families.gguf import FAMILIES as GGUF_FAMILIES
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.models.families.hf import FAMILIES as HF_FAMILIES
+from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
 from ridgeline.models.families.rows import row_order
@@ -40,6 +41,10 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+HF_FAMILIES = _DECODERS | _ENCODERS
+_ACTIVATION = "sbert_ce_default_activation_function"
+_OF_PAIRS = "sentence_transformers"  # newer files have it in this object
+_BEFORE = "../"  # begins what stands in the layer before
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
@@ -74,7 +79,7 @@ def model_from_config(
     buffers = (".rotary_emb.inv_freq", *family.buffers)
     ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
     if arch.tied_embeddings:
-        ignored.append(family.outer["head"])
+        ignored.append(family.outer.get("head", ""))
     return arch, _bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 
@@ -86,6 +91,8 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     """
     name = architecture(values)
     family = HF_FAMILIES.get(name) if type(name) is str else None
+    if type(of_pairs := values.get(_OF_PAIRS)) is dict:
+        values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
     if family is None:
         known = ", ".join(HF_FAMILIES)
         Facts(values, where).fail(f"architecture {name!r} is not supported; supported: {known}")
@@ -185,8 +192,14 @@ def _model(
         in_file = family.outer["positions"]
         if in_file not in raw:
             facts.fail(f"tensor {in_file!r} is missing")
-        known["position_rows"] = raw[in_file].shape[0]
-    return ModelArch(layers=layers, **(family.read(facts) | known))
+        num_rows = raw[in_file].shape[0]
+        known |= {"position_rows": num_rows * family.num_segments}
+        known |= {"num_segments": family.num_segments}
+    found = family.read(facts) | known
+    if "positions" in family.outer:
+        longest = num_rows - found.get("position_offset", 0)
+        found["max_position"] = min(found["max_position"], longest)
+    return ModelArch(layers=layers, **found)
 
 
 def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
@@ -215,13 +228,18 @@ def _bind(
 ) -> dict[str, Tensor]:
     """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
     shapes = arch.matrix_shapes()
+    if "types" in family.outer:
+        raw = _with_types(facts, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
         if name in family.outer:
-            in_file = family.outer[name]
+            in_file = family.outer[name].format(arch.num_layers - 1)
         else:
             _, index, part = name.split(".")
-            in_file = family.prefix.format(index) + family.layer[part]
+            number, in_file = int(index), family.layer[part]
+            if in_file.startswith(_BEFORE):
+                number, in_file = number - 1, in_file.removeprefix(_BEFORE)
+            in_file = family.prefix.format(number) + in_file
         stacked.setdefault(in_file, []).append(name)
 
     tensors: dict[str, Tensor] = {}
@@ -251,6 +269,23 @@ def _bind(
             if name.endswith("norm"):
                 tensors[name] = _raised(tensors[name], family.norm_offset)
     return {name: tensors[name] for name in shapes}
+
+
+def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Return the tensors with positions for each segment of a text, one below the other.
+
+    What a type of tokens adds is added to them: the tokens of a segment are all of one type.
+    """
+    names = [family.outer[name] for name in ("positions", "types")]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} is missing")
+    positions, types = (raw[name].to_f32() for name in names)
+    if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
+        facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
+    values = np.concatenate([positions + row for row in types[: family.num_segments]])
+    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
 
 
 def _found(

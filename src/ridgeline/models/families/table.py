@@ -130,8 +130,10 @@ class Family:
     """A family of models.
 
     Attributes:
-        outer: canonical names before and behind the layers to the file's.
+        outer: canonical names before and behind the layers to the file's; ``{}`` stands for the
+            last layer's number. "types" is an embedding of kinds of tokens, added to positions.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
+            What begins with ``../`` stands in the layer before.
         prefix: of a layer's tensors; ``{}`` stands for its number.
         facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
             and a field, or a field of the model, to its reader.
@@ -152,6 +154,7 @@ class Family:
         gates_inside: gates and ups stand in one tensor, expert by expert: first the "halves" of
             each, or by "turns", a row of each. Such a tensor, and that of the outputs, is stored as
             ``(experts, in, out)`` unless it is quantised.
+        num_segments: parts of a text, of which each has a type of tokens of its own.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by head first.
         defaults: values of keys that a config may leave out.
@@ -179,6 +182,7 @@ class Family:
     attention_layers: str = ""
     has_experts: bool = False
     gates_inside: Literal["", "halves", "turns"] = ""
+    num_segments: int = 1
     transposed: bool = False
     heads_inside: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -148,7 +148,8 @@ class Thread:
     ) -> None:
         """Take a row of x, after this norm if the model has it, into row ``row`` of activations.
 
-        ``readers`` are the matrices that read it.
+        ``readers`` are the matrices that read it. Where norms replace the residual stream, it is x
+        from then on.
         """
         floats = self.floats("in", row, scope)
         if name in self.sizes.block.norm_names:
@@ -156,6 +157,8 @@ class Thread:
         else:
             COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
         shrink(self, layer, readers, floats, row)
+        if self.sizes.block.norms_replace:
+            COPY.call(self.fn, x=x, y=floats, size=self.sizes.hidden)
         self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
 
     def _norm(self, layer: Words, name: str, x: Value, out: Value) -> None:

@@ -86,7 +86,11 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
     position = thread.index(args["positions"] + first * 4)
     reach = select(window > 0, window, fn.i64(1 << 40))
     start = maximum(position - reach + 1, 0) >> 4 << 4  # of the first visible block
-    num_blocks = (position + count - start + TOKENS - 1) >> 4
+    end = position + count  # behind the last visible token of all
+    if not heads.causal:
+        length = thread.index(args["text_lengths"] + first * 4)
+        end = fn.lower(length, position + count - 1 + reach)
+    num_blocks = (end - start + TOKENS - 1) >> 4
     table = thread.table(first) + (start >> 2)
     stride, query = args["records_stride"], args["queries"] + first * heads.query_bytes
     out_scores, scales = thread.local("scores"), thread.local("scales")
@@ -113,6 +117,8 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
+                if not heads.causal:
+                    high = fn.lower(length, at + reach) - start
                 SOFTMAX.call(
                     fn, scores=out_scores + row * score_stride, score_stride=score_stride,
                     low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),

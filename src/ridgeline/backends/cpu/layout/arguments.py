@@ -6,7 +6,7 @@ from __future__ import annotations
 ARGUMENTS = (
     "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
     "layers", "x", "queries", "cache", "layer_stride", "records_stride",
-    "tables", "table_stride", "positions", "sequences",
+    "tables", "table_stride", "positions", "sequences", "text_lengths",
     "non_finite", "items", "blocks", "block_bounds", "output_begins",
     "rope_by_pair", "rope_by_pair_stride",
     "local_memory", "local_stride", "scores_stride",

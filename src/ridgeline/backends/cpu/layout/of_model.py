@@ -31,6 +31,7 @@ def head_shape(arch: ModelArch, cache: str) -> Heads:
         scale=attention.scale,
         softcap=attention.softcap,
         sinks=attention.sinks,
+        causal=attention.causal,
     )
 
 
@@ -58,6 +59,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
             norm=arch.norm,
             norm_bias=arch.norm_bias,
             is_parallel=first.is_parallel,
+            norms_replace=first.norms == "within",
             residual_scale=arch.residual_scale,
             activation=first.ffn.activation,
             gated=first.ffn.gated,

@@ -32,6 +32,7 @@ class Heads:
     scale: float | None = None  # of scores, if it does not follow from the number of channels
     softcap: float = 0.0  # of scores; 0 for none
     sinks: bool = False  # each query head has a score without a value
+    causal: bool = True  # a token does not see those that follow it
 
     @property
     def size(self) -> int:
@@ -109,6 +110,7 @@ class Block:
     norm: str = "rms"
     norm_bias: bool = False
     is_parallel: bool = False  # attention and the feed-forward network read the same rows
+    norms_replace: bool = False  # a norm's result is the residual stream from there on
     residual_scale: float = 1.0
     activation: str = "silu"
     gated: bool = True
