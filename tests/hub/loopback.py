@@ -40,6 +40,7 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.token = "hf_secret"
         self.cuts: list[int] = []  # bytes after which the coming downloads are cut
+        self.holds: threading.Event | None = None  # what connections wait for before they close
         self.ranges: list[tuple[str, str]] = []  # file and Range header of each download
         self.asked: list[str] = []
         self.logins: dict[str, str | None] = {}  # the Authorization of each path's last request
@@ -128,6 +129,8 @@ class Hub:
             body = data[begin:end]
             is_large = len(data) >= 1000
             request.wfile.write(body[: self.cuts.pop(0)] if self.cuts and is_large else body)
+            if self.holds and is_large:
+                self.holds.wait(60)
 
     def _json(self, request: http.server.BaseHTTPRequestHandler, value: Any) -> None:
         body = json.dumps(value).encode()
