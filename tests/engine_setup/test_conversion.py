@@ -39,14 +39,14 @@ def quantised(path: Path, make: Make) -> Path:
 @pytest.mark.parametrize(
     ("make", "wanted"),
     [
-        (quantizers.gptq, "GPTQ, 4 bits, groups of 32 runs as 4 bits, as in the file: "),
+        (quantizers.gptq, "GPTQ (4 bits, groups of 32) runs as 4 bits, as in the file: "),
         (
             partial(quantizers.gptq, act_order=True),
             "; 8 bits, quantised again, for its groups are ",
         ),
-        (quantizers.awq, "AWQ, 4 bits, groups of 32 runs as 4 bits with zeros, as in the file: "),
-        (partial(quantizers.fp8, kind="tensor"), "FP8 (e4m3), a scale per matrix or output runs "),
-        (quantizers.int_quantized, "compressed-tensors, int8 per channel runs as 8 bits, as in "),
+        (quantizers.awq, "AWQ (4 bits, groups of 32) runs as 4 bits with zeros, as in the file: "),
+        (partial(quantizers.fp8, kind="tensor"), "FP8 (e4m3, a scale per matrix or output) runs "),
+        (quantizers.int_quantized, "compressed-tensors (int8 per channel) runs as 8 bits, as in "),
     ],
 )
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

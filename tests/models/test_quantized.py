@@ -146,7 +146,8 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any], Stored], None], str]] = [
     ("gptq", _set(bits="4"), "bits is '4', not an integer"),
     ("gptq", _set(bits=None), "bits is missing"),
     ("gptq", _set(group_size=64), "has 4 groups of 128 inputs, not groups of 64"),
-    ("gptq", _set(checkpoint_format="marlin"), "checkpoint_format is 'marlin'"),
+    ("gptq", _set(checkpoint_format="marlin"), "checkpoint_format is 'marlin'; supported"),
+    ("gptq", _set(checkpoint_format=None, format="marlin"), "format is 'marlin'; supported: gptq"),
     ("gptq", _set(is_marlin_format=True), "is_marlin_format is set"),
     ("gptq", _set(dynamic={"-:.*": {}}), "dynamic is set"),
     ("gptq", _set(pack_dtype="int8"), "pack_dtype is 'int8'; supported: int32"),
@@ -163,7 +164,8 @@ REFUSED: list[tuple[str, Callable[[dict[str, Any], Stored], None], str]] = [
     ("awq", _set(bits=8), "8 bits are not supported; supported: 4"),
     ("awq", _set(version="gemv"), "version is 'gemv'; supported: gemm"),
     ("awq", _set(zero_point=False), "zero_point is false"),
-    ("awq", _set(backend="qbits"), "backend is 'qbits'"),
+    ("awq", _set(version=None, format="gemv_fast"), "format is 'gemv_fast'; supported: gemm"),
+    ("awq", _set(backend="llm-awq"), "backend is 'llm-awq', whose layout is not supported"),
     ("awq", _part("scales", lambda a: a[:3]), "q_proj.qzeros' has shape (4, 16), wanted (3, 16)"),
     ("w4a16", _set(format="nvfp4-pack-quantized"), "config_groups"),
     ("w4a16", _set(format=4), "format is 4, not a string"),
@@ -370,3 +372,28 @@ def test_transposed_families_are_quantised_the_usual_way_round(make_directory: M
     tensors = load_directory(path).tensors
     for part, name in {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}.items():
         np.testing.assert_array_equal(tensors[f"layers.0.{part}"].to_f32(), wanted[name])
+
+
+def test_quantised_experts_are_stacked(make_directory: Maker) -> None:
+    config = SIZES | {
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 64, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    }  # fmt: skip
+    rng, wanted = np.random.default_rng(7), {}
+    _, stored, _ = model(quantizers.awq, config=SIZES)
+    stored = {name: part for name, part in stored.items() if ".mlp." not in name}
+    for name in ("q_norm", "k_norm"):
+        stored[f"model.layers.0.self_attn.{name}.weight"] = ("F32", np.ones(32, np.float32))
+    stored["model.layers.0.mlp.gate.weight"] = ("F32", np.ones((2, 128), np.float32))
+    for part, shape in {"gate": (64, 128), "up": (64, 128), "down": (128, 64)}.items():
+        examples = [quantizers.awq(rng, shape) for _ in range(2)]
+        wanted[part] = np.concatenate([example.weights for example in examples])
+        for i, example in enumerate(examples):
+            module = f"model.layers.0.mlp.experts.{i}.{part}_proj."
+            stored |= {module + end: values for end, values in example.parts.items()}
+    config |= {"quantization_config": examples[0].config}
+    tensors = load_directory(directory(make_directory, config, stored, "m")).tensors
+    for part, weights in wanted.items():
+        tensor = tensors[f"layers.0.{part}"]
+        assert tensor.dtype == "INT4_ZERO"
+        np.testing.assert_array_equal(tensor.to_f32(), weights)

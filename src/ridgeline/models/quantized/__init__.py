@@ -39,7 +39,7 @@ _HARMLESS = frozenset((
     "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_use_double_quant",
     "cache_block_outputs", "damp_auto_increment", "damp_percent", "dataset", "desc_act",
     "do_fuse", "exllama_config", "fuse_max_seq_len", "global_compression_ratio", "group_size",
-    "hyb", "ignore", "ignored_layers", "kv_cache_scheme", "llm_int8_enable_fp32_cpu_offload",
+    "backend", "ignore", "ignored_layers", "kv_cache_scheme", "llm_int8_enable_fp32_cpu_offload",
     "llm_int8_has_fp16_weight", "llm_int8_skip_modules", "llm_int8_threshold", "lm_head",
     "low_gpu_mem_usage", "max_input_length", "meta", "model_file_base_name",
     "model_name_or_path", "model_seqlen", "module_name_preceding_first_block",
@@ -47,7 +47,8 @@ _HARMLESS = frozenset((
     "pad_token_id", "producer", "quantization_status", "quantizer", "skip_modules",
     "static_groups", "tokenizer", "true_sequential", "uri", "use_cuda_fp16", "use_exllama",
     "version", "activation_scale_ub", "dequantize", "scale_fmt", "act_group_aware", "fallback",
-    "dynamic_activation",
+    "method", "mse", "gptaq", "foem", "failsafe", "modules_to_convert", "expert_dtype",
+    "run_compressed", "use_optimized_inference",
 ))  # fmt: skip
 
 

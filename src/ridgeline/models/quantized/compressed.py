@@ -72,7 +72,7 @@ def compressed(facts: Facts) -> Method:
     ends = (".weight_packed", ".weight_scale")
     rest = (".weight", ".weight_shape", ".weight_zero_point", ".weight_g_idx")
     words = "; ".join(dict.fromkeys(words for words, _ in found))
-    return Method(f"compressed-tensors, {words}", ends, (*ends, *rest), convert)
+    return Method(f"compressed-tensors ({words})", ends, (*ends, *rest), convert)
 
 
 def _weights_of(

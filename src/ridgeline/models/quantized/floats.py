@@ -47,7 +47,7 @@ def fp8(facts: Facts) -> Method:
 
     ends = (".weight_scale_inv", ".weight_scale")
     kind = f"blocks of {block[0]} x {block[1]}" if block else "a scale per matrix or output"
-    return Method(f"FP8 (e4m3), {kind}", ends, (".weight", *ends), convert)
+    return Method(f"FP8 (e4m3, {kind})", ends, (".weight", *ends), convert)
 
 
 def sizes_of_block(facts: Facts, key: str, value: Any) -> tuple[int, int]:

@@ -38,9 +38,7 @@ _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 def gptq(facts: Facts) -> Method:
     """Return the method of ``quant_method: gptq``."""
     bits = number_of_bits(facts, facts.integer("bits"), 4, 8)
-    layout = facts.get("checkpoint_format") or "gptq"
-    if layout not in ("gptq", "gptq_v2"):
-        facts.fail(f"checkpoint_format is {layout!r}; supported: gptq, gptq_v2")
+    layout = _layout(facts, ("checkpoint_format", "format"), "gptq", "gptq_v2")
     if facts.get("pack_dtype") not in (None, "int32"):
         facts.fail(f"pack_dtype is {facts.get('pack_dtype')!r}; supported: int32")
     for key in ("is_marlin_format", "dynamic"):
@@ -84,17 +82,15 @@ def gptq(facts: Facts) -> Method:
         return integers(name, dtype, (outputs, inputs), parts, read, group_of)
 
     ends = (".qweight", ".qzeros", ".scales", ".g_idx")
-    return Method(f"GPTQ, {bits} bits, {in_groups(size)}", ends[:1], ends, convert)
+    return Method(f"GPTQ ({bits} bits, {in_groups(size)})", ends[:1], ends, convert)
 
 
 def awq(facts: Facts) -> Method:
     """Return the method of ``quant_method: awq``."""
     bits = number_of_bits(facts, facts.integer("bits", facts.values.get("w_bit")), 4)
-    layout = str(facts.get("version") or "gemm").lower()
-    if layout != "gemm":
-        facts.fail(f"version is {layout!r}; supported: gemm")
-    if facts.get("backend") not in (None, "autoawq", "llm-awq"):
-        facts.fail(f"backend is {facts.get('backend')!r}; supported: autoawq")
+    _layout(facts, ("version", "format"), "gemm")
+    if facts.get("backend") == "llm-awq":
+        facts.fail("backend is 'llm-awq', whose layout is not supported; supported: autoawq")
     if not facts.flag("zero_point", True):
         facts.fail("zero_point is false, which is not supported")
     for key in ("quant_method", "w_bit", "q_group_size"):
@@ -122,7 +118,18 @@ def awq(facts: Facts) -> Method:
         return integers(f"{module}.weight", "INT4_ZERO", (outputs, inputs), parts, read)
 
     ends = (".qweight", ".qzeros", ".scales")
-    return Method(f"AWQ, {bits} bits, {in_groups(size)}", ends[:1], ends, convert)
+    return Method(f"AWQ ({bits} bits, {in_groups(size)})", ends[:1], ends, convert)
+
+
+def _layout(facts: Facts, keys: tuple[str, ...], *known: str) -> str:
+    """Return the layout that the first of these keys names, the first known one if none does."""
+    for key in keys:
+        found = facts.text(key, known[0])
+        if found.lower() not in known:
+            facts.fail(f"{key} is {found!r}; supported: {', '.join(known)}")
+        if facts.get(key):
+            return found.lower()
+    return known[0]
 
 
 def hqq(facts: Facts) -> Method:
