@@ -30,10 +30,11 @@ from ridgeline.engine_setup.build import new_engine, new_runner
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import bytes_bar, count_bar
+from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import give_back
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.pre_tokenizers import names_no_pre_tokenizer
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -66,6 +67,9 @@ class LLM:
         wishes = Options(**{"enable_contrastive_search": True} | options)
         found = locate(str(model))
         checkpoint = load_checkpoint(found.path)
+        told = checkpoint.tokenizer
+        if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
+            say(f"{found.path.name} names no pre-tokenizer: its text is cut as llama.cpp's default")
         text_bytes = memory_now().private_bytes - before.private_bytes
         self.path = checkpoint.path
         self.arch = checkpoint.arch
