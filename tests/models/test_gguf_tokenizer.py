@@ -297,7 +297,7 @@ LLAMA3 = "It|'s| |123|4| ...|  | x|\n\n|y"
             "aB|'S| it|'s| |1|2|3|4|5| été|.É| 你好x| e|\u0301| !?|\r\n|/|\n\n| | $|x|`|\tЖ",
         ),
         (
-            "glm4 glm5 chatglm-bpe",
+            "glm4 chatglm-bpe",
             "aB|'S| it|'s| |123|45| été|.É| 你好x| e|\u0301| !?\r\n|/\n\n| | $|x|`|\tЖ",
         ),
         (

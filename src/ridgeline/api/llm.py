@@ -43,6 +43,7 @@ from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import give_back
 from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.pre_tokenizers import names_no_pre_tokenizer
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -75,6 +76,9 @@ class LLM:
         wishes = Options(**{"enable_contrastive_search": True} | options)
         found = locate(str(model))
         checkpoint = load_checkpoint(found.path)
+        told = checkpoint.tokenizer
+        if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
+            say(f"{found.path.name} names no pre-tokenizer: its text is cut as llama.cpp's default")
         text_bytes = memory_now().private_bytes - before.private_bytes
         self.path = checkpoint.path
         self.arch = checkpoint.arch

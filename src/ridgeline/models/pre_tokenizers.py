@@ -85,7 +85,6 @@ _OTHER_NAMES = {
     "qwen2": "deepseek-r1-qwen f2llmv2 grok-2 hunyuan kormo megrez solar-open stablelm2",
     "llama-bpe": "falcon-h1 falcon3 jina-v5-nano lfm2 llama-v3 llama3 midm-2.0 pixtral",
     "dbrx": "chatglm-bpe smaug-bpe",
-    "glm4": "glm5",
     "gpt-4o": "kanana2 llama4 minimax-m2 talkie",
     "deepseek-v3": "hunyuan-dense joyai-llm hy_v4",
     "bloom": "gpt3-finnish poro-chat",
@@ -102,3 +101,9 @@ def pre_tokenizer(metadata: Mapping[str, Any]) -> str:
     """Return which pre-tokenizer a file names: its first name in ``SPLITS``, or as it is."""
     name = str(metadata.get("tokenizer.ggml.pre", "default"))
     return _KNOWN_NAMES.get(name, name)
+
+
+def names_no_pre_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a file with byte-level BPE leaves open how its text is cut."""
+    kind, name = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    return kind == "gpt2" and name is None
