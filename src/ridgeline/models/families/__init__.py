@@ -193,7 +193,8 @@ def _bind(
             in_file = family.outer[name]
         else:
             _, index, part = name.split(".")
-            in_file = family.prefix.format(index) + family.layer[part]
+            prefix, other = family.prefix.format(index), family.instead.get(part, "")
+            in_file = prefix + (other if prefix + other in raw else family.layer[part])
         stacked.setdefault(in_file, []).append(name)
 
     tensors: dict[str, Tensor] = {}

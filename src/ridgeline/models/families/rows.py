@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.families.table import Family
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import Experts, ModelArch
 from ridgeline.physics.recurrent import Delta
 
 Order = NDArray[np.intp]
@@ -23,6 +23,9 @@ def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None
     if names == ("q", "q_gate"):
         attention = arch.layers[int(index[0])].known_attention
         return _by_part((attention.head_dim,) * 2, attention.num_heads)
+    if names == ("gate", "up"):
+        ffn = arch.layers[int(index[0])].ffn
+        return _by_part((ffn.size,) * 2, ffn.num) if isinstance(ffn, Experts) else None
     if names in (("qkv", "z"), ("beta", "decay")):
         mixer = arch.layers[int(index[0])].mixer
         assert isinstance(mixer, Delta)

@@ -132,6 +132,7 @@ class Family:
     Attributes:
         outer: canonical names before and behind the layers to the file's.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
+        instead: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
         facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
             and a field, or a field of the model, to its reader.
@@ -174,6 +175,7 @@ class Family:
     beside: bool = False
     attention_layers: str = ""
     has_experts: bool = False
+    instead: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     heads_inside: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
