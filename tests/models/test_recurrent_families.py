@@ -42,7 +42,7 @@ def tensors(raw: Raw) -> dict[str, Tensor]:
     return {
         name: Tensor(name, "F32", a.shape, np.ascontiguousarray(a).reshape(-1, 1).view(np.uint8))
         if a.ndim == 1
-        else Tensor(name, "F32", a.shape, a.reshape(a.shape[0], -1).view(np.uint8))
+        else Tensor(name, "F32", a.shape, a.reshape(-1, a.shape[-1]).view(np.uint8))
         for name, a in raw.items()
     }
 
@@ -139,6 +139,28 @@ def test_rows_that_qwen3_next_sorts_by_head() -> None:
         np.testing.assert_array_equal(
             found[f"layers.0.{name}"].to_f32(), rows[:, place].reshape(6, 32)
         )
+
+
+def test_experts_of_qwen35_one_by_one_and_in_a_stack() -> None:
+    config = NEXT | {"architectures": ["Qwen3_5MoeForCausalLM"]}
+    raw = weights(qwen(fused=True))
+    delta = weights(qwen())
+    raw = {name: array for name, array in raw.items() if "linear_attn" not in name}
+    raw |= {name: array for name, array in delta.items() if "linear_attn" in name}
+    arch, one_by_one = bound(config, raw)
+    stacked = {name: array for name, array in raw.items() if ".experts." not in name}
+    for i in range(3):
+        prefix = f"model.layers.{i}.mlp.experts."
+        parts = {
+            part: np.stack([raw[f"{prefix}{e}.{part}_proj.weight"] for e in range(3)])
+            for part in ("gate", "up", "down")
+        }
+        both = np.concatenate([parts["gate"], parts["up"]], axis=1)
+        stacked |= {f"{prefix}gate_up_proj": both, f"{prefix}down_proj": parts["down"]}
+    other, in_a_stack = bound(config, stacked)
+    assert arch == other
+    for name, tensor in one_by_one.items():
+        np.testing.assert_array_equal(tensor.to_f32(), in_a_stack[name].to_f32(), name)
 
 
 def test_mamba2() -> None:

@@ -111,6 +111,7 @@ _FALCON = {
     "ssm_multipliers": [0.8, 0.9, 1.1, 1.2, 0.7],
     "mlp_multipliers": [0.9, 1.3],
 }
+_TEXT_CONFIGS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
 # Families whose config says more than the older keys of rope, or that have no rope.
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
@@ -208,6 +209,23 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
         },
     ),
+    "qwen3.5-moe": (
+        "Qwen3_5Moe",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
+            "unused": ("intermediate_size",),
+        },
+    ),
     "qwen3.5": (
         "Qwen3_5",
         {
@@ -296,7 +314,7 @@ def make_model(name: str, **more: Any) -> Any:
     ``more`` changes its config.
     """
     family, changes = (CONFIGS | NEWER)[name]
-    kind = f"{family}TextConfig" if family in ("Gemma3", "Qwen3_5") else f"{family}Config"
+    kind = f"{family}TextConfig" if family in _TEXT_CONFIGS else f"{family}Config"
     unused = changes.get("unused", ())
     wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
     config = getattr(transformers, kind)(**wanted)

@@ -178,8 +178,7 @@ def _has_begun(standing: Standing) -> bool:
 def _scheduler(state: State) -> Scheduler:
     """Return a scheduler with no request, set up as the engine's own.
 
-    It keeps no states: how much of a prompt a checkpoint saves is in what the cache is said to
-    hold.
+    It keeps no states: how much a checkpoint saves is in what the cache is said to hold.
     """
     settings, fresh = state.settings, count()
     kv = KVCache(

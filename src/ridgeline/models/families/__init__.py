@@ -239,7 +239,8 @@ def _bind(
             number, in_file = int(index), family.layer[part]
             if in_file.startswith(_BEFORE):
                 number, in_file = number - 1, in_file.removeprefix(_BEFORE)
-            in_file = family.prefix.format(number) + in_file
+            prefix, other = family.prefix.format(number), family.instead.get(part, "")
+            in_file = prefix + (other if prefix + other in raw else in_file)
         stacked.setdefault(in_file, []).append(name)
 
     tensors: dict[str, Tensor] = {}
@@ -325,7 +326,7 @@ def _stack_of_experts(tensor: Tensor, family: Family) -> Tensor:
     if len(tensor.shape) == 2:
         count = tensor.shape[0] * tensor.shape[1]
         return replace(tensor, shape=(count,), stored=tensor.stored.reshape(count, -1))
-    if family.gates_inside == "turns" and tensor.dtype in ("F32", "F16", "BF16"):
+    if family.gates_by_turns and tensor.dtype in ("F32", "F16", "BF16"):
         values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
         tensor = Tensor(tensor.name, "F32", values.shape, values.view(np.uint8))
     num, rows, width = tensor.shape

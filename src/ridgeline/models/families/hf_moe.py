@@ -78,7 +78,6 @@ FAMILIES = {
             "ffn.per_token": integer("num_experts_per_tok"),
         },
         has_experts=True,
-        gates_inside="halves",
     ),
     "GptOssForCausalLM": Family(
         OUTER,
@@ -108,7 +107,7 @@ FAMILIES = {
         default_window=128,
         pattern=2,
         has_experts=True,
-        gates_inside="turns",
+        gates_by_turns=True,
         unused=("experts_per_token", "initial_context_length"),
         must={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     ),

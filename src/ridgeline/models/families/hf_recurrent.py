@@ -81,6 +81,30 @@ _QWEN = {
     "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
 }
 
+_QWEN_UNUSED = (
+    "full_attention_interval",
+    "mamba_ssm_dtype",
+    "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
+)
+_QWEN_EXPERTS = {
+    "router": "mlp.gate.weight",
+    "gate": "mlp.experts.{e}.gate_proj.weight",
+    "up": "mlp.experts.{e}.up_proj.weight",
+    "down": "mlp.experts.{e}.down_proj.weight",
+    "shared_gate": "mlp.shared_expert.gate_proj.weight",
+    "shared_up": "mlp.shared_expert.up_proj.weight",
+    "shared_down": "mlp.shared_expert.down_proj.weight",
+    "shared_scale": "mlp.shared_expert_gate.weight",
+}
+_QWEN_SPARSE = {
+    "ffn.num": integer("num_experts"),
+    "ffn.per_token": integer("num_experts_per_tok"),
+    "ffn.normalised": flag("norm_topk_prob", default=True),
+    "ffn.size": integer("moe_intermediate_size"),
+    "ffn.shared_gated": const(True),
+    "shared.size": integer("shared_expert_intermediate_size"),
+}
 _SSM = {
     "recurrent.num_heads": integer("num_heads", "mamba_n_heads"),
     "recurrent.head_dim": integer("head_dim", "mamba_d_head"),
@@ -134,26 +158,9 @@ FAMILIES = {
         _QWEN_LAYER
         | dict.fromkeys(("qkv", "z"), "linear_attn.in_proj_qkvz.weight")
         | dict.fromkeys(("beta", "decay"), "linear_attn.in_proj_ba.weight")
-        | {
-            "router": "mlp.gate.weight",
-            "gate": "mlp.experts.{e}.gate_proj.weight",
-            "up": "mlp.experts.{e}.up_proj.weight",
-            "down": "mlp.experts.{e}.down_proj.weight",
-            "shared_gate": "mlp.shared_expert.gate_proj.weight",
-            "shared_up": "mlp.shared_expert.up_proj.weight",
-            "shared_down": "mlp.shared_expert.down_proj.weight",
-            "shared_scale": "mlp.shared_expert_gate.weight",
-        },
+        | _QWEN_EXPERTS,
         _PREFIX,
-        _QWEN
-        | {
-            "ffn.num": integer("num_experts"),
-            "ffn.per_token": integer("num_experts_per_tok"),
-            "ffn.normalised": flag("norm_topk_prob", default=True),
-            "ffn.size": integer("moe_intermediate_size"),
-            "ffn.shared_gated": const(True),
-            "shared.size": integer("shared_expert_intermediate_size"),
-        },
+        _QWEN | _QWEN_SPARSE,
         recurrent="delta",
         has_experts=True,
         attention_layers="full_attention_interval",
@@ -164,6 +171,27 @@ FAMILIES = {
         refuse=("attention_bias", "mlp_only_layers"),
         unused=("full_attention_interval", "intermediate_size"),  # of layers without experts
         must={"decoder_sparse_step": 1},
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        _QWEN_OUTER,
+        _QWEN_LAYER | _QWEN_EXPERTS,
+        _PREFIX,
+        _QWEN | _QWEN_SPARSE,
+        recurrent="delta",
+        has_experts=True,
+        instead={
+            "gate": "mlp.experts.gate_up_proj",
+            "up": "mlp.experts.gate_up_proj",
+            "down": "mlp.experts.down_proj",
+        },
+        attention_layers="full_attention_interval",
+        pattern=4,
+        norm_offset=1.0,
+        defaults={"partial_rotary_factor": 0.25},
+        others=("mtp.",),
+        refuse=("attention_bias", "mlp_only_layers"),
+        unused=_QWEN_UNUSED,
+        must={"attn_output_gate": True, "norm_topk_prob": True},
     ),
     "Qwen3_5ForCausalLM": Family(
         _QWEN_OUTER,
@@ -177,10 +205,7 @@ FAMILIES = {
         defaults={"partial_rotary_factor": 0.25},
         others=("mtp.",),
         refuse=("attention_bias", "mlp_only_layers"),
-        unused=(
-            "full_attention_interval", "mamba_ssm_dtype", "mtp_num_hidden_layers",
-            "mtp_use_dedicated_embeddings",
-        ),
+        unused=_QWEN_UNUSED,
         must={"attn_output_gate": True},
     ),
     "FalconH1ForCausalLM": Family(
@@ -255,3 +280,4 @@ FAMILIES = {
     ),
 }  # fmt: skip
 FAMILIES["Qwen3_5ForConditionalGeneration"] = FAMILIES["Qwen3_5ForCausalLM"]
+FAMILIES["Qwen3_5MoeForConditionalGeneration"] = FAMILIES["Qwen3_5MoeForCausalLM"]

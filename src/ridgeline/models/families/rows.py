@@ -20,10 +20,11 @@ def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None
     index, names = parts[0].split(".")[1:2], tuple(part.rpartition(".")[2] for part in parts)
     if family.heads_inside and len(parts) == 3:
         return _by_part((arch.attentions[0].head_dim,) * 3, arch.attentions[0].num_heads)
-    if family.gates_inside and names in (("gate", "up"), ("gate_bias", "up_bias")):
+    if names in (("gate", "up"), ("gate_bias", "up_bias")):
         ffn = arch.layers[int(index[0])].ffn
-        assert isinstance(ffn, Experts)
-        run = ffn.size if family.gates_inside == "halves" else 1
+        if not isinstance(ffn, Experts):
+            return None
+        run = 1 if family.gates_by_turns else ffn.size
         return _by_part((run, run), ffn.num * ffn.size // run)
     if names == ("q", "q_gate"):
         attention = arch.layers[int(index[0])].known_attention

@@ -134,6 +134,7 @@ class Family:
             last layer's number. "types" is an embedding of kinds of tokens, added to positions.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
             What begins with ``../`` stands in the layer before.
+        instead: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
         facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
             and a field, or a field of the model, to its reader.
@@ -151,9 +152,8 @@ class Family:
         attention_layers: the key of their numbers, or of a number that says that every so manyth
             has attention (else ``pattern``), where the config has no ``layer_types``.
         has_experts: the feed-forward network is a mixture of experts.
-        gates_inside: gates and ups stand in one tensor, expert by expert: first the "halves" of
-            each, or by "turns", a row of each. Such a tensor, and that of the outputs, is stored as
-            ``(experts, in, out)`` unless it is quantised.
+        gates_by_turns: of each expert a row of the gate comes first, then one of ups; else the
+            whole gate. Such tensors are stored as ``(experts, in, out)`` unless they are quantised.
         num_segments: parts of a text, of which each has a type of tokens of its own.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by head first.
@@ -181,8 +181,9 @@ class Family:
     beside: bool = False
     attention_layers: str = ""
     has_experts: bool = False
-    gates_inside: Literal["", "halves", "turns"] = ""
+    gates_by_turns: bool = False
     num_segments: int = 1
+    instead: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     heads_inside: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
