@@ -121,8 +121,10 @@ class Ledger:
         assert len({*held}) == len(held), "two hold one state"
         for work in step.work:
             if work.state >= 0:
-                state, saves = self.recurrent[work.state] if work.start else 0, dict(work.save)
-                before = self.slots[self._slot(work, work.start - 1)][1] if work.start else 0
+                state, saves, before = work.adapter, dict(work.save), work.adapter
+                if work.start:
+                    state = self.recurrent[work.state]
+                    before = self.slots[self._slot(work, work.start - 1)][1]
                 assert state == before, f"{work.seq_id} continues a foreign state"
                 for count, token in enumerate(work.tokens, start=1):
                     state = extend(state, token)
