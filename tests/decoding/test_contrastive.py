@@ -12,7 +12,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Candidates
 from ridgeline.decoding.contrastive import Contrastive
 from ridgeline.decoding.search import check_search
-from tests.decoding.test_beams import CHANGES, refused
+from tests.decoding.test_beams import CHANGES, FORM, refused
 
 ROW: Candidates = ((5, log(0.5)), (7, log(0.3)), (2, log(0.1)), (9, log(0.05)))
 
@@ -78,7 +78,7 @@ def test_penalty_alpha_takes_or_refuses_every_parameter() -> None:
     ends: dict[str, Any] = {"min_tokens": 2, "ignore_eos": True}
     check_search(SamplingParams(**taken | ends))
     changes = CHANGES | {"use_beam_search": True, "best_of": 3, "n": 2}
-    changes |= {"length_penalty": 2.0, "early_stopping": True}
+    changes |= {"length_penalty": 2.0, "early_stopping": True, "structured_outputs": FORM}
     assert {field.name for field in fields(SamplingParams)} == {*changes, *taken, *ends}
     for name in {*changes} - {*taken}:
         message = refused(**taken | {name: changes[name]})
