@@ -224,12 +224,12 @@ def test_what_an_unknown_character_costs_is_said_by_normal_pieces_alone() -> Non
     """Ten below the least of them: here less than the way around it through three rare ones."""
     metadata = {
         "tokenizer.ggml.model": "t5",
-        "tokenizer.ggml.tokens": ["<unk>", "▁a", "▁a☃", "b", "c", "bc", "unused"],
+        "tokenizer.ggml.tokens": ["<unk>", "▁a", "☃b", "c", "d", "bcd", "unused"],
         "tokenizer.ggml.scores": [-1e6, 0.0, -9.9, -10.0, -10.0, 0.0, -1e6],
         "tokenizer.ggml.token_type": [2, 1, 1, 1, 1, 1, 5],
         "tokenizer.ggml.unknown_token_id": 0,
     }
-    assert load_tokenizer(metadata).encode("a☃bc") == [1, 0, 5]
+    assert load_tokenizer(metadata).encode("a☃bcd") == [1, 0, 5]
 
 
 def test_a_mask_takes_the_space_before_it() -> None:
