@@ -220,12 +220,36 @@ def test_accents_and_capitals_stay_where_a_file_says_so() -> None:
     assert load_tokenizer(accents).encode("Ab áb") == [last - 2, last - 1]
 
 
+def test_what_an_unknown_character_costs_is_said_by_normal_pieces_alone() -> None:
+    """Ten below the least of them: here less than the way around it through three rare ones."""
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<unk>", "▁a", "☃b", "c", "d", "bcd", "unused"],
+        "tokenizer.ggml.scores": [-1e6, 0.0, -9.9, -10.0, -10.0, 0.0, -1e6],
+        "tokenizer.ggml.token_type": [2, 1, 1, 1, 1, 1, 5],
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    assert load_tokenizer(metadata).encode("a☃bcd") == [1, 0, 5]
+
+
 def test_a_mask_takes_the_space_before_it() -> None:
     metadata = of_t5(unigram())
     metadata["tokenizer.ggml.tokens"][3] = "<mask>"
     tokenizer = load_tokenizer(metadata)
     cat = tokenizer.encode("The")
     assert tokenizer.encode("The <mask>") == tokenizer.encode("The<mask>") == [*cat, 3]
+
+
+def test_masks_of_byte_level_encoders_do_so_too() -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "Ġ", "[MASK]", "<mask>"],
+        "tokenizer.ggml.token_type": [1, 1, 3, 3],
+        "tokenizer.ggml.merges": [],
+    }
+    for pre, ids in (("modern-bert", [0, 2, 3]), ("gpt-2", [0, 1, 2, 1, 3])):
+        tokenizer = load_tokenizer(metadata | {"tokenizer.ggml.pre": pre})
+        assert tokenizer.encode("a [MASK] <mask>") == ids
 
 
 def test_ids_need_nothing_of_the_library() -> None:

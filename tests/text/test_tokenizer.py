@@ -147,7 +147,7 @@ def test_tokens_shown_in_text_may_be_left_unshielded() -> None:
 def test_tokens_that_no_template_names_are_text_whoever_writes_them() -> None:
     spec = copy.deepcopy(byte_level())
     ids = {t["content"]: t["id"] for t in spec["added_tokens"]}
-    for named_in, inside in (("", {"<think>", "※"}), ("{{ '<think>' }}", {"※"})):
+    for named_in, inside in (("", {"<think>", "※"}), ("{{ '<think>' }}    ", {"※"})):
         tokenizer = Tokenizer(copy.deepcopy(spec), named_in=named_in)
         text = "a <think> ※ <|end|>"
         expected = {ids[content] for content in inside}
@@ -155,6 +155,7 @@ def test_tokens_that_no_template_names_are_text_whoever_writes_them() -> None:
         assert set(tokenizer.encode(text, parse_special=False)) & {*ids.values()} == expected
         assert set(shielded) & {*ids.values()} == expected
         assert tokenizer.decode(shielded) == text
+        assert ids["    "] in tokenizer.encode("a    b", parse_special=False)
         assert set(tokenizer.encode(text)) >= {ids["<think>"], ids["※"], ids["<|end|>"]}
     for kept in ({"eos_ids": [ids["※"]]}, {"bos_id": ids["※"]}, {"end_ids": (ids["※"],)}):
         tokenizer = Tokenizer(copy.deepcopy(spec), **kept)  # type: ignore[arg-type]
