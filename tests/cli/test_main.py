@@ -46,6 +46,7 @@ def ridgeline(
         (["run", "smollm3", "x"], 1, "did you mean 'smollm2'"),
         (["run", "/no/such/file.gguf", "x"], 1, "/no/such/file.gguf"),
         (["pull", "../x"], 1, "../x"),
+        (["explain", "no.jsonl"], 1, "ridgeline: no.jsonl: No such file or directory"),
     ],
 )
 def test_errors_are_short_and_have_a_status(arguments: list[str], status: int, words: str) -> None:

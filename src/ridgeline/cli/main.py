@@ -127,6 +127,8 @@ def _fail(error: Exception, status: int, debug: bool) -> None:
     if debug:
         raise error
     text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
     print(f"ridgeline: {text}", file=sys.stderr)
     sys.exit(status)
 

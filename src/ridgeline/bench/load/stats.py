@@ -164,8 +164,9 @@ def client_warnings(client: Mapping[str, Any]) -> list[str]:
     lag_ms, late_ms = (delay["p99_ms"] if delay else 0.0 for delay in delays)
     if cpu_share <= _MAX_CPU_SHARE and max(lag_ms, late_ms) <= _MAX_LATE_MS:
         return []
+    how = "saturated" if cpu_share > _MAX_CPU_SHARE else "late"
     return [
-        f"the client was saturated ({cpu_share:.0%} of a core; p99 of event loop lag {lag_ms:.0f} "
+        f"the client was {how} ({cpu_share:.0%} of a core; p99 of event loop lag {lag_ms:.0f} "
         f"ms, of send lateness {late_ms:.0f} ms), which is in the latencies: ask for less, or run "
         "it elsewhere"
     ]
