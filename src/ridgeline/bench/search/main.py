@@ -157,7 +157,7 @@ def _trials(
     out.print(_line(heads, widths), style="bold")
     records: list[dict[str, Any]] = []
     while len(records) < wish.max_trials and (load := steps.next_load()) is not None:
-        setting.is_rough = interval(steps.trials).high is None
+        setting.is_rough = not is_near and interval(steps.trials).high is None
         trial, record = run_trial(setting, load, len(records) + 1)
         record["verdict"] = _verdict(record)
         steps.trials.append(trial)
