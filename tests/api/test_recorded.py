@@ -35,9 +35,12 @@ def test_requests_and_their_steps_are_found(tmp_path: Path, spaced: bool) -> Non
             start, end = one["arrival_s"], one["finish_s"]
             inside = [step for step in steps if start <= step["start_s"] <= end]
             assert [step for step in life if start <= step["start_s"] <= end] == inside
-            around = found.around(one, most_before=2)
+            around = found.around(one, most_before=2, most_behind=3)
             assert then in around
-            assert len([r for r in around if r["type"] == "request"]) >= 1
+            beside = [r for r in around if r["type"] == "request" and r != then]
+            assert sum(r["arrival_s"] < one["arrival_s"] for r in beside) <= 2
+            assert sum(r["arrival_s"] >= one["arrival_s"] for r in beside) <= 3
+            assert around[0] == records[0]
 
 
 def test_a_request_is_known_by_its_number_its_name_and_its_answers_id(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ridgeline.bench.search.slo import (
     Tally,
     at_least,
     parse_slo,
+    pooled,
     queue_grows,
     tally,
     verdict,
@@ -79,6 +80,37 @@ def test_the_knee_of_a_queue_is_found_within_five_per_cent_in_eight_trials(
     assert found.high.load <= WIDTH * found.low.load
     assert min(found.low.num_trials, found.high.num_trials) == 2  # both ends were tried again
     assert len(trials) <= 8
+
+
+@given(st.floats(0.03, 0.9), st.floats(1, 16), st.floats(0.8, 1.25))
+def test_from_a_knee_that_was_foreseen_no_more_trials_are_needed(
+    base: float, capacity: float, error: float
+) -> None:
+    oracle, knee = queue(base, capacity)
+    search = Search(error * knee, 0.25 * knee, is_whole=False, is_near=True)
+    while (load := search.next_load()) is not None:
+        search.trials.append(oracle(load))
+        assert 0.5 * knee < load < 2 * knee
+    found = interval(search.trials)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low.load <= knee * (1 + 1e-9)
+    assert knee <= found.high.load * (1 + 1e-9)
+    assert found.high.load <= WIDTH * found.low.load
+    assert len(search.trials) <= 7
+
+
+@given(st.floats(0.02, 400))
+def test_a_knee_that_was_foreseen_wrongly_is_found_all_the_same(knee: float) -> None:
+    oracle, _ = step(knee)
+    search = Search(1.0, 0.01, is_whole=False, is_near=True)
+    while (load := search.next_load()) is not None:
+        search.trials.append(oracle(load))
+        assert len(search.trials) <= 18
+    found = interval(search.trials)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low.load <= knee < found.high.load <= WIDTH * found.low.load
 
 
 @given(st.floats(0.02, 0.6), st.floats(4, 100))
@@ -167,6 +199,29 @@ def test_the_tail_of_a_binomial_is_the_sum_of_its_terms(
     k = data.draw(st.integers(0, n))
     exact = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
     assert at_least(k, n, p) == pytest.approx(exact, rel=1e-6, abs=1e-12)
+
+
+MEAN = Slo("ttft", None, 100)
+
+
+def test_a_mean_is_a_service_level_too() -> None:
+    assert parse_slo("ttft:mean:100") == MEAN
+    assert (str(MEAN), MEAN.label) == ("ttft:mean:100", "ttft mean")
+    done = [ended(i, 0.05 + 0.001 * (i % 7)) for i in range(40)]
+    open_ = Outcome(40, 0.0, 1.0, 1.0)
+    (found,) = tally([MEAN], [*done, ended(41, 9.0)], [open_], 99.0)
+    assert (found.num, found.holds, found.certain) == (40, True, True)  # open, however late
+    assert found.mean_ms == pytest.approx(sum(50 + i % 7 for i in range(40)) / 40)
+    (begun,) = tally([MEAN], done, [Outcome(40, 0.0, 1.0, 1.0, [1.09])], 2.0)
+    assert (begun.num, begun.mean_ms) == (41, pytest.approx((40 * found.mean_ms + 90) / 41))
+    (late,) = tally([MEAN], [ended(i, 0.15) for i in range(40)], [], 99.0)
+    assert (late.holds, late.certain) == (False, False)
+    (failed,) = tally([MEAN], [*done, ended(40, 0.05, "broken")], [], 99.0)
+    assert (failed.holds, failed.certain) == (False, False)
+    (wide,) = tally([MEAN], [ended(i, 0.02 if i % 2 else 0.17) for i in range(40)], [], 9.0)
+    assert (wide.holds, wide.certain) == (True, None)
+    assert pooled([found, late]).mean_ms == pytest.approx((found.mean_ms + 150) / 2)
+    assert percentile_ms(MEAN, done, 3) == pytest.approx(found.mean_ms)
 
 
 def test_certainty_comes_with_numbers() -> None:

@@ -1,5 +1,7 @@
 """How far a search is off, on a queue whose highest load is known: ``-s`` prints the figures.
 
+Beside it stands a grid: as many requests at each of the loads 5 % apart, and the highest that held.
+
 The queue runs in virtual time; the plans, the verdicts and the search are the real ones.
 """
 
@@ -77,16 +79,22 @@ def run(setting: Setting, load: float, number: int) -> Trial:
     )
 
 
+def new_setting(seed: int) -> Setting:
+    workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
+    asking = Asking(base_url="http://127.0.0.1:1", model="m")
+    return Setting(asking, workload, [TTFT], True, 400, SERVICE_S)
+
+
 @pytest.mark.full
-def test_searches_of_a_queue_come_close_to_its_highest_load() -> None:
+@pytest.mark.parametrize("is_foreseen", [False, True], ids=["from nothing", "foreseen to 15 %"])
+def test_searches_of_a_queue_come_close_to_its_highest_load(is_foreseen: bool) -> None:
     knee, ratios, nums = knee_per_s(), [], []
     for seed in range(40):
-        workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
-        asking = Asking(base_url="http://127.0.0.1:1", model="m")
-        setting = Setting(asking, workload, [TTFT], True, 400, SERVICE_S)
-        search = Search(8.0, 2.5, is_whole=False)
+        setting = new_setting(seed)
+        start = knee * Random(seed).uniform(0.85, 1.15) if is_foreseen else 8.0
+        search = Search(start, 2.5, is_whole=False, is_near=is_foreseen)
         while len(search.trials) < 16 and (load := search.next_load()) is not None:
-            setting.is_rough = interval(search.trials).high is None
+            setting.is_rough = not is_foreseen and interval(search.trials).high is None
             search.trials.append(run(setting, load, len(search.trials)))
         found = interval(search.trials)
         assert found.low is not None
@@ -102,3 +110,16 @@ def test_searches_of_a_queue_come_close_to_its_highest_load() -> None:
     assert statistics.median(errors) < 0.06
     assert sorted(errors)[35] < 0.15
     assert statistics.median(nums) <= 9
+
+
+@pytest.mark.full
+def test_a_grid_of_as_long_trials_is_no_closer() -> None:
+    knee, errors = knee_per_s(), []
+    for seed in range(40):
+        setting, load, number = new_setting(seed), 0.5 * knee, 0
+        setting.is_rough = False
+        while all(one.holds for one in run(setting, load, number).tallies):
+            load, number = 1.05 * load, number + 1
+        errors.append(abs(load / math.sqrt(1.05) / knee - 1))
+    print(f"grid: |error| median {statistics.median(errors):.3f}, 90 % {sorted(errors)[35]:.3f}")
+    assert statistics.median(errors) > 0.03

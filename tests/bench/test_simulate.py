@@ -274,3 +274,14 @@ def test_errors_name_what_is_wrong(model: Path, flags: tuple[str, ...], words: s
     result = run(str(model), "--request-rate", "1", *FEW, *flags)
     assert result.exit_code
     assert words in f"{result.exception} {' '.join(result.output.split())}"
+
+
+def test_drafts_are_a_part_of_the_question(model: Path) -> None:  # noqa: F811
+    flags = (str(model), "--max-concurrency", "1", *SHORT[:2], "--max-tokens", "40", *FEW)
+    plain, drafted = document(run(*flags)), document(run(*flags, "--drafts", "4:1"))
+    assert drafted["flags"]["drafts"] == "4:1"
+    assert drafted["total_output_tokens"] == plain["total_output_tokens"]
+    assert drafted["duration_s"] < 0.5 * plain["duration_s"]
+    wrong = run(*flags, "--drafts", "4")
+    assert wrong.exit_code
+    assert "--drafts 4: write NUMBER:SHARE" in str(wrong.exception)

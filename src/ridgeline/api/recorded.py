@@ -120,19 +120,20 @@ class Recorded:
         """Return the steps of a request's life, with one before and one behind them."""
         return self.during(request["arrival_s"], request["finish_s"])
 
-    def around(self, request: Json, most_before: int) -> list[Json]:
+    def around(self, request: Json, most_before: int, most_behind: int) -> list[Json]:
         """Return a trace, prompts included, of a request and of those that it shared time with.
 
-        These are all that came while it was there, and at most so many of those before.
+        These came while it was there; at most so many of them, and at most so many before.
         """
+        known = zip(self.requests, self._of_requests, strict=True)
         arrivals = sorted(
-            (one["arrival_s"], place)
-            for one, place in zip(self.requests, self._of_requests, strict=True)
+            (one["arrival_s"], one["request_id"] != request["request_id"], place)
+            for one, place in known
             if one["arrival_s"] <= request["finish_s"]
         )
-        first = bisect_left(arrivals, (request["arrival_s"], -1)) - most_before
-        chosen = arrivals[max(first, 0) :]
-        found = [_parse(self._source, 0, self._fetch(place)) for _, place in chosen]
+        here = bisect_left(arrivals, (request["arrival_s"], False))
+        chosen = arrivals[max(here - most_before, 0) : here + 1 + most_behind]
+        found = [_parse(self._source, 0, self._fetch(place)) for *_, place in chosen]
         steps = self.during(chosen[0][0], request["finish_s"])
         return [self.engine, *steps, *(one for one in found if one)]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
+from ridgeline.simulator.drafts import Drafts
 from ridgeline.simulator.fleet import ROUTERS, serve_fleet
 from ridgeline.simulator.run import Asked, simulate
 from ridgeline.simulator.steptime import StepTime
@@ -32,6 +33,7 @@ class Case:
         times: the model of time.
         replicas: how many engines of these settings serve it; without warm-ups, if several.
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
+        drafts: what each engine guesses; None for no speculation.
     """
 
     warmups: tuple[Asked, ...]
@@ -42,6 +44,7 @@ class Case:
     times: StepTime
     replicas: int = 1
     router: str = "least-tokens"
+    drafts: Drafts | None = None
 
     def records(self) -> list[Record]:
         """Simulate it on one engine."""
@@ -51,6 +54,7 @@ class Case:
             self.times,
             concurrency=self.concurrency,
             warmups=self.warmups,
+            drafts=self.drafts,
         )
 
     def slower(self, factor: float) -> Case:
@@ -71,6 +75,7 @@ class Case:
             self.replicas,
             router=ROUTERS[self.router](),
             concurrency=self.concurrency,
+            drafts=self.drafts,
         )
         found = [
             Outcome(
@@ -78,7 +83,7 @@ class Case:
                 arrival_s=one.asked.arrival_s,
                 sent_s=one.arrival_s,
                 end_s=one.finish_s,
-                chunk_s=list(one.token_s),
+                chunk_s=sorted(set(one.token_s)),
                 prompt_tokens=len(one.asked.prompt),
                 cached_tokens=one.num_cached_tokens,
                 usage_tokens=one.num_new,

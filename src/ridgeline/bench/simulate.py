@@ -28,6 +28,7 @@ from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.planner.calibration import Calibration, known
+from ridgeline.simulator.drafts import parse_drafts
 from ridgeline.simulator.fleet import ROUTERS
 from ridgeline.simulator.workload import Planned, Workload, lognormal_lengths
 
@@ -52,6 +53,7 @@ class Question:
         goodput: limits, as of ``bench serve``.
         replicas: how many servers like this one share the load.
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
+        drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
     """
 
     model: str
@@ -61,6 +63,7 @@ class Question:
     goodput: tuple[str, ...] = ()
     replicas: int = 1
     router: str = "least-tokens"
+    drafts: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class Simulator:
             times=calibration.times.scaled(calibration.interval().middle),
             replicas=question.replicas,
             router=question.router,
+            drafts=parse_drafts(question.drafts) if question.drafts else None,
         )
         if case.replicas > 1 and any(asked.turn for asked in load):
             raise ValueError("several replicas serve requests of one turn: give no --turns")
@@ -171,8 +175,10 @@ def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
     )
 
 
-def check_fleet(replicas: int = 1, router: str = "least-tokens") -> None:
-    """Raise ValueError unless there are so many replicas at least, and such a router."""
+def check_fleet(replicas: int = 1, router: str = "least-tokens", drafts: str = "") -> None:
+    """Raise ValueError unless there may be so many replicas, such a router and such drafts."""
+    if drafts:
+        parse_drafts(drafts)
     if not 1 <= replicas <= _MOST_REPLICAS:
         raise ValueError(f"--replicas {replicas} is not from 1 to {_MOST_REPLICAS}")
     if router not in ROUTERS:
@@ -212,6 +218,8 @@ def simulate_load(question: Question, options: Options, trace: Path | None) -> b
     more: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
     if question.replicas > 1:
         more |= {"replicas": question.replicas, "router": question.router}
+    if question.drafts:
+        more |= {"drafts": question.drafts}
     flags = flags_of(None, question.load, question.goodput) | more
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
     print(json.dumps({"flags": flags, "asked": asked} | found | notes, allow_nan=False))

@@ -41,7 +41,7 @@ _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
 }
 _TRUTHS = {"true": True, "false": False}
 _NOT_SWEPT = ("trace", "seed", "backend")
-_OF_FLEET: dict[str, Any] = {"replicas": int, "router": str}
+_OF_FLEET: dict[str, Any] = {"replicas": int, "router": str, "drafts": str}
 
 
 def sweep_loads(

@@ -18,7 +18,7 @@ from ridgeline.api.recorded import Json, Recorded, read_trace
 from ridgeline.cli.flags import UsageError
 from ridgeline.planner.explain import Explanation, explain
 from ridgeline.planner.explain_svg import explain_svg
-from ridgeline.planner.helpful import BEFORE, would_help
+from ridgeline.planner.helpful import BEFORE, BEHIND, would_help
 from ridgeline.planner.sentences import as_dict, markdown, rows, seconds, sentences
 from ridgeline.planner.timeline import timeline
 from ridgeline.planner.usual import usual_steps
@@ -63,7 +63,7 @@ def explain_command(
             raise UsageError(f"--out is the picture of one request, and these are {len(chosen)}")
         usual = usual_steps(recorded)
         found = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
-        beside = recorded.around(chosen[0], BEFORE) if len(chosen) == 1 else []
+        beside = recorded.around(chosen[0], BEFORE, BEHIND) if len(chosen) == 1 else []
         if timeline_file:
             _write_timeline(timeline_file, recorded, chosen)
     if out:

@@ -34,9 +34,7 @@ def simulate_command(
     new_tokens: Annotated[
         str | None, typer.Option(help="Tokens of an answer, as above. The same as --max-tokens.")
     ] = None,
-    goodput: Annotated[
-        list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS; repeat.")
-    ] = None,
+    goodput: Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")] = None,
     like_result: Annotated[
         Path | None, typer.Option("--like", help="The load of a result of bench serve, as JSON.")
     ] = None,
@@ -49,12 +47,14 @@ def simulate_command(
     ] = "throughput",
     csv: Annotated[Path | None, typer.Option(help="Of --sweep: a file for its table.")] = None,
     out: Annotated[Path | None, typer.Option(help="Of --sweep: an .svg file to draw it.")] = None,
-    replicas: Annotated[
-        int, typer.Option(help="So many servers like this one share the load.")
-    ] = 1,
+    replicas: Annotated[int, typer.Option(help="So many servers like this share the load.")] = 1,
     router: Annotated[
         str, typer.Option(help="Of --replicas: round-robin, least-tokens or prefix.")
     ] = "least-tokens",
+    drafts: Annotated[
+        str,
+        typer.Option(help="Speculation: 4:0.6 guesses 4 tokens, of which each is right so often."),
+    ] = "",
     replay: Annotated[
         Path | None, typer.Option(help="Serve the requests of a trace (serve --trace) again.")
     ] = None,
@@ -75,8 +75,8 @@ def simulate_command(
     """What bench serve would measure here, without a server: a prediction, with its interval.
 
     The scheduler is the server's; how long steps take was measured by calibrate or by a server.
-    Answers are as long as --max-tokens allows, and drafts are not modelled. The last line is one
-    JSON document. Status 1 if no request could be served.
+    Answers are as long as --max-tokens allows. The last line is one JSON document. Status 1 if no
+    request could be served.
 
     With --replay requests come as they came then, once with the settings of then and once with
     those of --set. Steps take as long as those of the trace usually did, or with MODEL as long as
@@ -84,7 +84,7 @@ def simulate_command(
     """
     if replay is not None:
         of_loads = (like_result, prompt_tokens, new_tokens, goodput, sweep, csv, out)
-        if any(of_loads) or replicas != 1:
+        if any((*of_loads, drafts, replicas != 1)):
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
         return
@@ -93,7 +93,7 @@ def simulate_command(
     if model is None:
         raise UsageError("name a model; only --replay does without")
     question = _question(model, endpoint, load, like_result, prompt_tokens, new_tokens, goodput)
-    question = replace(question, replicas=replicas, router=router)
+    question = replace(question, replicas=replicas, router=router, drafts=drafts)
     _check(question, csv, out, is_sweep=bool(sweep))
     if sweep:
         sweep_loads(question, options, sweep, objective, csv, out)
@@ -135,7 +135,7 @@ def _question(
 
 def _check(question: Question, csv: Path | None, out: Path | None, *, is_sweep: bool) -> None:
     try:
-        check_fleet(question.replicas, question.router)
+        check_fleet(question.replicas, question.router, question.drafts)
     except ValueError as error:
         raise UsageError(error) from error
     if (csv or out) and not is_sweep:

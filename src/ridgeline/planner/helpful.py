@@ -20,6 +20,7 @@ from ridgeline.simulator.recorded import settings_of
 from ridgeline.simulator.steptime import StepTime
 
 BEFORE = 100  # requests before the one in question that are simulated too
+BEHIND = 400  # and those that came while it was there, at most
 _MOST = 3  # suggestions
 _LEAST = 0.05  # of its time: what took less is not worth a change
 

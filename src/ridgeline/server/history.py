@@ -14,7 +14,7 @@ from dataclasses import fields
 from ridgeline.api.recorded import Json, Recorded
 from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
 from ridgeline.planner.explain import Explanation, Predict, explain
-from ridgeline.planner.helpful import BEFORE
+from ridgeline.planner.helpful import BEFORE, BEHIND
 from ridgeline.planner.score import Score
 from ridgeline.planner.usual import predictor, usual_steps
 from ridgeline.server.engine_thread import Bridge
@@ -96,7 +96,7 @@ class History:
         else:
             usual = usual_steps(recorded)
         found = explain(recorded.engine, request, recorded.of(request), usual)
-        return found, [*map(_stood_in, recorded.around(request, BEFORE))]
+        return found, [*map(_stood_in, recorded.around(request, BEFORE, BEHIND))]
 
 
 def _stood_in(record: Json) -> Json:

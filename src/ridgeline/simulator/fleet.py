@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ridgeline.core.kvcache import hash_block
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
+from ridgeline.simulator.drafts import Drafts
 from ridgeline.simulator.run import Asked, Clock, Times, new_replica
 from ridgeline.simulator.steptime import Features, Windows
 
@@ -200,8 +201,15 @@ class _Way:
 class _Member:
     """A replica of the fleet, with its clock."""
 
-    def __init__(self, index: int, settings: EngineRecord, times: Times, opens_s: float) -> None:
-        self.index, self._settings, self._times = index, settings, times
+    def __init__(
+        self,
+        index: int,
+        settings: EngineRecord,
+        times: Times,
+        opens_s: float,
+        drafts: Drafts | None,
+    ) -> None:
+        self.index, self._settings, self._drafts = index, settings, drafts
         self.pace = _Pace(times)
         self.is_open = opens_s <= 0
         self.start(opens_s)
@@ -210,7 +218,9 @@ class _Member:
         """Be a fresh replica, with nothing in its cache."""
         self.clock = Clock()
         self.clock.now_s = max(0.0, now_s)
-        self.replica, self.runner = new_replica(self._settings, self.clock, self.pace, self._note)
+        self.replica, self.runner = new_replica(
+            self._settings, self.clock, self.pace, self._note, self._drafts
+        )
         self.ways: dict[int, _Way] = {}  # by the id of what the replica was asked
         self.num_pending = 0
         self._sent: dict[bytes, None] = {}
@@ -367,6 +377,7 @@ def serve_fleet(
     faults: Sequence[_Fault] = (),
     concurrency: int | None = None,
     opens_s: Sequence[float] = (),
+    drafts: Drafts | None = None,
 ) -> list[Ended]:
     """Serve a load with several replicas; return how each request ended, in that order.
 
@@ -380,6 +391,7 @@ def serve_fleet(
         faults: what happens to replicas.
         concurrency: closed loop: so many requests at a time, over all replicas.
         opens_s: when each replica takes requests: it loads its weights first; 0 if not given.
+        drafts: what each guesses; None for no speculation.
 
     Raises ValueError if a request can never run, or a fault names no replica.
     """
@@ -387,7 +399,7 @@ def serve_fleet(
         if not 0 <= fault.replica < num_replicas:
             raise ValueError(f"there is no replica {fault.replica} of {num_replicas}")
     opens = [*opens_s, *[0.0] * num_replicas][:num_replicas]
-    members = [_Member(i, settings, times, opens[i]) for i in range(num_replicas)]
+    members = [_Member(i, settings, times, opens[i], drafts) for i in range(num_replicas)]
     fleet = _Fleet(members, router)
     for member, at_s in zip(members, opens, strict=True):
         if at_s > 0:

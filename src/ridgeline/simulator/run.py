@@ -4,15 +4,15 @@ Admission, engine, scheduler, policies and cache are those of the server. What s
 is a runner that answers at once and lets the clock go on by as long as a step would take. So a
 simulation is a function of the load, the settings and the model of time; nothing in it is random.
 
-Drafts are not modelled: how many are right depends on texts, which a simulation does not have. A
-server that speculates is faster than its simulation where texts repeat themselves.
+Texts a simulation does not have: how many drafts are right is a parameter (``drafts``).
 It knows no files, no HTTP and no machine.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -24,10 +24,12 @@ from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.core.request import Text
+from ridgeline.core.request import Sequence, Text
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.speculate import Speculation
 from ridgeline.core.states import new_states
 from ridgeline.core.step import Event, Step, StepOutput, Work
+from ridgeline.simulator.drafts import Drafter, Drafts
 from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.steptime import Features, Windows, of_step
 
@@ -138,17 +140,28 @@ class VirtualRunner:
 
     def _tokens(self, work: Work) -> tuple[int, ...]:
         request_id, first = work.seq_id
-        asked = self._asked[request_id]
-        num = work.start + len(work.tokens) + 1 - work.sampling.prompt_len  # with the next one
-        is_longest = num == work.sampling.params.max_tokens  # it ends without an end token
-        tokens = []
-        for index in range(first, first + len(work.seeds)):
-            known = asked.answers[index] if asked.answers else ()
-            if num >= asked.num_new[index] and not is_longest:
-                tokens.append(self._end)
-            else:
-                tokens.append(known[num - 1] if num <= len(known) else _WORD + request_id)
+        num = work.start + len(work.tokens) - work.drafts + 1 - work.sampling.prompt_len
+        most = work.sampling.params.max_tokens
+        if not work.drafts:  # num is that of the next token
+            each = range(first, first + len(work.seeds))
+            return tuple(self._token(request_id, index, num, most) for index in each)
+        tokens: list[int] = []
+        for draft in (*work.tokens[-work.drafts :], None):
+            tokens.append(self._token(request_id, first, num + len(tokens), most))
+            if tokens[-1] != draft:
+                break
         return tuple(tokens)
+
+    def foretell(self, seq: Sequence, number: int) -> int:
+        """Return what a sequence's token of this number will be; 1 is the first of the answer."""
+        return self._token(*seq.id, number, seq.request.params.max_tokens)
+
+    def _token(self, request_id: int, index: int, num: int, most: int | None) -> int:
+        asked = self._asked[request_id]
+        if num >= asked.num_new[index] and num != most:  # at its longest it ends without that
+            return self._end
+        known = asked.answers[index] if asked.answers else ()
+        return known[num - 1] if num <= len(known) else _WORD + request_id
 
 
 class Replica:
@@ -287,13 +300,14 @@ class _Due(NamedTuple):
 
 
 def simulate(
-    load: Sequence[Asked],
+    load: Listing[Asked],
     settings: EngineRecord,
     times: Times,
     *,
     concurrency: int | None = None,
     turnaround_s: float = 0.0,
-    warmups: Sequence[Asked] = (),
+    warmups: Listing[Asked] = (),
+    drafts: Drafts | None = None,
 ) -> list[Record]:
     """Serve a load under a virtual clock; return the records that a server would write.
 
@@ -304,11 +318,12 @@ def simulate(
         concurrency: closed loop: so many sessions at a time, at once from the start.
         turnaround_s: closed loop: from the end of a session until the next comes.
         warmups: requests that come first, all at once; arrival times count from their end.
+        drafts: what is guessed; None for no speculation.
 
     Raises ValueError if a request can never run.
     """
     clock, records = Clock(), list[Record]()
-    replica, runner = new_replica(settings, clock, times, records.append)
+    replica, runner = new_replica(settings, clock, times, records.append, drafts)
 
     def pass_after_step() -> None:
         clock.now_s += times.after(runner.num_rows, len(replica.ended))
@@ -335,7 +350,7 @@ class Course(NamedTuple):
 
 def serve(
     replica: Replica,
-    load: Sequence[Asked],
+    load: Listing[Asked],
     course: Course,
     *,
     concurrency: int | None = None,
@@ -374,7 +389,7 @@ def serve(
                 heappush(due, then)
 
 
-def _sessions(load: Sequence[Asked]) -> Iterator[tuple[Asked, ...]]:
+def _sessions(load: Listing[Asked]) -> Iterator[tuple[Asked, ...]]:
     """Yield sessions, each with its turns in order."""
     session: list[Asked] = []
     for asked in load:
@@ -387,7 +402,11 @@ def _sessions(load: Sequence[Asked]) -> Iterator[tuple[Asked, ...]]:
 
 
 def new_replica(
-    settings: EngineRecord, clock: Clock, times: Times, listener: Callable[[Record], None]
+    settings: EngineRecord,
+    clock: Clock,
+    times: Times,
+    listener: Callable[[Record], None],
+    drafts: Drafts | None = None,
 ) -> tuple[Replica, VirtualRunner]:
     """Return a replica under a virtual clock, and its runner; ``listener`` gets all records."""
     kv = KVCache(
@@ -396,14 +415,19 @@ def new_replica(
         enable_prefix_caching=settings.enable_prefix_caching,
         states=new_states(settings.max_num_seqs, settings.num_checkpoints),
     )
+    eos_ids = settings.eos_ids or (_END,)
+    runner = VirtualRunner(clock, times, eos_ids[0])
+    speculation = None
+    if drafts is not None:
+        drafter = Drafter(drafts.acceptance, runner.foretell)
+        speculation = Speculation(drafter, most=drafts.most)
     scheduler = Scheduler(
         kv,
         POLICIES[settings.policy],
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
+        speculation=speculation,
     )
-    eos_ids = settings.eos_ids or (_END,)
-    runner = VirtualRunner(clock, times, eos_ids[0])
     engine = Engine(
         scheduler,
         runner,

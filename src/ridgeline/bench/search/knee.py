@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.bench.search.slo import Tally
+from ridgeline.bench.search.slo import Tally, pooled
 
 WIDTH = 1.05  # of the interval that answers: its upper end by its lower one
 _STEP = 1.045  # from one end of the interval: a little less, so that it ends the search there
 _LEAST = 1e-3  # tightness: what is less is as good as nothing
 _LEAST_CUT = 0.1  # of the interval, as a part of its logarithm: a wrong guess still narrows it
+_FAR, _NEAR = 4.0, 1.3  # times the load, to find the other end of the interval
 _NUM_GUESSES = 3  # narrowing by interpolation; what is left is halved, which cannot be misled
 
 
@@ -65,17 +66,14 @@ def points(trials: Sequence[Trial]) -> list[Point]:
     for load in sorted({trial.load for trial in trials}):
         same = [trial for trial in trials if trial.load == load]
         columns = zip(*(trial.tallies for trial in same), strict=True)
-        pooled = [
-            Tally(column[0].slo, sum(t.num_met for t in column), sum(t.num for t in column))
-            for column in columns
-        ]
+        together = [pooled(column) for column in columns]
         # One overload of two may be chance; the pooled requests decide.
         is_overloaded = sum(trial.is_overloaded for trial in same) * 2 > len(same)
         found.append(
             Point(
                 load,
                 len(same),
-                all(one.holds for one in pooled) and not is_overloaded,
+                all(one.holds for one in together) and not is_overloaded,
                 sum(trial.tightness for trial in same) / len(same),
                 is_overloaded,
                 sum(trial.completed_per_s for trial in same) / len(same),
@@ -99,11 +97,15 @@ class Search:
         start: the first load.
         least: the smallest load that makes sense; if it fails, none holds.
         is_whole: loads are whole numbers: requests at a time. Else requests per second.
+        is_near: the first load was foreseen to be near the limit: the steps from it begin small.
     """
 
-    def __init__(self, start: float, least: float, *, is_whole: bool) -> None:
+    def __init__(
+        self, start: float, least: float, *, is_whole: bool, is_near: bool = False
+    ) -> None:
         self.trials: list[Trial] = []
         self._start, self._least, self._is_whole = start, least, is_whole
+        self._reach = _NEAR if is_near else _FAR
         self._num_guesses = 0
 
     def next_load(self) -> float | None:
@@ -121,14 +123,19 @@ class Search:
         return self._between(low, high)
 
     def _higher(self) -> float:
-        """Return twice to four times the load, as far as the last two see the limit."""
+        """Return twice to four times the load, as far as the last two see the limit.
+
+        Less, from a load that was foreseen.
+        """
         *others, last = points(self.trials)
-        load = last.load * (4 if last.tightness < 0.5 else 2)
+        far = self._stride()
+        near = math.sqrt(far)
+        load = last.load * (far if last.tightness < 0.5 else near)
         if others:
             guess = self._guess(others[-1], last)
             # Behind the last load, or there is none: then it is far.
-            load = guess * _STEP if guess > last.load else last.load * 4
-        load = min(max(load, last.load * 2), last.load * 4)
+            load = guess * _STEP if guess > last.load else last.load * far
+        load = min(max(load, last.load * near), last.load * far)
         return float(round(load)) if self._is_whole else load
 
     def _guess(self, low: Point, high: Point) -> float:
@@ -136,9 +143,14 @@ class Search:
 
     def _lower(self, high: Point) -> float | None:
         if high.load > self._least:
-            load = max(self._least, high.load / 4)
+            load = max(self._least, high.load / self._stride())
             return float(round(load)) if self._is_whole else load
         return high.load if high.num_trials < 2 else None
+
+    def _stride(self) -> float:
+        """Return how far to go to find the other end; each time further, as far as from nothing."""
+        reach, self._reach = self._reach, min(_FAR, self._reach**2)
+        return reach
 
     def _is_closed(self, low: float, high: float) -> bool:
         return high <= WIDTH * low or (self._is_whole and high - low <= 1)

@@ -20,7 +20,8 @@ from rich.console import Console
 
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import read_plan
-from ridgeline.bench.load.stats import DEFINITIONS, client_warnings
+from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
+from ridgeline.bench.search.foreseen import foreseen_rate
 from ridgeline.bench.search.knee import Interval, Search, interval
 from ridgeline.bench.search.picture import curve_svg
 from ridgeline.bench.search.served import first_model, served
@@ -37,7 +38,7 @@ class Wish:
     """What to search for; each field is a flag of the command line."""
 
     slo: list[str] | None = flag_field(
-        None, "METRIC:PERCENTILE:MS, such as ttft:p95:500; ttft, tpot or e2el; repeatable."
+        None, "METRIC:PERCENTILE:MS, such as ttft:p95:500 or tpot:mean:50; also e2el; repeatable."
     )
     over: Literal["rate", "concurrency"] = flag_field(
         "rate", "What grows: requests per second, or requests at a time."
@@ -49,7 +50,9 @@ class Wish:
     serve_timeout_s: float = flag_field(600.0, "Longest time until that server is ready.")
     model: str | None = flag_field(None, "The model's name. Default: the first that is listed.")
     num_prompts: int = flag_field(400, "Most requests that a trial counts.")
-    start: float | None = flag_field(None, "First load. Default: by how long an answer takes.")
+    start: float | None = flag_field(
+        None, "First load. Default: what the server foresees, else by an answer's time."
+    )
     max_trials: int = flag_field(16, "Most trials; usually 8 are enough.")
     out: Path | None = flag_field(None, "Goodput by load, as .svg, .csv or .md.")
 
@@ -94,8 +97,12 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
             num_measured=wish.num_prompts,
             answer_s=0.0,
         )
-        setting.answer_s = _first_answers_s(setting)
-        found, records = _trials(wish, setting)
+        first = _first_answers(setting)
+        setting.answer_s = sum(one.end_s - one.sent_s for one in first) / len(first)
+        foreseen = foreseen_rate(asking, setting.slos, first) if setting.is_open else None
+        if foreseen is not None and wish.start is None:
+            say(f"the server foresees that it holds up to {setting.describe(foreseen)}")
+        found, records = _trials(wish, setting, foreseen)
     answer = _answer(setting, found, records)
     Console(highlight=False, soft_wrap=True).print(f"\n{answer['text']}", markup=False)
     if wish.out:
@@ -110,8 +117,8 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
     return bool(answer["low"])
 
 
-def _first_answers_s(setting: Setting) -> float:
-    """Ask a few at a time, and return how long an answer takes; ValueError if there is none."""
+def _first_answers(setting: Setting) -> list[Outcome]:
+    """Ask a few at a time, and return what succeeded; ValueError if nothing did."""
     from ridgeline.bench.load.client import drive
 
     num = max(setting.workload.num_warmups, 1)
@@ -124,20 +131,24 @@ def _first_answers_s(setting: Setting) -> float:
     outcomes, _ = asyncio.run(
         drive(setting.asking.target(), planned[:num], planned[num:], num, lambda done, total: None)
     )
-    good = [outcome.end_s - outcome.sent_s for outcome in outcomes if outcome.error is None]
+    good = [outcome for outcome in outcomes if outcome.error is None]
     if not good:
         raise ValueError(f"the server failed the first requests: {outcomes[0].error}")
-    return sum(good) / len(good)
+    return good
 
 
-def _trials(wish: Wish, setting: Setting) -> tuple[Interval, list[dict[str, Any]]]:
+def _trials(
+    wish: Wish, setting: Setting, foreseen: float | None
+) -> tuple[Interval, list[dict[str, Any]]]:
     """Run trials until the answer is there, and print a line for each."""
     num_at_first = max(setting.workload.num_warmups, 1)
     start, least = num_at_first / setting.answer_s, 0.25 / setting.answer_s
     if not setting.is_open:
         start, least = float(num_at_first), 1.0
     start = (wish.start if setting.is_open else round(wish.start)) if wish.start else start
-    steps = Search(start, min(start, least), is_whole=not setting.is_open)
+    is_near = foreseen is not None and wish.start is None
+    start = foreseen if foreseen is not None and is_near else start
+    steps = Search(start, min(start, least), is_whole=not setting.is_open, is_near=is_near)
     out = Console(highlight=False, soft_wrap=True)
     labels = [slo.label for slo in setting.slos]
     unit = "requests/s" if setting.is_open else "at a time"
@@ -146,7 +157,7 @@ def _trials(wish: Wish, setting: Setting) -> tuple[Interval, list[dict[str, Any]
     out.print(_line(heads, widths), style="bold")
     records: list[dict[str, Any]] = []
     while len(records) < wish.max_trials and (load := steps.next_load()) is not None:
-        setting.is_rough = interval(steps.trials).high is None
+        setting.is_rough = not is_near and interval(steps.trials).high is None
         trial, record = run_trial(setting, load, len(records) + 1)
         record["verdict"] = _verdict(record)
         steps.trials.append(trial)
@@ -179,9 +190,13 @@ def _verdict(record: dict[str, Any]) -> str:
     missed = [one for one in record["slos"] if not one["holds"]]
     if not missed:
         return "held"
-    return (
-        "; ".join(f"{one['num_met']} of {one['num']} met {one['slo']}" for one in missed) + failed
-    )
+    return "; ".join(map(_missed, missed)) + failed
+
+
+def _missed(one: dict[str, Any]) -> str:
+    if ":mean:" in one["slo"]:
+        return f"{one['slo']} was {_shown_ms(one)}"
+    return f"{one['num_met']} of {one['num']} met {one['slo']}"
 
 
 def _answer(setting: Setting, found: Interval, records: list[dict[str, Any]]) -> dict[str, Any]:

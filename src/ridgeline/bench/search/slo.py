@@ -2,7 +2,8 @@
 
 ``ttft:p95:500`` means that 95 % of requests have their first token within 500 ms; a failed request
 does not. So each request meets it or not, and how often it is met is a binomial number: a trial is
-over as soon as that number is certain enough.
+over as soon as that number is certain enough. ``ttft:mean:500`` is about the mean, which is certain
+when the limit is further from it than its standard error lets it be.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ from ridgeline.bench.load.stats import LIMIT_NAMES, Outcome
 
 ERROR = 0.005  # chance that a trial which ends early says what a long one would not
 _MIN_REQUESTS = 20  # fewer say nothing, however clear they are: the server may only be warming up
+_DEVIATIONS = 2.58  # of a normal mean: it is further away with a chance of ``ERROR`` on each side
 _METRICS = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """``percent`` of requests have a latency ``metric`` of at most ``limit_ms``."""
+    """``percent`` of requests have a latency ``metric`` of at most ``limit_ms``; None: the mean."""
 
     metric: str
-    percent: float
+    percent: float | None
     limit_ms: float
 
     def __str__(self) -> str:
-        return f"{self.metric}:p{self.percent:g}:{self.limit_ms:g}"
+        return f"{self.metric}:{self._of}:{self.limit_ms:g}"
 
     @property
     def label(self) -> str:
         """What a column of its values is called."""
-        return f"{self.metric} p{self.percent:g}"
+        return f"{self.metric} {self._of}"
+
+    @property
+    def _of(self) -> str:
+        return "mean" if self.percent is None else f"p{self.percent:g}"
 
     def value_s(self, outcome: Outcome) -> float:
         """Return the latency of an ended request: infinite if it failed, 0 without a tpot."""
@@ -50,35 +56,43 @@ class Slo:
         """Return whether a request under way meets it; None if that is open."""
         if self.metric == "ttft" and outcome.chunk_s:
             return 1e3 * (outcome.chunk_s[0] - outcome.sent_s) <= self.limit_ms
+        if self.percent is None:  # by how much it will be late counts
+            return None
         is_late = self.metric != "tpot" and 1e3 * (now_s - outcome.sent_s) > self.limit_ms
         return False if is_late else None
 
 
 def parse_slo(text: str) -> Slo:
-    """Read ``METRIC:PERCENTILE:MS``, such as ``ttft:p95:500``.
+    """Read ``METRIC:PERCENTILE:MS``, such as ``ttft:p95:500`` or ``ttft:mean:300``.
 
     Raises ValueError that says what there is.
     """
-    match = re.fullmatch(r"(\w+):p?(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)", text.strip())
-    if match and match[1] in _METRICS and 0 < float(match[2]) < 100 and float(match[3]) > 0:
-        return Slo(match[1], float(match[2]), float(match[3]))
+    match = re.fullmatch(r"(\w+):(?:mean|p?(\d+(?:\.\d+)?)):(\d+(?:\.\d+)?)", text.strip())
+    if match and match[1] in _METRICS and float(match[3]) > 0:
+        percent = None if match[2] is None else float(match[2])
+        if percent is None or 0 < percent < 100:
+            return Slo(match[1], percent, float(match[3]))
     raise ValueError(
         f"--slo {text} is not METRIC:PERCENTILE:MS, such as ttft:p95:500; METRIC is one of "
-        f"{', '.join(_METRICS)}, the percentile between 0 and 100"
+        f"{', '.join(_METRICS)}, the percentile between 0 and 100, or mean"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many of the requests met a service level."""
+    """How many of the requests met a service level; of a mean also what it is, and how sure."""
 
     slo: Slo
     num_met: int
     num: int
+    mean_ms: float = 0.0
+    error_ms: float = 0.0  # standard error of the mean
 
     @property
     def holds(self) -> bool:
-        """Whether the share that was seen is enough."""
+        """Whether the share that was seen is enough, or the mean is within the limit."""
+        if self.slo.percent is None:
+            return self.num > 0 and self.mean_ms <= self.slo.limit_ms
         return self.num > 0 and 100 * self.num_met >= self.slo.percent * self.num
 
     @property
@@ -86,12 +100,22 @@ class Tally:
         """Whether more requests would be enough too; None if that is open."""
         if self.num < _MIN_REQUESTS:
             return None
+        if self.slo.percent is None:
+            is_clear = abs(self.mean_ms - self.slo.limit_ms) > _DEVIATIONS * self.error_ms
+            return self.holds if is_clear else None
         share = self.slo.percent / 100
         if at_least(self.num_met, self.num, share) < ERROR:
             return True
         if at_least(self.num - self.num_met, self.num, 1 - share) < ERROR:
             return False
         return None
+
+
+def pooled(tallies: Sequence[Tally]) -> Tally:
+    """Return what several trials at one load say of a service level together."""
+    num = sum(one.num for one in tallies)
+    mean_ms = sum(one.num * one.mean_ms for one in tallies) / max(num, 1)
+    return Tally(tallies[0].slo, sum(one.num_met for one in tallies), num, mean_ms)
 
 
 def at_least(k: int, n: int, p: float) -> float:
@@ -126,7 +150,18 @@ def tally(
         known = [fates[index] for index in sorted(fates) if index >= 0]
         if None in known:
             known = known[: known.index(None)]
-        found.append(Tally(slo, sum(bool(fate) for fate in known), len(known)))
+        num_met = sum(bool(fate) for fate in known)
+        if slo.percent is not None:
+            found.append(Tally(slo, num_met, len(known)))
+            continue
+        latencies = {o.index: 1e3 * slo.value_s(o) for o in ended}
+        latencies |= {o.index: 1e3 * (o.chunk_s[0] - o.sent_s) for o in under_way if o.chunk_s}
+        measured = [index for index in sorted(fates) if index >= 0]
+        values = [latencies[index] for index in measured[: len(known)]]
+        mean_ms = sum(values) / max(len(values), 1)
+        spread = sum((value - mean_ms) ** 2 for value in values) if mean_ms < math.inf else 0.0
+        error_ms = math.sqrt(spread / max(len(values) - 1, 1) / max(len(values), 1))
+        found.append(Tally(slo, num_met, len(known), mean_ms, error_ms))
     return found
 
 

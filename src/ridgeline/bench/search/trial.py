@@ -176,6 +176,9 @@ def percentile_ms(slo: Slo, ended: Sequence[Outcome], num_late: int) -> float:
 
     Requests under way that are already late count as later than all that have ended.
     """
+    if slo.percent is None:  # the mean of those that have ended
+        each = [1e3 * slo.value_s(one) for one in ended]
+        return sum(each) / len(each) if each else math.inf
     values = sorted([1e3 * slo.value_s(one) for one in ended] + [math.inf] * num_late)
     rank = math.ceil(len(values) * slo.percent / 100)
     return values[max(rank - 1, 0)] if values else math.inf
