@@ -204,9 +204,11 @@ def test_the_one_used_longest_ago_goes_first_and_none_in_use(files: Path) -> Non
     long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     chunks = llm.stream(PROMPT, long, lora_request="b")
     next(chunks)
+    (number,) = {request.adapter.number for request in llm.engine.requests.values()}
     for name in ("a", "c", "a"):  # each is read again, in the other's place, beside b
         assert answer(llm, name).token_ids == wanted[name]
         assert llm.adapters.in_use == {"b": 1}
+        assert llm.adapters.lease("b").number == number  # nobody has read it again
     others = llm.stream(PROMPT, long, lora_request="a")
     next(others)
     with pytest.raises(ValueError, match=r"those in use take \d+ of \d+ \(--lora-memory\)"):
@@ -214,6 +216,20 @@ def test_the_one_used_longest_ago_goes_first_and_none_in_use(files: Path) -> Non
     chunks.close()
     others.close()
     assert answer(llm, "c").token_ids == wanted["c"]
+
+
+def test_to_be_used_is_to_stay(files: Path) -> None:
+    sizes = [load(files, name).adapters.num_bytes for name in ("a", "b", "c")]
+    llm = load(files, enable_lora=True, lora_memory=sum(sizes))
+    numbers = {}
+    for name in ("a", "b"):
+        llm.adapters.load(name, files / name)
+        numbers[name] = llm.adapters.lease(name).number
+    answer(llm, "a")
+    llm.adapters.load("c", files / "c")
+    llm.adapters.load("again", files / "c")  # for which one must go
+    assert llm.adapters.lease("a").number == numbers["a"]
+    assert llm.adapters.lease("b").number != numbers["b"]
 
 
 def test_memory_has_a_line_for_adapters(files: Path) -> None:
