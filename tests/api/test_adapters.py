@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ridgeline import LLM, LoRARequest, SamplingParams
+from ridgeline.core.records import Record, RequestRecord
 from tests.api.test_llm import VOCAB, assert_idle, write_model
 from tests.lora import llama_shapes, merged, random_pairs, write_peft
 from tests.models.tiny import CONFIG
@@ -130,6 +131,27 @@ def test_a_draft_model_guesses_for_an_adapter(files: Path) -> None:
     assert out.num_accepted_tokens > 0
 
 
+def test_cuts_and_preemption_change_no_answer(files: Path) -> None:
+    """Prompts in pieces, and a cache that does not hold all: each answer is as it was alone."""
+    prompts = [[50 + i] * (20 + 7 * i) for i in range(6)]
+    names = ["a", None, "b", "a", "b", None]
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    roomy = load(files, "a", "b")
+    alone = [
+        roomy.generate(prompt, params, lora_request=name)[0].outputs[0].token_ids
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
+    records: list[Record] = []
+    tight = load(files, "a", "b", kv_cache_memory="30KiB", max_num_batched_tokens=16,
+                 max_num_seqs=6, threads=2, max_model_len=96)  # fmt: skip
+    tight.engine.listeners.append(records.append)
+    outs = tight.generate(prompts, params, lora_request=names)
+    assert [out.outputs[0].token_ids for out in outs] == alone
+    ended = [record for record in records if isinstance(record, RequestRecord)]
+    assert sum(record.num_preemptions for record in ended) > 0
+    assert len({record.adapter for record in ended}) == 3
+
+
 def test_prefixes_do_not_cross(llm: LLM) -> None:
     prompt = list(np.random.default_rng(3).integers(40, VOCAB - 20, 40))
     prompt = [int(token) for token in prompt]
@@ -204,9 +226,11 @@ def test_the_one_used_longest_ago_goes_first_and_none_in_use(files: Path) -> Non
     long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     chunks = llm.stream(PROMPT, long, lora_request="b")
     next(chunks)
+    (number,) = {request.adapter.number for request in llm.engine.requests.values()}
     for name in ("a", "c", "a"):  # each is read again, in the other's place, beside b
         assert answer(llm, name).token_ids == wanted[name]
         assert llm.adapters.in_use == {"b": 1}
+    assert llm.adapters.lease("b").number == number  # nobody has read it again
     others = llm.stream(PROMPT, long, lora_request="a")
     next(others)
     with pytest.raises(ValueError, match=r"those in use take \d+ of \d+ \(--lora-memory\)"):
@@ -214,6 +238,20 @@ def test_the_one_used_longest_ago_goes_first_and_none_in_use(files: Path) -> Non
     chunks.close()
     others.close()
     assert answer(llm, "c").token_ids == wanted["c"]
+
+
+def test_to_be_used_is_to_stay(files: Path) -> None:
+    sizes = [load(files, name).adapters.num_bytes for name in ("a", "b", "c")]
+    llm = load(files, enable_lora=True, lora_memory=sum(sizes))
+    numbers = {}
+    for name in ("a", "b"):
+        llm.adapters.load(name, files / name)
+        numbers[name] = llm.adapters.lease(name).number
+    answer(llm, "a")
+    llm.adapters.load("c", files / "c")
+    llm.adapters.load("again", files / "c")  # for which one must go
+    assert llm.adapters.lease("a").number == numbers["a"]
+    assert llm.adapters.lease("b").number != numbers["b"]
 
 
 def test_memory_has_a_line_for_adapters(files: Path) -> None:

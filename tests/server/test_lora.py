@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ridgeline import LLM
+from ridgeline import LLM, SamplingParams
 from ridgeline.server.lora import Loras
+from ridgeline.server.stream import Stream
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
 from tests.server.serving import Served, eventually, serving
@@ -216,6 +218,27 @@ def test_a_request_keeps_what_is_unloaded_and_metrics_tell_it(served: Served) ->
     served.valve.before = lambda step: None
     assert found == [wanted]
     eventually(lambda: len(served.llm.adapters._kept) == 2)
+
+
+def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> None:
+    prompt = tuple(41 + i % 31 for i in range(60))
+    served.call(COMPLETE, {"prompt": list(prompt), "max_tokens": 1, "model": "a"})
+    promises, found = served.running.service.promises, dict[str, int]()
+    deadline = SimpleNamespace(length="most")
+    is_known = threading.Event()
+
+    def look() -> None:
+        for name in ("a", "b"):
+            adapter = served.llm.adapters.lease(name)
+            stream = Stream([prompt], SamplingParams(max_tokens=2), None, "-", adapter=adapter)  # type: ignore[arg-type]
+            asking: Any = SimpleNamespace(stream=stream, deadline=deadline)
+            (standing,) = promises._standings(asking, 1)
+            found[name] = standing.answers[0].num_cached
+        is_known.set()
+
+    served.running.bridge.between_steps(look)
+    assert is_known.wait(20)
+    assert found == {"a": 48, "b": 0}
 
 
 def test_where_memory_is_full_of_what_is_in_use(model: Path, folder: Path) -> None:

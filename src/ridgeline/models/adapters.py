@@ -115,8 +115,8 @@ def read_adapter(path: Path, base: Base) -> AdapterWeights:
     digest = blake2b(digest_size=16, person=b"adapter")
     for name, part in parts.items():
         digest.update(repr((name, part.a.shape, part.b.shape)).encode())
-        digest.update(part.a.tobytes())
-        digest.update(part.b.tobytes())
+        digest.update(part.a.data)  # without a copy, and other threads run meanwhile
+        digest.update(part.b.data)
     return AdapterWeights(digest.digest(), parts)
 
 

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.backends.cpu.layout.arguments import ADAPTER
+from ridgeline.backends.cpu.layout.load import model_sizes
+from ridgeline.backends.cpu.layout.lora import pack_adapter
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
+from ridgeline.models.adapters import AdapterWeights, LowRank
 from tests.lora import merged_arrays, random_adapter
 from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
 
@@ -105,6 +109,48 @@ def test_an_adapter_is_as_merged_weights_in_f32(make: Make, name: str) -> None:
             np.frombuffer(found).reshape(end, -1), exact, atol=1e-5 * np.abs(exact).max(), rtol=0
         )
     assert runner.memory()["adapters"].num_bytes == kept.num_bytes
+
+
+@pytest.mark.parametrize(("kind", "most"), [("bf16", 0.02), ("int8", 0.12), ("int8-row", 0.12)])
+def test_other_formats_are_as_far_from_merged_weights_as_without(
+    make: Make, kind: str, most: float
+) -> None:
+    adapter = random_adapter(PLAIN, rank=RANK)
+    runner = make(kind=kind)
+    kept = runner.add_adapter(1, adapter)
+    whole = ReferenceRunner(
+        checkpoint(PLAIN, merged_arrays(random_arrays(PLAIN), adapter)),
+        num_blocks=40, block_size=16, max_model_len=MAX_LEN,
+    )  # fmt: skip
+    for end in (4, 60):
+        found, wanted = (
+            np.frombuffer(run(one, work(0, number, end))[0])
+            for one, number in ((runner, 1), (whole, 0))
+        )
+        assert np.sqrt(np.square(found - wanted).mean() / np.square(wanted).mean()) < most
+    assert kept.num_bytes > 0  # and it was kept until here
+
+
+@pytest.mark.parametrize("size", [1e-10, 1e-4, 1.0, 1e6])
+def test_halves_are_within_a_thousandth_of_what_they_stand_for(size: float) -> None:
+    rng = np.random.default_rng(3)
+    sizes = model_sizes(PLAIN, "auto", "int8", RANK)
+    a = rng.normal(0, size, (RANK, 24)).astype(np.float32)
+    b = rng.normal(0, 0.3, (16, RANK)).astype(np.float32)
+    packed = pack_adapter(AdapterWeights(b"", {"layers.1.v": LowRank(a, b)}), PLAIN, sizes)
+    assert packed.values.dtype == np.float16
+    words = dict(zip(ADAPTER, packed.words[1].tolist(), strict=True))
+    scale = np.array([words["v_scale"]], np.int64).view(np.float32)[0]
+    assert words["v_rank"] == 12
+    # [rank / 4, inputs / 16, 4, 16] and [outputs / 16, rank, 16], as the module's text says
+    values = packed.values.astype(np.float64)
+    found_a = values[: 12 * 32].reshape(3, 2, 4, 16).swapaxes(1, 2).reshape(12, 32)
+    found_b = values[12 * 32 :].reshape(-1, 12, 16).swapaxes(1, 2).reshape(-1, 12)
+    wanted = b.astype(np.float64) @ a.astype(np.float64)
+    product = (found_b @ (found_a * float(scale)))[:, :24]
+    rows = np.flatnonzero(np.abs(product).sum(axis=1))
+    assert len(rows) == 16
+    np.testing.assert_allclose(product[rows], wanted, atol=2e-3 * np.abs(wanted).max(), rtol=0)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -135,7 +135,7 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     if sizes.experts:
         emit_experts(module, sizes.experts)
     if sizes.max_rank:
-        emit_lora(module)
+        emit_lora(module, sizes.adapter_bytes)
     emit_step(module, sizes, kinds)
     emit_threads(module, is_x86, futex)
     return str(module)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.backends.cpu.emit.ir import F32, I64, Value, fma, vec
+from ridgeline.backends.cpu.emit.ir import F16, F32, I64, Function, Value, fma, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
 
@@ -25,31 +25,33 @@ if TYPE_CHECKING:
 
 _FLOATS = vec(F32, 16)
 _TOGETHER = 4  # ranks that are computed side by side: ``layout.lora`` has them so
-LORA_DOWN = Kernel("lora_down", ("x", "size", "a", "first", "last", "out"))
+LORA_DOWN = Kernel("lora_down", ("x", "size", "a", "first", "last", "scale", "out"))
 LORA_UP = Kernel("lora_up", ("low", "b", "rank", "y", "first", "last"))
 
 
-def emit_lora(module: object) -> None:
-    """``lora_down``: out = A x for groups of ranks; ``lora_up``: y += B low for tiles of outputs.
+def emit_lora(module: object, value_bytes: int) -> None:
+    """``lora_down``: out = scale A x for groups of ranks; ``lora_up``: y += B low for tiles.
 
-    ``layout.lora`` says how A and B lie. ``size`` counts floats.
+    ``layout.lora`` says how A and B lie, ``value_bytes`` whether in floats or halves. ``size``
+    counts floats; ``scale`` is where one is kept.
     """
     fn = LORA_DOWN.begin(module)
-    x, size, a, first, last, out = fn.args
+    x, size, a, first, last, scale, out = fn.args
+    factor = fn.load(scale, F32, 4)
     zero = fn.lanes(F32, [0.0] * 16)
     with fn.loop(last, start=first) as group:
-        base = a + group * size * (4 * _TOGETHER)
+        base = a + group * size * (value_bytes * _TOGETHER)
         sums = [[fn.var(zero) for _ in range(2)] for _ in range(_TOGETHER)]
         with fn.loop(size * 4, step=128) as at:
             for half in range(2):
                 value = fn.load(x + at + 64 * half, _FLOATS, 4)
-                weights = base + (at + 64 * half) * _TOGETHER
+                weights = base + ((at + 64 * half) >> 2) * (value_bytes * _TOGETHER)
                 for j, parts in enumerate(sums):
-                    weight = fn.load(weights + 64 * j, _FLOATS, 64)
+                    weight = _weights(fn, weights, j, value_bytes)
                     parts[half].set(fma(value, weight, parts[half].get()))
         for j, (even, odd) in enumerate(sums):
             dot = (even.get() + odd.get()).reduce(lambda p, q: p + q)
-            fn.store(dot, out + group * (4 * _TOGETHER) + 4 * j, 4)
+            fn.store(dot * factor, out + group * (4 * _TOGETHER) + 4 * j, 4)
     fn.finish()
 
     fn = LORA_UP.begin(module)
@@ -61,14 +63,22 @@ def emit_lora(module: object) -> None:
             for j in range(_TOGETHER):
                 factor = fn.load(low + at + 4 * j, F32, 4).splat(16)
                 for half, parts in enumerate(sums):
-                    weights = b + (vector + half) * rank * 64 + at * 16 + 64 * j
-                    weight = fn.load(weights, _FLOATS, 64)
+                    weights = b + ((vector + half) * rank + (at >> 2)) * (16 * value_bytes)
+                    weight = _weights(fn, weights, j, value_bytes)
                     parts[j].set(fma(weight, factor, parts[j].get()))
         for half, parts in enumerate(sums):
             total = (parts[0].get() + parts[1].get()) + (parts[2].get() + parts[3].get())
             place = y + (vector + half) * 64
             fn.store(fn.load(place, _FLOATS, 4) + total, place, 4)
     fn.finish()
+
+
+def _weights(fn: Function, base: Value, number: int, value_bytes: int) -> Value:
+    """Return the ``number``-th 16 values from an address on, as floats."""
+    at = base + number * 16 * value_bytes
+    if value_bytes == 4:
+        return fn.load(at, _FLOATS, 64)
+    return fn.load(at, vec(F16, 16), 32).signed(F32)
 
 
 def shrink(thread: Thread, layer: Words, matrices: tuple[str, ...], x: Value, row: Value) -> None:
@@ -84,7 +94,7 @@ def shrink(thread: Thread, layer: Words, matrices: tuple[str, ...], x: Value, ro
                 first, last = (thread.first_tile(groups, thread.number + i) for i in range(2))
             LORA_DOWN.call(
                 fn, x=x, size=sizes.inputs(matrix), a=words[f"{matrix}_a"], first=first, last=last,
-                out=_low(thread, row, place),
+                scale=words.address(f"{matrix}_scale"), out=_low(thread, row, place),
             )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ LAYER = (
     "gate_bias", "up_bias", "down_bias", "router", "router_bias",
     *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
 )  # fmt: skip
-# Of an adapter in a layer; a matrix without one has rank 0.
-ADAPTER = tuple(f"{matrix}_{part}" for matrix in MATRICES for part in ("rank", "a", "b"))
+# Of an adapter in a layer; a matrix without one has rank 0. The scale is an f32, in the lower half.
+ADAPTER = tuple(f"{matrix}_{part}" for matrix in MATRICES for part in ("rank", "a", "b", "scale"))
 # Work that threads steal from each other.
 STOLEN = ("q", "k", "v", "o", "gate", "down", "head", "blocks", "draws")
 SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line

@@ -3,6 +3,10 @@
 A lies in groups of four ranks: of each, 16 inputs after another, the four side by side,
 ``[rank / 4, inputs / 16, 4, 16]``. B lies as 16 outputs after another with all ranks,
 ``[outputs / 16, rank, 16]``. Both are read front to back.
+
+Values are f32 if weights are. Else they are halves, multiplied before by a power of two that makes
+the largest of a matrix nearly as large as a half can be: so each is within a thousandth of itself,
+where products with weights are off by more. The word ``scale`` takes both powers back.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ class PackedAdapter:
     """
 
     words: NDArray[np.int64]
-    values: Floats
+    values: NDArray[np.floating]
 
     @property
     def num_bytes(self) -> int:
@@ -65,16 +69,26 @@ def pack_adapter(weights: AdapterWeights, arch: ModelArch, sizes: Sizes) -> Pack
         b = np.zeros((padded(len(part.b) if outputs is None else len(outputs)), rank), np.float32)
         _spread(b.T, part.b, outputs)
         tiles.append((int(layer), matrix, rank, _groups(a), _columns(b)))
-    values = aligned(sum(a.size + b.size for *_, a, b in tiles), np.float32)
+    kind: type[np.floating] = np.float32 if sizes.adapter_bytes == 4 else np.float16
+    values: NDArray[np.floating] = aligned(sum(a.size + b.size for *_, a, b in tiles), kind)
     begin, names = 0, {name: i for i, name in enumerate(ADAPTER)}
     for index, matrix, rank, *both in tiles:
         words[index, names[f"{matrix}_rank"]] = rank
-        for side, tile in zip("ab", both, strict=True):
+        powers = [0 if kind is np.float32 else _power(tile) for tile in both]
+        scale = np.float32(2.0 ** -sum(powers))
+        words[index, names[f"{matrix}_scale"]] = scale.view(np.int32)
+        for side, tile, power in zip("ab", both, powers, strict=True):
             place = values[begin : begin + tile.size]
-            place[:] = tile
+            place[:] = np.ldexp(tile, power)
             words[index, names[f"{matrix}_{side}"]] = address(place)
             begin += tile.size
     return PackedAdapter(words, values)
+
+
+def _power(values: Floats) -> int:
+    """Return the power of two that brings the largest value between 2^14 and 2^15, if it may."""
+    largest = float(np.abs(values).max())
+    return int(np.clip(15 - np.frexp(largest)[1], -50, 50)) if largest else 0
 
 
 def _spread(out: Floats, values: Floats, order: Index | None) -> None:

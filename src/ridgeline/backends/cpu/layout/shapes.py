@@ -222,6 +222,11 @@ class Sizes:
         return {"o": self.attention, "down": self.intermediate}.get(matrix, self.hidden)
 
     @property
+    def adapter_bytes(self) -> int:
+        """Bytes of a value of an adapter."""
+        return 4 if self.activations == "floats" else 2
+
+    @property
     def low_rank_stride(self) -> int:
         """Bytes from row to row of products with the A of adapters, of at most three matrices."""
         return 3 * self.rank_bytes
