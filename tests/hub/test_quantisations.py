@@ -74,6 +74,12 @@ def test_full_precision_is_taken_only_where_there_is_nothing_else() -> None:
     assert pick(gguf_models(sizes), "", 3 * GB)[0].tag == "BF16"
 
 
+def test_types_that_nothing_reads_are_not_taken() -> None:
+    for tag, read in (("MXFP4", True), ("MXFP4_MOE", True), ("MXFP6", False), ("TQ2_0", False)):
+        sizes = {f"m-{tag}.gguf": 2 * GB, "m-Q2_K.gguf": GB}
+        assert pick(gguf_models(sizes), "", 9 * GB)[0].tag == (tag if read else "Q2_K")
+
+
 def test_one_model_needs_no_reason_and_no_room() -> None:
     assert pick(gguf_models({"a.gguf": GB}), "", 0)[1] == ""
 

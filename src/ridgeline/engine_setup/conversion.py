@@ -56,8 +56,6 @@ def conversion_line(model: str, checkpoint: Checkpoint, config: EngineConfig) ->
 
 def _becomes(types: Sequence[str], config: EngineConfig) -> str:
     """Return what these types, or those that only GGUF has, become."""
-    if config.backend == "reference":
-        return "f32"
     if config.dtype != "auto":
         return _WIDTHS.get(config.dtype, config.dtype)
     return "; ".join(dict.fromkeys(_BECOME[name] for name in types)) or _AGAIN

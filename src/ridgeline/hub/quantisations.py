@@ -19,7 +19,7 @@ _FILE = re.compile(
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # projectors of images, statistics
-_UNREADABLE = re.compile(r"TQ|MXFP", re.IGNORECASE)
+_UNREADABLE = re.compile(r"TQ|MXFP(?!4)", re.IGNORECASE)
 _WIDE = re.compile(r"BF16|FP?16|FP?32", re.IGNORECASE)
 _BESIDE_BYTES = 512 << 20  # a cache for a short conversation, and the work of a step
 

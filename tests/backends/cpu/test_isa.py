@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ridgeline.backends.cpu.emit.compile import assembly
 from ridgeline.backends.cpu.emit.gemm import emit_linear
 from ridgeline.backends.cpu.emit.ir import F16, F32, I8, I32, Function, vec
-from ridgeline.backends.cpu.emit.isa import Dot, arm_features, broadcast4, describe, dot
+from ridgeline.backends.cpu.emit.isa import Dot, arm_features, broadcast4, describe, dot, lookup
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from tests.backends.cpu.machine import (
     HOST,
@@ -119,6 +119,26 @@ def test_four_bytes_sixteen_times() -> None:
     out = np.zeros(64, np.uint8)
     build(emit).run("spread", np.uint8([9, 200, 0, 7]), out)
     assert out.tolist() == [9, 200, 0, 7] * 16
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_bytes_of_a_table(name: str) -> None:
+    """Every place of every vector's slot, in a table of any bytes."""
+
+    def emit(module: ir.Module) -> None:
+        fn, kind = Function(module, "look", 3), vec(I8, 64)
+        table, places = (fn.load(address, kind) for address in fn.args[:2])
+        fn.store(lookup(TARGETS[name].processor.dot, table, places), fn.args[2])
+        fn.finish()
+
+    machine, table = build(emit, name), np.random.default_rng(1).permutation(256)[:16]
+    for shift in range(16):
+        places = (np.arange(64) * 5 + shift) % 16
+        out = at(np.zeros(64, np.uint8))
+        machine.run(
+            "look", at(np.tile(table, 4).astype(np.uint8)), at(places.astype(np.uint8)), out
+        )
+        np.testing.assert_array_equal(out, table[places])
 
 
 # --- half floats -------------------------------------------------------------------------------
@@ -257,7 +277,7 @@ def test_all_of_a_model_compiles_for_arm(name: str, dtype: str, cache: str) -> N
     arch = changed(PLAIN, qkv_bias=True, qk_norm="head", o_bias=True)
     target = TARGETS[name]
     kinds = {
-        "auto": ("w4", "s4", "s5", "w8"),
+        "auto": ("w4", "s4", "s5", "z4", "t4", "w8"),
         "int8": ("s4", "w8"),
         "int8-row": ("s4", "r8", "w8"),
     }.get(dtype, (dtype,))

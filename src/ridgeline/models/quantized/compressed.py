@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.models.encodings import BLOCK
 from ridgeline.models.facts import Facts
 from ridgeline.models.quantized.floats import microscaled, scaled_bytes, sizes_of_block
 from ridgeline.models.quantized.parts import (
@@ -64,6 +65,7 @@ def compressed(facts: Facts) -> Method:
         if parts[".weight_packed"].dtype == "U8":
             outputs, half = shape = matrix_shape(parts, ".weight_packed", module, facts)
             blocks = part(parts, ".weight_packed", module, facts, shape, "U8")
+            check_groups(facts, module, 2 * half, half // 16, BLOCK)
             wanted = (outputs, half // 16)
             scales = part(parts, ".weight_scale", module, facts, wanted, "U8")
             return microscaled(f"{module}.weight", (outputs, 2 * half), blocks, scales)

@@ -46,7 +46,9 @@ def gptq(facts: Facts) -> Method:
             facts.fail(f"{key} is set, which is not supported")
     facts.get("sym"), facts.get("quant_method")  # the tensors say it
     size = facts.integer("group_size", -1, low=-1)
-    add = _ONES[bits] if layout == "gptq" else 0  # zeros are stored less one
+    # Zeros are stored less one. One is added to whole words, as GPTQModel subtracts it: a zero of 0
+    # borrows from its neighbour.
+    add = _ONES[bits] if layout == "gptq" else 0
 
     def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
         rows, outputs = matrix_shape(parts, ".qweight", module, facts)
