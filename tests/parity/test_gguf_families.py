@@ -15,7 +15,7 @@ OTHERS = ("mistral", "mistral-window", "qwen2-window", "phi3-longrope")
 CASES = [(name, (12, 5), 64) for name in tiny.CONFIGS if name not in OTHERS]
 CASES += [
     (name, (12, 40), 64)
-    for name in ("gemma2", "gemma3", "granite", "olmo2", "smollm3", "qwen3-moe")
+    for name in ("gemma2", "gemma3", "granite", "olmo2", "smollm3", "qwen3-moe", "lfm2")
 ]
 CASES += [("phi3-longrope", (8, 5), 32), ("phi3-longrope", (40, 33), 64)]
 
