@@ -130,7 +130,8 @@ def model_from_gguf(
 
 def _text_half(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a model's text half, under the whole model's name."""
-    return {**values["text_config"], "architectures": values.get("architectures")}
+    shared = {key: values[key] for key in ("architectures", "tie_word_embeddings") if key in values}
+    return {**shared, **values["text_config"], "architectures": values.get("architectures")}
 
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
