@@ -1,13 +1,16 @@
 """Does ``bench serve`` see what another load generator sees? The same server and load, in turn.
 
     python -m peers.agreement GUIDELLM [--model smollm2] [--rounds 7] [--streams 4]
+    python -m peers.agreement GUIDELLM --fixed-ms 200:25
 
 GUIDELLM is the program of guidellm 0.8, installed in an environment of its own. In each round both
-send the same number of prompts, as many at once, and ask for answers of one length; no prompt comes
-twice, so that the prefix cache helps neither. The server has one core of its own and the client the
-others, or a client that computes more would slow the server that it measures. The medians of all
-rounds and the ratio within each round are printed as a table; the last line on standard output is
-the result as JSON.
+send the same number of prompts, as many at once, and ask for answers of one length, with the same
+temperature and the same reports of usage; no prompt comes twice, so that the prefix cache helps
+neither. The server has one core of its own and the client the others, or a client that computes
+more would slow the server that it measures. With --fixed-ms the server is guidellm's own, which
+waits so long for the first token and for each one after it: what differs then is the clients. The
+medians of all rounds and the ratio within each round are printed as a table; the last line on
+standard output is the result as JSON.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ import argparse
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +34,41 @@ from peers.overhead import server
 
 _WORDS = ("time", "person", "year", "way", "day", "thing", "man", "world", "life", "hand", "river")
 _PROMPT_WORDS, _NEW_TOKENS = 100, 64
+_START_S = 60.0
+# Fields that both send. Left to themselves guidellm gives no temperature, so a server draws as the
+# model's file advises, where bench serve asks for greedy answers, which a server may guess ahead;
+# and only guidellm asks for usage in every chunk.
+_TEMPERATURE = 0
+_STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 _RIDGELINE = str(Path(sys.executable).with_name("ridgeline"))
 # What is compared, by bench serve's name. guidellm counts the first token in time_per_output_token
 # and leaves it out of inter_token_latency, the mean over the tokens of all answers.
 FIGURES = ("ttft_from_send", "tpot_excl_first", "tpot_incl_first", "e2e", "output_tokens_per_s")
+
+
+@contextmanager
+def fixed_server(program: Path, model: str, ttft_ms: float, itl_ms: float) -> Iterator[int]:
+    """Run guidellm's server, whose times are fixed; yield its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    command = [str(program), "mock-server", "--port", str(port), "--model", model]
+    command += ["--ttft-ms", str(ttft_ms), "--itl-ms", str(itl_ms)]
+    command += ["--output-tokens", str(_NEW_TOKENS)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        give_up_s = time.monotonic() + _START_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                if process.poll() is not None or time.monotonic() > give_up_s:
+                    raise SystemExit(f"{program} mock-server does not start") from None
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def prompts_file(path: Path, count: int, rng: random.Random) -> Path:
@@ -48,7 +85,8 @@ def ours(url: str, model: str, prompts: Path, count: int, streams: int) -> dict[
     command = [_RIDGELINE, "bench", "serve", "--base-url", url, "--model", model]
     command += ["--prompts", str(prompts), "--num-prompts", str(count), "--ignore-eos"]
     command += ["--max-concurrency", str(streams), "--max-tokens", str(_NEW_TOKENS)]
-    command += ["--num-warmups", "0"]
+    command += ["--num-warmups", "0", "--temperature", str(_TEMPERATURE)]
+    command += ["--extra-body", json.dumps({"stream_options": _STREAM_OPTIONS})]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
     if found["num_successful"] != count:
@@ -62,7 +100,9 @@ def theirs(
 ) -> dict[str, float]:
     """Return the same figures of guidellm."""
     command = [str(program), "run", "--disable-progress"]
-    command += ["--backend", f"kind=openai_http,target={url},model={model}"]
+    body = {"temperature": _TEMPERATURE, "stream_options": _STREAM_OPTIONS}
+    backend = {"kind": "openai_http", "target": url, "model": model, "extras": {"body": body}}
+    command += ["--backend", json.dumps(backend)]
     command += ["--profile", f"kind=concurrent,streams={streams}"]
     command += ["--data", f"kind=json_file,path={prompts}"]
     count = len(prompts.read_text().splitlines())
@@ -105,11 +145,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--num-prompts", type=int, default=48)
+    parser.add_argument("--fixed-ms", metavar="TTFT:ITL")
     flags = parser.parse_args()
-    rng, rounds = random.Random(), []
+    rng, rounds, program = random.Random(), [], flags.guidellm.absolute()
+    serving = server(flags.model, "--threads", "1")
+    if flags.fixed_ms:
+        ttft_ms, itl_ms = map(float, flags.fixed_ms.split(":"))
+        serving = fixed_server(program, flags.model, ttft_ms, itl_ms)
     first, *others = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {first})  # the server inherits it
-    with tempfile.TemporaryDirectory() as name, server(flags.model, "--threads", "1") as port:
+    with tempfile.TemporaryDirectory() as name, serving as port:
         os.sched_setaffinity(0, others)
         folder, url = Path(name), f"http://127.0.0.1:{port}"
         export = [_RIDGELINE, "export", "tokenizer", flags.model, str(folder / "tokenizer")]
@@ -121,7 +166,6 @@ def main() -> None:
                 if who == "ours":
                     found[who] = ours(url, flags.model, files[0], flags.num_prompts, flags.streams)
                 else:
-                    program = flags.guidellm.absolute()
                     found[who] = theirs(program, url, flags.model, files[1], flags.streams, folder)
             rounds.append(found)
             print(f"round {number + 1} of {flags.rounds}: {_line(found)}", file=sys.stderr)

@@ -7,7 +7,8 @@ more arrive than that, at random, each with one of two deadlines: 5 or 15 times 
 alone in the median. The server that is told nothing serves as always, and clients hang up when
 their time is over. The other one is asked for promises. Refused in vain is what would have been
 kept if it alone had not been refused: the trace of what was accepted is simulated again with it, by
-a model of time fitted to that trace.
+a model of time fitted to that trace. All enter when they had their verdict, since nobody can enter
+before.
 It takes about five minutes, with progress on standard error. The table is markdown; the last line
 on standard output is the result as JSON.
 """
@@ -163,7 +164,17 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
     """Return how many of some refused requests would have been kept, and of how many."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     times, settings = fitted(records), settings_of(records)
-    accepted = [asked for asked in asked_in(records).values() if asked.due_s < inf]
+    entered_s = {
+        number: record["start_s"]
+        for record in records
+        if record["type"] == "step"
+        for number in record["arrived"]
+    }
+    accepted = [
+        replace(asked, arrival_s=entered_s[number])
+        for number, asked in asked_in(records).items()
+        if asked.due_s < inf and number in entered_s
+    ]
     deadline = {(one.prompt): one for one in plan}
     refused = [one for one in plan if one.outcome == "refused"]
     chosen = dice.sample(refused, min(_MOST_REPLAYED, len(refused)))
@@ -184,7 +195,7 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
         again = Asked(
             prompt=one.prompt,
             num_new=(one.num_new,),
-            arrival_s=one.sent_s,
+            arrival_s=one.end_s,
             params=params,
             due_s=one.sent_s + slack_s,
         )

@@ -44,9 +44,10 @@ def expected_tokens(
     num_tokens: int,
     vocab_size: int,
     stop_ids: frozenset[int] = frozenset(),
+    adapter: int = 0,
 ) -> list[int]:
     """What the ledger generates when it serves one sequence alone."""
-    prefix = reduce(extend, prompt, 0)
+    prefix = reduce(extend, prompt, adapter)
     out: list[int] = []
     while len(out) < num_tokens and not (out and out[-1] in stop_ids):
         token = next_token(prefix, seed, vocab_size)
@@ -60,8 +61,8 @@ class Ledger:
     """A ``Runner`` whose cache slots and states are checked at each read.
 
     A slot holds the hash of the prefix before its token, and with it: so a context is right only
-    if its slots form one chain. A state is the hash of the prefix that it has seen, and is written
-    in place, as real ones are.
+    if its slots form one chain. The chain begins with the adapter's number: all follows from it.
+    A state is the hash of the prefix that it has seen, and is written in place, as real ones are.
     """
 
     num_blocks: int
@@ -82,7 +83,7 @@ class Ledger:
         written: dict[tuple[int, int], tuple[int, int]] = {}
         for work in step.work:
             assert work.tokens, f"{work.seq_id} has nothing to do"
-            prefix = self.slots[self._slot(work, work.start - 1)][1] if work.start else 0
+            prefix = self.slots[self._slot(work, work.start - 1)][1] if work.start else work.adapter
             for position, token in enumerate(work.tokens, start=work.start):
                 slot = self._slot(work, position)
                 assert slot not in written, f"two sequences write slot {slot}"
@@ -101,12 +102,17 @@ class Ledger:
         failed = {i: self.fail.get(work.seq_id[0]) for i, work in enumerate(step.work)}
         errors = {i: error for i, error in failed.items() if error}
         top = {
-            i: candidates(read[i][-1], work.top, self.vocab_size)
+            i: self._likeliest(work, read[i][-1])
             for i, work in enumerate(step.work)
             if work.top and i not in errors
         }
         alike = {i: self._similarity(step.work[i], read[i]) for i in top if step.work[i].similar}
-        return StepOutput(tokens, errors=errors, top=top, similarity=alike)
+        vectors = {
+            i: (float(read[i][-1]),)
+            for i, work in enumerate(step.work)
+            if work.pool and i not in errors
+        }
+        return StepOutput(tokens, errors=errors, top=top, similarity=alike, vectors=vectors)
 
     def _pass_through_states(self, step: Step) -> None:
         """Let every item's tokens pass through its state; save it where the step says so."""
@@ -148,7 +154,7 @@ class Ledger:
 
     def _read(self, work: Work) -> list[int]:
         """The prefix after each token of an item's context, every slot of which is checked."""
-        prefix, prefixes = 0, []
+        prefix, prefixes = work.adapter, []
         for position in range(work.start + len(work.tokens)):
             before, after = self.slots[self._slot(work, position)]
             assert before == prefix, f"{work.seq_id} reads foreign content at {position}"
@@ -164,17 +170,25 @@ class Ledger:
         else:
             pairs = [(prefix, seed) for seed in work.seeds]
         tokens = [next_token(*pair, self.vocab_size) for pair in pairs]
-        if work.masks:
+        if work.masks and not work.top:
             assert len(work.masks) == (1 if len(work.seeds) > 1 else work.drafts + 1)
             masks = work.masks * len(work.seeds) if len(work.seeds) > 1 else work.masks
             tokens = [self._allowed(*pair) for pair in zip(tokens, masks, strict=True)]
         return tuple(tokens)
 
+    def _likeliest(self, work: Work, prefix: int) -> Candidates:
+        found = candidates(prefix, self.vocab_size, self.vocab_size)
+        assert len(work.masks) <= 1
+        for mask in work.masks:
+            found = tuple(pair for pair in found if has(mask, pair[0]))
+        return found[: work.top]
+
     def _allowed(self, token: int, mask: bytes) -> int:
         """The first token from this one on, and round again, that a mask has."""
         size = self.vocab_size
-        return next(
-            other % size
-            for other in range(token, token + size)
-            if mask[other % size >> 3] >> (other % size & 7) & 1
-        )
+        return next(other % size for other in range(token, token + size) if has(mask, other % size))
+
+
+def has(mask: bytes, token: int) -> bool:
+    """Whether a mask has a token."""
+    return bool(mask[token >> 3] >> (token & 7) & 1)

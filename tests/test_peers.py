@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from peers import __main__ as peers
-from peers import engines, machine, report
+from peers import agreement, engines, machine, report
 from peers.drivers.measure import measure
 from peers.engines import Engine, Format, LeftOut
 from peers.shapes import NAMES, SHAPES, Job, Shape, prompts, quick_shapes
@@ -304,3 +304,32 @@ def test_the_projects_page_has_the_marks_and_names_every_shape() -> None:
     page = (engines.ROOT / "docs" / "benchmarks.md").read_text()
     assert page.count("<!-- result: begin -->") == page.count("<!-- result: end -->") == 1
     assert all(f"`{name}`" in page for name in NAMES)
+
+
+# --- another load generator ----------------------------------------------------------------------
+
+
+def test_agreement_is_the_median_of_the_ratios_within_rounds() -> None:
+    ours, theirs = [1.0, 20.0, 3.0], [2.0, 10.0, 3.0]
+    rounds = [
+        {"ours": dict.fromkeys(agreement.FIGURES, a), "theirs": dict.fromkeys(agreement.FIGURES, b)}
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    assert agreement.summarise(rounds)["e2e"] == {
+        "ours": 3.0,
+        "theirs": 3.0,
+        "ratio": 1.0,
+        "min": 0.5,
+        "max": 2.0,
+    }
+
+
+def test_a_server_of_fixed_times_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+    program = tmp_path / "guidellm"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with (
+        pytest.raises(SystemExit, match="guidellm mock-server does not start"),
+        agreement.fixed_server(program, "m", 20.0, 5.0),
+    ):
+        raise AssertionError("it started")

@@ -94,6 +94,16 @@ ARCHS = {
         PLAIN,
         layers=(replace(PLAIN.layers[0], ffn=Experts(20, 3, 32, normalised=False, scale=2.5)),) * 2,
     ),
+    "sinks": replace(
+        PLAIN,
+        layers=tuple(
+            Layer(
+                replace(_ATTENTION, qkv_bias=True, o_bias=True, sinks=True, window=window),
+                Experts(5, 2, 40, activation="swiglu_clamped", bias=True),
+            )
+            for window in (6, None)
+        ),
+    ),
     "learnt positions": changed(
         PLAIN,
         rope=None,
@@ -151,6 +161,26 @@ RECURRENT = {
 }
 
 
+ENCODERS = {
+    "encoder": changed(
+        standing(PLAIN, "within"),
+        causal=False,
+        rope=None,
+        norm="layer",
+        norm_bias=True,
+        position_rows=1024,
+        qkv_bias=True,
+        o_bias=True,
+        gated=False,
+        activation="gelu",
+        bias=True,
+        tied_embeddings=True,
+        pooling="mean",
+    ),
+    "encoder with windows": changed(PLAIN, windows=(5, None), causal=False, pooling="cls"),
+}
+
+
 def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
     """Weights of a size that keeps values lively: norms near 1, the rest near 1 / sqrt(in)."""
     rng = np.random.default_rng(seed)
@@ -159,6 +189,10 @@ def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
         values = rng.normal(0, 1, shape)
         if name.endswith("norm"):  # their biases are as small as other biases
             values = 1 + values / 4
+        elif name.endswith("sinks"):  # as large as scores
+            values *= 2
+        elif name.endswith(("gate_bias", "up_bias")) and "clamped" in arch.layers[0].ffn.activation:
+            values *= 5  # beyond what is clamped, now and then
         elif name != "embed" or arch.tied_embeddings:
             values *= 2 / np.sqrt(shape[-1])
         arrays[name] = values.astype(np.float32)
@@ -195,6 +229,7 @@ def plain_logits(
             return _norm(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
 
         seen = norm(x, "attn_norm")
+        x = seen if arch.layers[i].norms == "within" else x
         mixer, recurrent = arch.layers[i].attention, arch.layers[i].recurrent
         made = np.zeros_like(seen)
         if mixer is not None:
@@ -207,6 +242,7 @@ def plain_logits(
             seen = norm(x - arch.residual_scale * made, "mlp_norm")
         elif arch.layers[i].norms != "beside":
             seen = norm(x, "mlp_norm")
+        x = seen if arch.layers[i].norms == "within" else x
         if arch.layers[i].ffn.size:
             x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
     if arch.norm == "layer":
@@ -228,19 +264,30 @@ def _mlp(
             return x * np.array([[0.5 + 0.5 * math.erf(v / 2**0.5) for v in row] for row in x])
         return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
+    def gated(gate: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
+        if name != "swiglu_clamped":
+            return act(gate) * up
+        gate = np.where(gate > 7, 7, gate)
+        return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+
     ffn = arch.layers[i].ffn
     name = ffn.activation
     if isinstance(ffn, Experts):
         out = np.zeros_like(x)
         for row, y in zip(out, x, strict=True):
-            shares = np.exp(layer["router"] @ y)
+            shares = np.exp(layer["router"] @ y + layer.get("router_bias", 0.0))
             shares /= shares.sum()
             chosen = sorted(range(ffn.num), key=lambda e: -shares[e])[: ffn.per_token]
             total = shares[chosen].sum() if ffn.normalised else 1.0
             for e in chosen:
                 inner, outer = (slice(e * n, (e + 1) * n) for n in (ffn.size, len(y)))
-                made = act(layer["gate"][inner] @ y) * (layer["up"][inner] @ y)
-                row += ffn.scale * shares[e] / total * (layer["down"][outer] @ made)
+                gate, up = (
+                    layer[n][inner] @ y + (layer[f"{n}_bias"][inner] if ffn.bias else 0)
+                    for n in ("gate", "up")
+                )
+                made = layer["down"][outer] @ gated(gate, up)
+                made = made + (layer["down_bias"][outer] if ffn.bias else 0)
+                row += ffn.scale * shares[e] / total * made
         if ffn.shared is not None:
             inner = act(x @ layer["shared_gate"].T) * (x @ layer["shared_up"].T)
             out += (inner @ layer["shared_down"].T) / (1 + np.exp(-(x @ layer["shared_scale"].T)))
@@ -282,12 +329,14 @@ def _attention(
     window = mixer.window or len(x)
     out = np.empty_like(q)
     for position in range(len(x)):
-        seen = slice(max(0, position - window + 1), position + 1)
+        end = position + 1 if mixer.causal else position + window
+        seen = slice(max(0, position - window + 1), end)
         for head in range(mixer.num_heads):
             kv_head = head * mixer.num_kv_heads // mixer.num_heads
             scores = k[seen, kv_head] @ q[position, head] * mixer.score_scale
             weights = np.exp(_capped(scores, mixer.softcap))
-            out[position, head] = weights @ v[seen, kv_head] / weights.sum()
+            lost = np.exp(layer["sinks"][head]) if mixer.sinks else 0.0
+            out[position, head] = weights @ v[seen, kv_head] / (weights.sum() + lost)
     out = out.reshape(len(x), -1)
     if mixer.gated:
         out /= 1 + np.exp(-(x @ layer["q_gate"].T))

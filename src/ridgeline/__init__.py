@@ -7,15 +7,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ridgeline.api.adapters import LoRARequest
     from ridgeline.api.llm import LLM
     from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
     from ridgeline.core.params import SamplingParams
+    from ridgeline.core.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "Chunk", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "Chunk",
+    "CompletionOutput",
+    "LoRARequest",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
-_PLACES = {"LLM": "ridgeline.api.llm", "SamplingParams": "ridgeline.core.params"}
+_PLACES = {
+    "LLM": "ridgeline.api.llm",
+    "LoRARequest": "ridgeline.api.adapters",
+    "SamplingParams": "ridgeline.core.params",
+    "StructuredOutputsParams": "ridgeline.core.structured",
+}
 
 
 def __getattr__(name: str) -> object:

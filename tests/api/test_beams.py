@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ridgeline import LLM, SamplingParams
+from ridgeline import LLM, SamplingParams, StructuredOutputsParams
 from tests.api.test_llm import HELLO, model
 
 __all__ = ["model"]  # a fixture
@@ -61,6 +62,38 @@ def test_what_cannot_be_is_named_and_nothing_runs(llm: LLM) -> None:
     for params in (SamplingParams(use_beam_search=True), SamplingParams(best_of=2)):
         with pytest.raises(ValueError, match="stream is not possible: "):
             llm.stream("x", params)
-    with pytest.raises(ValueError, match="best_of asks for 1024 beams, but at most"):
+    with pytest.raises(ValueError, match="best_of asks for 1024 at once, but at most"):
         llm.generate("x", SamplingParams(use_beam_search=True, best_of=1024))
     assert not llm.engine.requests
+
+
+@pytest.mark.parametrize("pattern", ["[ab]{2,3}c", "(x|yz)[0-9]", "[a-z ]{12}"])
+def test_beams_of_a_form_fit_it_and_keep_their_probabilities(llm: LLM, pattern: str) -> None:
+    """A mask drops candidates and changes no log-probability: the prompt's own are the same."""
+    form = StructuredOutputsParams(regex=pattern)
+    wishes: dict[str, Any] = {"best_of": 5, "n": 3, "max_tokens": 20, "logprobs": 1}
+    params = SamplingParams(use_beam_search=True, structured_outputs=form, **wishes)
+    (out,) = llm.generate("Once upon a time", params)
+    assert len({answer.token_ids for answer in out.outputs}) == 3
+    for answer in out.outputs:
+        assert re.fullmatch(pattern, answer.text)
+        assert answer.finish_reason == "stop"
+        tokens = [*out.prompt_token_ids, *answer.token_ids]
+        (read,) = llm.generate(tokens, SamplingParams(max_tokens=1, prompt_logprobs=0))
+        assert read.prompt_logprobs is not None
+        found = read.prompt_logprobs[len(out.prompt_token_ids) :]
+        total = sum(
+            entry[token].logprob
+            for entry, token in zip(found, answer.token_ids, strict=True)
+            if entry is not None
+        )
+        assert answer.cumulative_logprob == pytest.approx(total, abs=1e-3)
+
+
+def test_one_beam_of_a_form_is_greedy_within_it(llm: LLM) -> None:
+    form = StructuredOutputsParams(regex="[a-z]{2,5} [0-9]{3}")
+    wishes: dict[str, Any] = {"structured_outputs": form, "max_tokens": 20}
+    (beam,) = llm.generate("Once", SamplingParams(use_beam_search=True, **wishes))
+    (greedy,) = llm.generate("Once", SamplingParams(temperature=0, **wishes))
+    assert beam.outputs[0].token_ids == greedy.outputs[0].token_ids
+    assert beam.outputs[0].finish_reason == greedy.outputs[0].finish_reason == "stop"

@@ -372,3 +372,43 @@ def test_the_trace_is_json_lines(model: Path, tmp_path: Path) -> None:
     assert records[1]["arrived"] == [0, 1]
     assert records[-1]["num_generated"] == [4]
     assert records[-1]["params"]["logit_bias"] == {"7": 1.0}
+
+
+# --- vectors -----------------------------------------------------------------------------------
+
+
+def test_vectors_beside_answers(llm: LLM) -> None:
+    """A text model's vectors: the same alone, together, in pieces and with a cached prefix."""
+    texts = ["The river is deep.", "dog", "The river is deep. A dog barks at it, all day long."]
+    wanted = [llm.embed(text)[0].outputs.embedding for text in texts]
+    outs = llm.embed(texts * 4)
+    assert [out.outputs.embedding for out in outs] == wanted * 4
+    assert max(out.num_cached_tokens for out in outs) >= 16
+    assert [out.prompt_token_ids for out in outs[:3]] == [llm.tokenizer.encode(t) for t in texts]
+    with LLM(
+        llm.path, kv_cache_memory="1MiB", threads=2, max_num_batched_tokens=4, max_num_seqs=3
+    ) as other:
+        stream = other.stream("A story:", GREEDY)
+        next(stream)
+        assert [out.outputs.embedding for out in other.embed(texts)] == wanted
+        stream.close()
+
+
+def test_what_vectors_refuse(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="dimensions is 0"):
+        llm.embed("dog", dimensions=0)
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        llm.embed(["dog", ""])
+    with pytest.raises(ValueError, match=r"pool is 'last': .* LLM\.embed"):
+        llm.generate("dog", SamplingParams(pool="last"))
+    with pytest.raises(ValueError, match="text_1 has 2 texts"):
+        llm.score(["a", "b"], ["a", "b", "c"])
+    with pytest.raises(RuntimeError, match="text 1: K/V of this sequence is not finite"):
+        llm.embed([[5], [5, POISON, 6]])
+
+
+def test_scores_of_a_text_model_are_cosines(llm: LLM) -> None:
+    assert llm.score("dog", ["dog", "cat"])[0] == pytest.approx(1)
+    one, other = (out.outputs.embedding for out in llm.embed(["dog", "cat"]))
+    wanted = sum(a * b for a, b in zip(one, other, strict=True))
+    assert llm.score(["dog"], ["cat"]) == [pytest.approx(wanted, abs=1e-6)]

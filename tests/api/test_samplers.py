@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.token_rules import Lexicon
 from ridgeline.backends.history import has
+from ridgeline.backends.middle import narrowed
+from ridgeline.core.step import TokenLogprobs
 from tests.api.test_llm import model
 
 __all__ = ["model"]  # a fixture
@@ -141,3 +144,43 @@ def test_bad_words_have_a_spelling_with_a_space_and_one_without(llm: LLM) -> Non
 def test_ids_beyond_the_vocabulary_are_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="allowed_token_ids names token 410"):
         llm.generate("x", replace(GREEDY, allowed_token_ids=[410]))
+
+
+# --- the middle of a text ----------------------------------------------------------------------
+
+
+def middles(llm: LLM, prompts: list[str]) -> list[list[TokenLogprobs]]:
+    """Return answers drawn as llama.cpp does in the middle of a text, with 20 candidates each."""
+    params = replace(SAMPLED, top_k=20, logprobs=20, seed=1)
+    rules = llm.text.lexicon.rules(params, narrows=True)
+    found: dict[int, list[TokenLogprobs]] = {}
+    for text in prompts:
+        found[llm.engine.add(tuple(llm.text.encode(text)), params, token_rules=rules)] = []
+    while llm.engine.has_work():
+        for event in llm.engine.step():
+            assert event.logprobs is not None
+            found[event.seq_id[0]].append(event.logprobs)
+    return list(found.values())
+
+
+def tokens_of(answers: list[list[TokenLogprobs]]) -> list[list[int]]:
+    return [[entry.token for entry in answer] for answer in answers]
+
+
+def test_each_draw_in_the_middle_is_from_what_is_left(pair: tuple[LLM, LLM]) -> None:
+    plain, drafting = pair
+    prompts = ["def main", "the cat sat on", "x", "a b c d a b c d a b c d"]
+    answers = middles(plain, prompts)
+    tokens = tokens_of(answers)
+    assert tokens_of(middles(drafting, prompts)) == tokens, "drafts change nothing"
+    alone = [middles(plain, [text])[0] for text in prompts]
+    assert tokens_of(alone) == tokens, "nor do neighbours"
+    params = replace(SAMPLED, top_k=20)
+    rules = plain.text.lexicon.rules(params, narrows=True)
+    num_narrow = 0
+    for entry in (entry for answer in answers for entry in answer):
+        weights = [int(math.exp(logprob) * 2**40) for _, logprob in entry.top]
+        left, _ = narrowed([token for token, _ in entry.top], weights, rules)
+        assert entry.token in left
+        num_narrow += len(left) < 20
+    assert num_narrow > 20

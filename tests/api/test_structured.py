@@ -136,7 +136,7 @@ def test_constrained_answers_do_not_hang_on_others(plain: LLM) -> None:
         ({"regex": "(a"}, "unclosed group"),
         ({"grammar": "start: nothing"}, "unknown name"),
         ({"grammar": 'root ::= "a'}, "."),
-        ({"json": {"$ref": "#"}}, "."),
+        ({"json": {"$ref": "#"}}, "no answer can begin with it"),
         ({"regex": "a" * 70_000}, "70000 bytes: at most 65536"),
     ],
 )

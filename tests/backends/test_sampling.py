@@ -471,6 +471,20 @@ def test_logprobs_are_of_the_raw_logits_and_ties_rank_by_id() -> None:
     assert [logprob for _, logprob in second.top] == pytest.approx([math.log(0.25)] * 3, abs=1e-9)
 
 
+@given(st.lists(QUARTERS, min_size=1, max_size=20), st.data())
+@settings(deadline=None)
+def test_a_mask_leaves_out_tokens_and_changes_no_probability(
+    logits: list[float], data: Any
+) -> None:
+    allowed = data.draw(st.sets(st.integers(0, len(logits) - 1)))
+    top = data.draw(st.integers(0, len(logits) + 2))
+    mask = sum(1 << token for token in allowed).to_bytes(3, "little")
+    row = np.array([logits], np.float32)
+    (every,) = rank_tokens(row, [0], len(logits))
+    (masked,) = rank_tokens(row, [0], top, mask)
+    assert masked.top == tuple(pair for pair in every.top if pair[0] in allowed)[:top]
+
+
 @given(st.lists(QUARTERS, min_size=1, max_size=9), st.data())
 @settings(deadline=None)
 def test_the_rank_of_a_token_is_its_place_among_the_top(logits: list[float], data: Any) -> None:

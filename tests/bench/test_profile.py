@@ -28,8 +28,10 @@ from ridgeline.bench.offline import Shape
 from ridgeline.bench.profile import Phase, attainable_ops_per_s, measure_phase, profile
 from ridgeline.bench.roofline_svg import Dot, roofline_svg
 from ridgeline.core.records import StepRecord
+from tests.bench.test_offline import EMPTY
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
+from tests.tiny import ARCHS, checkpoint
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOCAB = 410
@@ -111,8 +113,10 @@ def test_each_threads_kinds_add_up_to_its_step(llm: LLM, counters: Counters, len
     llm.generate([list(range(3, 3 + length))], params, progress=False)
     cycles = settled(counters)
     assert tuple(cycles) == KINDS
-    counted = sum(cycles[kind] for kind in KINDS[:-1])
-    assert all(cycles[kind].min() > 0 for kind in KINDS)
+    *parts, step, experts = KINDS  # this model has none of these
+    counted = sum(cycles[kind] for kind in parts)
+    assert all(cycles[kind].min() > 0 for kind in (*parts, step))
+    assert not cycles[experts].any()
     assert (counted <= cycles["step"]).all()
     assert (counted > cycles["step"] // 10).all()
     assert not any(kind.any() for kind in settled(counters).values())  # taken
@@ -210,6 +214,19 @@ def test_work_is_set_against_the_roof_of_what_it_multiplies(
         llm.generate([[5, 6]], SamplingParams(max_tokens=2), progress=False)
         found = llm.runner.traffic(records[0])
     assert tuple(found[kind].form for kind in ("linears", "head", "attention")) == forms
+
+
+def test_experts_that_no_row_met_count_as_not_read(tmp_path: Path) -> None:
+    runner = CpuRunner(
+        checkpoint(ARCHS["experts"]), dtype="f32", cache_dtype="f32", num_blocks=4, block_size=16,
+        max_model_len=64, max_num_batched_tokens=64, num_threads=1, kernel_cache=tmp_path,
+    )  # fmt: skip
+    step = replace(EMPTY, work=(((0, 0), 3, 1),), sampled=((1,),))
+    read = [runner.traffic(step, met)["linears"].read_bytes for met in (0, 4, 10, None)]
+    runner.close()
+    none, met, every, likely = read  # one row meets 2 of 5 in both layers
+    assert none < met == likely < every
+    assert every - none == pytest.approx(2.5 * (met - none), rel=1e-6)
 
 
 def test_guesses_are_counted_apart_from_what_lasts(path: Path) -> None:

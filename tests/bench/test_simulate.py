@@ -7,10 +7,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.predicted import Case, asked_of_plan
 from ridgeline.bench.simulate import Question, Simulator
 from ridgeline.cli.main import app
@@ -203,9 +205,59 @@ def test_a_sweep_finds_what_is_best_and_says_its_flags(model: Path, tmp_path: Pa
     assert shortest["best"] == shortest["sweep"][rows_ms.index(min(rows_ms))]["settings"]
 
 
+def test_several_replicas_share_a_load(model: Path) -> None:  # noqa: F811
+    flags = (str(model), "--request-rate", "inf", *SHORT, *FEW, "--max-num-seqs", "1")
+    one = document(run(*flags, "--num-warmups", "0"))
+    four = document(run(*flags, "--replicas", "4", "--router", "round-robin"))
+    assert (four["num_successful"], four["total_output_tokens"]) == (12, 12 * 9)
+    assert four["flags"].items() >= {"replicas": 4, "router": "round-robin"}.items()
+    assert four["e2e"]["p95_ms"] == pytest.approx(one["e2e"]["p95_ms"] / 4, rel=0.15)
+    assert four["itl_chunk_pooled"]["num"] == 12 * 8
+    assert four["output_tokens_per_s"] > 3 * one["output_tokens_per_s"]
+    sweep = document(run(*flags, "--sweep", "replicas=1,2,4", "--sweep", "router=prefix"))
+    assert sweep["best"] == {"replicas": 4, "router": "prefix"}
+
+
+def test_one_of_a_fleet_says_what_one_alone_does(model: Path) -> None:  # noqa: F811
+    simulator, question = prepared(model, request_rate=20.0, max_tokens="11", num_warmups=0)
+    case = replace(simulator.prepare(question, OPTIONS).case, times=TIMES)
+    alone = summarise(case.outcomes(case.records()), {})
+    assert summarise(case.fleet_outcomes(), {}) == alone
+    closed = replace(case, concurrency=3, load=tuple(replace(a, arrival_s=None) for a in case.load))
+    assert summarise(closed.fleet_outcomes(), {}) == summarise(
+        closed.outcomes(closed.records()), {}
+    )
+
+
+def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "sweep.svg"
+    flags = ("--request-rate", "inf", *SHORT, *FEW, "--sweep", "max_num_seqs=1,8")
+    found = document(run(str(model), *flags, "--out", str(path)))
+    drawn = ElementTree.fromstring(path.read_text())
+    words = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "max_num_seqs 8" in words
+    rates = [row["tok/s"] for row in found["sweep"]]
+    bars = [
+        one
+        for one in drawn.iter("{http://www.w3.org/2000/svg}rect")
+        if any((title.text or "").startswith("tok/s") for title in one)
+    ]
+    widths = [float(one.attrib["width"]) for one in bars]
+    assert widths[0] / widths[1] == pytest.approx(rates[0] / rates[1], rel=0.02)
+    assert bars[1].attrib["fill"] != bars[0].attrib["fill"]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (("--sweep", "replicas=0"), "not values of replicas"),
+        (("--sweep", "router=best"), "not values of router"),
+        (("--replicas", "0"), "--replicas 0 is not from 1 to 1024"),
+        (("--router", "best"), "--router best is none of round-robin, least-tokens, prefix"),
+        (("--replicas", "2", "--turns", "2", *("--prompt-tokens", "9"), *SHORT[2:]), "no --turns"),
+        (("--replicas", "2", "--trace", "t.jsonl"), "give no --replicas"),
+        (("--out", "a.svg"), "give --sweep"),
+        (("--out", "a.png", "--sweep", "max_num_seqs=1"), "its name ends in .svg"),
         (("--sweep", "colour=1"), "'colour' is not an option"),
         (("--sweep", "max_num_seqs"), "not NAME=a,b,c"),
         (("--sweep", "max_num_seqs=1,x"), "not values of max_num_seqs"),
@@ -221,4 +273,4 @@ def test_a_sweep_finds_what_is_best_and_says_its_flags(model: Path, tmp_path: Pa
 def test_errors_name_what_is_wrong(model: Path, flags: tuple[str, ...], words: str) -> None:  # noqa: F811
     result = run(str(model), "--request-rate", "1", *FEW, *flags)
     assert result.exit_code
-    assert words in str(result.exception)
+    assert words in f"{result.exception} {' '.join(result.output.split())}"

@@ -19,6 +19,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli import repl
+from ridgeline.hub.short_names import SHORT_NAMES
 from tests.api.test_llm import write_model
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
@@ -158,6 +159,32 @@ def test_version_models_and_doctor() -> None:
         assert fact in doctor.stdout
 
 
+def test_doctor_as_json(tmp_path: Path) -> None:
+    done = ridgeline("doctor", str(write_model(tmp_path / "tiny")), "--json")
+    found = json.loads(done.stdout)
+    assert {"processor", "memory", "backend"} <= {fact["name"] for fact in found["facts"]}
+    assert found["memory"]["resident_bytes"] > 1 << 20
+    assert isinstance(found["problems"], list)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"), [("version", "ridgeline --version"), ("stop", "Ctrl-C")]
+)
+def test_a_command_of_other_programs_says_what_there_is_instead(word: str, instead: str) -> None:
+    done = ridgeline(word)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ridgeline: there is no command {word!r}: {instead}")
+
+
+def test_a_list_cuts_no_name_on_a_narrow_screen(tmp_path: Path) -> None:
+    name = "qwen2.5-coder:0.5b"
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / SHORT_NAMES[name].file_name).touch()
+    shown = ridgeline("list", RIDGELINE_HOME=str(tmp_path), COLUMNS="30").stdout
+    table = shown.partition("not here")[0]
+    assert name in "".join(row.split(" ")[0] for row in table.splitlines())
+
+
 def test_doctor_says_what_a_model_takes_in_memory(tmp_path: Path) -> None:
     done = ridgeline("doctor", str(write_model(tmp_path / "tiny")), COLUMNS="80")
     assert done.returncode == 0
@@ -224,7 +251,7 @@ def test_run_takes_a_piped_prompt_and_writes_a_trace(tmp_path: Path) -> None:
     assert records[-1]["type"] == "request"
     again = ridgeline("replay", str(trace))
     assert (again.returncode, again.stderr) == (0, "")
-    assert "equal  8 steps, 1 requests: every decision is made again" in again.stdout
+    assert "equal  8 steps, 1 request: every decision is made again" in again.stdout
 
 
 def test_replay_names_the_first_decision_that_differs(tmp_path: Path) -> None:

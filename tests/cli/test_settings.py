@@ -51,6 +51,10 @@ def test_defaults(file: Path) -> None:
     assert found["api_key"]["value"] in (None, [])
 
 
+def test_the_help_names_the_file() -> None:
+    assert "--config FILE" in ridgeline("--help").stdout
+
+
 def test_a_table_counts_more_than_the_top_of_the_file(file: Path) -> None:
     found = in_force("serve", "--config", str(file))
     assert found["port"] == {"value": 9000, "from": "config file"}

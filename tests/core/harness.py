@@ -16,7 +16,7 @@ from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load, Orca, Policy, Queue, SplitFuse, Static, Wish
 from ridgeline.core.records import Record
-from ridgeline.core.request import Request, Sequence
+from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Guess, Speculation
 from ridgeline.core.states import States
@@ -94,7 +94,9 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     assert all(waits[i] is Wait.BEAMS for i in idle if i in running)
     assert next(i for i in running if i not in idle) in sizes, "the oldest that runs must advance"
     if scheduler.policy.whole_prompts:
-        assert all(work.seeds or work.top for work in step.work), "a prompt ran in pieces"
+        assert all(work.seeds or work.top or work.pool for work in step.work), (
+            "a prompt ran in pieces"
+        )
     assert set(step.preempted) <= set(waiting)
     given = [seq_id for seq_id in step.preempted if waits[seq_id] is not Wait.BEAMS]
     scarce = (Wait.BLOCKS, Wait.MAX_NUM_SEQS)
@@ -153,7 +155,11 @@ class Oracle:
 
     def _tokens(self, seq: Sequence, most: int) -> Iterator[int]:
         for token in expected_tokens(
-            tuple(seq.tokens), seq.seeds[0], self.dice.randint(0, most), self.vocab_size
+            tuple(seq.tokens),
+            seq.seeds[0],
+            self.dice.randint(0, most),
+            self.vocab_size,
+            adapter=seq.request.adapter.number,
         ):
             right = self.dice.random() < self.accuracy
             yield token if right else self.dice.randrange(self.vocab_size)
@@ -170,6 +176,7 @@ def make_request(
     prompt: Listing[int],
     *,
     cache_root: bytes = b"",
+    adapter: Adapter = NO_ADAPTER,
     due_s: float = inf,
     **params: Any,
 ) -> Request:
@@ -179,6 +186,7 @@ def make_request(
         SamplingParams(**params),
         max_model_len=1000,
         cache_root=cache_root,
+        adapter=adapter,
         new_search=new_search,
         due_s=due_s,
     )
@@ -213,9 +221,11 @@ def expected(request: Request, vocab_size: int = 4) -> dict[SeqId, list[int]]:
     if request.search:
         return {(request.id, i): found for i, found in enumerate(searched(request, vocab_size))}
     seeds = request.sequences[0].seeds
-    most = request.max_len - len(request.prompt)
+    most, number = request.max_len - len(request.prompt), request.adapter.number
     return {
-        (request.id, i): expected_tokens(request.prompt, seed, most, vocab_size, request.stop_ids)
+        (request.id, i): expected_tokens(
+            request.prompt, seed, most, vocab_size, request.stop_ids, number
+        )
         for i, seed in enumerate(seeds)
     }
 
@@ -226,9 +236,10 @@ def searched(request: Request, vocab_size: int = 4) -> list[list[int]]:
     assert search is not None
     texts: list[tuple[int, ...]] = [request.prompt]
     while True:
-        lasts = [prefixes_of(text)[-1] for text in texts]
+        number = request.adapter.number
+        lasts = [prefixes_of(text, number)[-1] for text in texts]
         found = [candidates(prefix, search.num_candidates, vocab_size) for prefix in lasts]
-        moves = search.advance(found, [similarity(prefixes_of(text)) for text in texts])
+        moves = search.advance(found, [similarity(prefixes_of(text, number)) for text in texts])
         last = search.settled[-1].token if search.settled else None
         is_full = len(request.prompt) + len(search.settled) >= request.max_len
         if not moves or last in request.stop_ids or is_full:
@@ -236,9 +247,14 @@ def searched(request: Request, vocab_size: int = 4) -> list[list[int]]:
         texts = [(*texts[parent], token) for parent, token in moves]
 
 
-def prefixes_of(text: Listing[int]) -> list[int]:
+def prefixes_of(text: Listing[int], adapter: int = 0) -> list[int]:
     """Return the ledger's prefix after each token of a text."""
-    return [*itertools.accumulate(text, extend, initial=0)][1:]
+    return [*itertools.accumulate(text, extend, initial=adapter)][1:]
+
+
+def adapter(number: int) -> Adapter:
+    """Return an adapter of this number, none for 0."""
+    return Adapter(number, bytes([number]) * 16) if number else NO_ADAPTER
 
 
 def finish(engine: Engine, max_steps: int = 2000) -> list[Event]:

@@ -162,9 +162,11 @@ def test_a_request_takes_a_slot_for_each_beam_from_its_start() -> None:
 
 def test_more_beams_than_slots_or_blocks_are_refused_with_the_numbers() -> None:
     scheduler = make_scheduler(6, 4, seats=4)
-    with pytest.raises(ValueError, match="best_of asks for 5 beams, but at most 4 sequences"):
+    with pytest.raises(ValueError, match=r"^best_of asks for 5 at once, but at most 4 sequences"):
         add(scheduler, 0, 5, max_tokens=1)
-    with pytest.raises(ValueError, match=r"8 tokens = 2 blocks of 4 for each of 4 beams.* has 6"):
+    with pytest.raises(
+        ValueError, match=r"^best_of is 4: for each, .* 8 tokens = 2 blocks of 4, .* 6:"
+    ):
         add(scheduler, 1, 4, max_tokens=4)
     add(scheduler, 2, 3, max_tokens=4)
     assert [seq.id for seq in scheduler.queues.waiting] == [(2, 0)]

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Request
 from ridgeline.core.speculate import Speculation
-from ridgeline.core.step import FinishReason, SeqId
-from tests.core.harness import Oracle, finish, make_engine, make_scheduler, reasons_of, tokens_of
+from ridgeline.core.step import TOO_FEW, FinishReason, SeqId
+from ridgeline.decoding.search import new_search
+from tests.core.harness import (
+    Oracle,
+    finish,
+    make_engine,
+    make_scheduler,
+    prefixes_of,
+    reasons_of,
+    tokens_of,
+)
+from tests.fakes import candidates
 
 
 @dataclass
@@ -21,17 +32,18 @@ class Pattern:
 
     places: tuple[tuple[int, ...], ...]
     at: int = 0
+    end: int | None = None  # what ends a beam
 
     @property
     def is_over(self) -> bool:
         return self.at == len(self.places)
 
     def masks(self, drafts: tuple[int, ...]) -> tuple[bytes, ...]:
-        assert not self.is_over
+        assert self.end is not None or not self.is_over
         return tuple(self._mask(self.at + i) for i in range(len(drafts) + 1))
 
     def _mask(self, at: int) -> bytes:
-        allowed = self.places[at] if at < len(self.places) else (0,)
+        allowed = self.places[at] if at < len(self.places) else (self.end or 0,)
         return bytes([sum(1 << token for token in allowed)])
 
     def forced(self, most: int) -> tuple[int, ...]:
@@ -54,6 +66,9 @@ class Pattern:
     def accept(self, token: int) -> None:
         assert token in self.places[self.at]
         self.at += 1
+
+    def fork(self) -> Pattern:
+        return replace(self)
 
 
 def pattern(dice: random.Random) -> tuple[tuple[int, ...], ...]:
@@ -126,3 +141,62 @@ def test_no_row_is_spent_on_a_draft_that_may_not_follow() -> None:
     drafts = [token for item in items for token in item.tokens[-item.drafts :]]
     assert drafts
     assert set(drafts) <= {0, 1}
+
+
+# --- beams -------------------------------------------------------------------------------------
+
+STOP = 3  # no pattern has it
+
+
+def searched_within(request: Request, places: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+    """Return what a search answers over what a pattern allows, without an engine."""
+    search = new_search(request)
+    assert search is not None
+    texts: list[tuple[int, ...]] = [request.prompt]
+    while True:
+        ranked = []
+        for text in texts:
+            at = len(text) - len(request.prompt)
+            allowed = places[at] if at < len(places) else (STOP,)
+            found = candidates(prefixes_of(text)[-1], 4, 4)
+            ranked.append(tuple(pair for pair in found if pair[0] in allowed))
+        moves = search.advance(ranked, ())
+        if not moves:
+            answers = [[entry.token for entry in answer] for answer in search.answers()]
+            return [[token for token in answer if token != STOP] for answer in answers]
+        texts = [(*texts[parent], token) for parent, token in moves]
+
+
+@pytest.mark.parametrize("num_blocks", [60, 14], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("seed", range(10))
+def test_beams_are_those_of_the_search_over_what_is_allowed(seed: int, num_blocks: int) -> None:
+    dice = random.Random(seed)
+    engine, _ = make_engine(make_scheduler(num_blocks, 4, seats=6), eos_ids=(STOP,))
+    expected: dict[SeqId, list[int]] = {}
+    ends: dict[SeqId, FinishReason] = {}
+    for number in range(4):
+        places = tuple(
+            tuple(sorted(dice.sample(range(3), dice.choice((1, 2, 3)))))
+            for _ in range(dice.randint(3, 8))
+        )
+        width, most = dice.choice((1, 2, 3)), dice.choice((3, 6, 10))
+        params = SamplingParams(use_beam_search=True, best_of=width, max_tokens=most)
+        new = partial(Pattern, places, end=STOP)
+        request = engine.requests[engine.add((1, 2, number), params, new_constraint=new)]
+        (expected[number, 0],) = searched_within(request, places)
+        is_whole = len(expected[number, 0]) == len(places)
+        ends[number, 0] = FinishReason.STOP if is_whole else FinishReason.LENGTH
+    events = finish(engine)
+    assert tokens_of(events) == expected
+    assert reasons_of(events) == ends
+
+
+def test_answers_that_a_form_does_not_have_fail_by_name() -> None:
+    engine, _ = make_engine(eos_ids=(STOP,))
+    params = SamplingParams(use_beam_search=True, n=3, max_tokens=9, length_penalty=0.0)
+    new = partial(Pattern, ((0,), (1, 2)), end=STOP)
+    engine.add((1, 2), params, new_constraint=new)
+    events = finish(engine)
+    assert sorted([*tokens_of(events).values()]) == [[], [0, 1], [0, 2]]
+    assert [event.error for event in events if event.error] == [TOO_FEW]
+    assert reasons_of(events)[0, 2] is FinishReason.ERROR

@@ -20,7 +20,15 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Policy
 from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId
-from tests.core.harness import POLICIES, Oracle, expected, finish, make_engine, make_scheduler
+from tests.core.harness import (
+    POLICIES,
+    Oracle,
+    adapter,
+    expected,
+    finish,
+    make_engine,
+    make_scheduler,
+)
 
 MAX_LEN = 24
 STOP_ID = 3
@@ -132,8 +140,12 @@ class Core(RuleBasedStateMachine):
 
     # --- what may happen -------------------------------------------------------------------------
 
-    @rule(wish=REQUESTS, due_s=st.just(inf) | st.integers(0, 9))
-    def add(self, wish: dict[str, Any], due_s: float = inf) -> None:
+    @rule(
+        wish=REQUESTS,
+        due_s=st.just(inf) | st.integers(0, 9),
+        number=st.sampled_from((0, 0, 1, 2)),
+    )
+    def add(self, wish: dict[str, Any], due_s: float = inf, number: int = 0) -> None:
         params = {name: value for name, value in wish.items() if name != "prompt"}
         kv, width = self.scheduler.queues.kv, wish.get("best_of", 1)
         need = kv.blocks_for(min(len(wish["prompt"]) + wish["max_tokens"], MAX_LEN)) * width
@@ -141,7 +153,9 @@ class Core(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="beams"):
                 self.engine.add(wish["prompt"], SamplingParams(**params))
             return
-        request_id = self.engine.add(wish["prompt"], SamplingParams(**params), due_s=due_s)
+        request_id = self.engine.add(
+            wish["prompt"], SamplingParams(**params), adapter=adapter(number), due_s=due_s
+        )
         answers = expected(self.engine.requests[request_id])
         self.answers |= answers
         for seq_id, answer in answers.items():

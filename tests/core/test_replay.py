@@ -17,7 +17,14 @@ from ridgeline.core.speculate import Speculation
 from ridgeline.core.states import CHECKPOINT_EVERY
 from ridgeline.decoding.text import TextStream
 from ridgeline.simulator.replay import Replay, replay
-from tests.core.harness import POLICIES, Oracle, finish, make_engine, make_scheduler
+from tests.core.harness import (
+    POLICIES,
+    Oracle,
+    adapter,
+    finish,
+    make_engine,
+    make_scheduler,
+)
 from tests.decoding.letters import Letters
 
 Json = dict[str, Any]
@@ -64,6 +71,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
             params,
             new_text=lambda: TextStream(Letters(), stop),
             cache_root=root,
+            adapter=adapter(dice.choice((0, 0, 1))),
             due_s=dice.choice((inf, inf, dice.random())),
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.structured import StructuredOutputsParams
 from ridgeline.decoding.beams import Beams
 from ridgeline.decoding.search import check_search
 
@@ -184,8 +185,8 @@ CHANGES: dict[str, Any] = {
     "bad_words": ["x"],
     "stop": "x",
     "prompt_logprobs": 0,
-    "structured_outputs": {"regex": "x"},
     "penalty_alpha": 0.0,
+    "pool": "last",
 }
 TAKEN: dict[str, Any] = {
     "n": 2,
@@ -201,6 +202,7 @@ TAKEN: dict[str, Any] = {
     "logprobs": 3,
     "prediction": "x",
 }
+FORM = StructuredOutputsParams(regex="x")  # says when to end, so it excludes some of those
 
 
 def refused(*, is_stream: bool = False, **params: Any) -> str:
@@ -219,8 +221,10 @@ def test_beams_refuse_what_changes_probabilities(name: str) -> None:
 
 
 def test_beams_take_or_refuse_every_parameter() -> None:
-    assert {field.name for field in fields(SamplingParams)} == {*CHANGES, *TAKEN}
+    names = {field.name for field in fields(SamplingParams)}
+    assert names == {*CHANGES, *TAKEN, "structured_outputs"}
     check_search(SamplingParams(**TAKEN))
+    check_search(SamplingParams(use_beam_search=True, structured_outputs=FORM))
     void: dict[str, Any] = {"temperature": 0.0, "top_k": -1, "logit_bias": {}, "stop": []}
     check_search(SamplingParams(use_beam_search=True, **void))
 

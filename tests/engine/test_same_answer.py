@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ridgeline.api.llm
-from ridgeline import LLM, RequestOutput, SamplingParams
+from ridgeline import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.resolve import EngineConfig
@@ -350,8 +350,11 @@ BEAMS: list[tuple[str, SamplingParams]] = [
     ("2 + 2 =", _params(use_beam_search=True, n=3, length_penalty=2.0)),
     ("Water boils at", _params(use_beam_search=True, best_of=2)),
 ]
+WORDS = StructuredOutputsParams(regex="( [a-z]{1,8}){4}")
+OF_A_FORM = SamplingParams(use_beam_search=True, n=3, structured_outputs=WORDS, logprobs=1)
 SEARCHES = [
     *BEAMS,
+    ("One, two,", replace(OF_A_FORM, max_tokens=NUM_TOKENS)),
     (f"{_STORY} who", _params(penalty_alpha=0.6, top_k=4)),
     ("One, two, three. One, two, three. One, two,", _params(penalty_alpha=0.3, top_k=6)),
 ]
@@ -396,7 +399,7 @@ def test_searches(
 ) -> None:
     wanted, others = searches_alone(backend), alone(backend)
     llm, log = load(backend, **options)
-    drawn = [2, 4, 0, 1, 3]
+    drawn = [2, 4, 0, 1, 3, 5]
     pairs = zip(SEARCHES, [REQUESTS[i] for i in drawn], strict=True)
     mixed = [request for pair in pairs for request in pair]
     outs = llm.generate([text for text, _ in mixed], [params for _, params in mixed])

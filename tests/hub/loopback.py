@@ -40,6 +40,7 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.token = "hf_secret"
         self.cuts: list[int] = []  # bytes after which the coming downloads are cut
+        self.holds: threading.Event | None = None  # what connections wait for before they close
         self.ranges: list[tuple[str, str]] = []  # file and Range header of each download
         self.asked: list[str] = []
         self.logins: dict[str, str | None] = {}  # the Authorization of each path's last request
@@ -113,20 +114,23 @@ class Hub:
         headers: dict[str, str] | None = None,
     ) -> None:
         wanted = request.headers.get("Range", "")
-        begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        begin, end = int(first or 0), min(int(last or len(data)), len(data) - 1) + 1
         if request.command == "GET":
             self.ranges.append((file, wanted))
         request.send_response(206 if wanted else 200)
         if wanted:
-            request.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
-        request.send_header("Content-Length", str(len(data) - begin))
+            request.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+        request.send_header("Content-Length", str(end - begin))
         for key, value in (headers or {}).items():
             request.send_header(key, value)
         request.end_headers()
         if request.command == "GET":
-            body = data[begin:]
+            body = data[begin:end]
             is_large = len(data) >= 1000
             request.wfile.write(body[: self.cuts.pop(0)] if self.cuts and is_large else body)
+            if self.holds and is_large:
+                self.holds.wait(60)
 
     def _json(self, request: http.server.BaseHTTPRequestHandler, value: Any) -> None:
         body = json.dumps(value).encode()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,9 +213,13 @@ def test_a_hub_that_is_out_of_reach_gives_the_way_out(
         fetch("o/n", stores)
 
 
-def run(hub: Hub, home: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def settings(hub: Hub, home: Path) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environ |= {"HF_ENDPOINT": hub.url, "RIDGELINE_HOME": str(home), "HOME": str(home)} | changes
+    return environ | {"HF_ENDPOINT": hub.url, "RIDGELINE_HOME": str(home), "HOME": str(home)}
+
+
+def run(hub: Hub, home: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    environ = settings(hub, home) | changes
     command = [str(Path(sys.executable).parent / "ridgeline"), *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
@@ -233,3 +241,21 @@ def test_the_commands_with_the_settings_of_the_hubs_library(hub: Hub, tmp_path: 
     removed = run(hub, tmp_path, "rm", "o/n")
     assert removed.stdout == "removed o/n:Q4_K_M: 1 MB freed\n"
     assert tree(tmp_path / "models") == set()
+
+
+def test_a_pull_that_is_stopped_says_where_it_goes_on(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["o/n"] = Repo({"m-Q8_0.gguf": bytes(30_000_000)})
+    hub.cuts, hub.holds = [21_000_000], threading.Event()
+    command = [str(Path(sys.executable).parent / "ridgeline"), "pull", "o/n"]
+    environ = settings(hub, tmp_path)
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not any(f.stat().st_size >= 20_000_000 for f in tmp_path.rglob("*")):
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert re.search(r"stopped: .* goes on from (10|2[01]) MB", process.stderr.read())
+        finally:
+            hub.holds.set()
+    assert process.returncode == 130

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.models.families import model_from_config
+from ridgeline.models.facts import Facts
+from ridgeline.models.families import GGUF_FAMILIES, model_from_config
+from ridgeline.models.families.layers import layers_from_gguf
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.physics.arch import Attention, ModelArch
+from ridgeline.physics.arch import Attention, Layer, ModelArch
 from tests.models.tiny import (
     CONFIG,
     as_tensors,
     from_gguf,
+    gguf_metadata,
     gguf_weights,
     hf,
     hf_weights,
@@ -290,12 +293,34 @@ def test_facts_of_a_gguf_file() -> None:
     )
 
 
+def test_a_window_of_a_gguf_file_is_honoured_or_refused() -> None:
+    """OLMo 3 calls itself olmo2; every fourth layer sees everything. Granite has no window."""
+    meta = gguf_metadata(CONFIG | {"num_hidden_layers": 4}, "olmo2")
+    meta |= {"olmo2.rope.scaling.type": "linear", "olmo2.rope.scaling.factor": 2.0}
+
+    def layers(**more: int) -> tuple[Layer, ...]:
+        values = meta | {f"olmo2.attention.{key}": value for key, value in more.items()}
+        return layers_from_gguf(Facts(values, "x", prefix="olmo2."), GGUF_FAMILIES["olmo2"], {})
+
+    windowed = layers(sliding_window=8)
+    assert [layer.mixer.window for layer in windowed] == [8, 8, 8, None]
+    scaled = [bool(layer.mixer.rope and layer.mixer.rope.divisors) for layer in windowed]
+    assert scaled == [False, False, False, True]
+    assert {layer.mixer.window for layer in layers()} == {None}
+    assert len(set(layers())) == 1
+    with pytest.raises(ModelFileError, match=r"granite\.attention\.sliding_window is set"):
+        from_gguf(
+            {"granite.attention.sliding_window": 8}, gguf_weights(CONFIG, "granite"), "granite"
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"general.architecture": "nobodys"}, "'nobodys' is not supported; supported: llama, phi3"),
         ({"general.architecture": 3}, "general.architecture is 3"),
-        ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"phi3.expert_count": 8, "general.architecture": "phi3"}, "phi3.expert_count"),
         ({"llama.a_strangers_key": [1.0]}, "llama.a_strangers_key is set"),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
         ({"llama.attention.head_count_kv": np.array([2, 1])}, "must have one number, or 0"),

@@ -26,6 +26,7 @@ REAL = default_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TYPES = [
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    "MXFP4",
 ]
 # fmt: on
 

@@ -118,7 +118,6 @@ DAMAGED: dict[str, tuple[dict[str, Any] | bytes, bytes, int]] = {
     "an unknown type": ({"t": entry(dtype="Q4")}, bytes(8), -1),
     "an unsupported type": ({"t": entry(dtype="F64", shape=[1])}, bytes(8), -1),
     "an empty tensor": ({"t": entry(0, 0, shape=[0])}, b"", -1),
-    "a scalar": ({"t": entry(0, 4, shape=[])}, bytes(4), -1),
     "an entry that is no object": ({"t": 3}, bytes(8), -1),
 }
 
@@ -299,6 +298,7 @@ BOS, TEXT = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "
             (3, True),
         ),
         ({"type": "ByteLevel"}, (1, False)),
+        ({"type": "BertProcessing", "cls": ["[CLS]", 3], "sep": ["[SEP]", 4]}, (3, True)),
         ({"type": "TemplateProcessing", "single": [BOS]}, (1, False)),
         (None, (1, False)),
     ],
@@ -314,6 +314,14 @@ def test_the_beginning_of_a_text(
     )
     told = load_directory(path)
     assert (told.bos_id, told.add_bos) == (1, not bos[1])
+
+
+@pytest.mark.parametrize(("told", "ids"), [(None, None), (True, (2,)), (False, ())])
+def test_the_end_of_a_text(
+    told: bool | None, ids: tuple[int, ...] | None, make_directory: Maker
+) -> None:
+    path = make_directory(tokenizer_config={} if told is None else {"add_eos_token": told})
+    assert load_directory(path).end_ids == ids
 
 
 def test_chat_templates(make_directory: Maker) -> None:

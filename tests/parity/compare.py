@@ -37,7 +37,8 @@ def _check(path: Path, answers: list[Answer], **options: Any) -> None:
         logprobs=VOCAB,
         prompt_logprobs=VOCAB,
     )
-    outs = llm.generate([answer.prompt_ids for answer in answers], params)
+    (adapter,) = llm.adapters.names or (None,)
+    outs = llm.generate([one.prompt_ids for one in answers], params, lora_request=adapter)
     for answer, out in zip(answers, outs, strict=True):
         ours = out.outputs[0]
         assert len(ours.token_ids) == NUM_TOKENS

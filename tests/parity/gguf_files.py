@@ -25,6 +25,9 @@ LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
 }
 _POST = {
     "post_attention_layernorm": "post_attention_norm",
@@ -45,9 +48,22 @@ _LFM2 = {
     "feed_forward.w2": "ffn_down",
 }
 # What else stands where, by family, and what GGUF calls the family.
-NAMES_OF = {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _POST, "lfm2": _LFM2}
-ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
-INTERLEAVED = ("llama", "granite", "smollm3")
+NAMES_OF = {
+    "gemma2": _AROUND,
+    "gemma3_text": _AROUND,
+    "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "lfm2": _LFM2,
+    "olmo2": _POST,
+    "olmo3": _POST,
+}
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "mixtral": "llama",
+    "olmo3": "olmo2",
+    "qwen3_moe": "qwen3moe",
+}
+INTERLEAVED = ("llama", "granite", "granitemoe", "mixtral", "smollm3")
 OTHER_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -89,10 +105,9 @@ def write_gguf(model: Any, path: Path) -> Path:
             array = array[:, 0]
         if family.startswith("gemma") and "norm" in name:
             array = array + 1
-        if name.endswith("experts.gate_up_proj"):
-            stem = f"blk.{name.split('.')[2]}.ffn"
-            for part, half in zip(("gate", "up"), np.split(array, 2, axis=1), strict=True):
-                writer.add_tensor(f"{stem}_{part}_exps.weight", np.ascontiguousarray(half))
+        if ".experts." in name:
+            for part, of_experts in _experts(name, array, by_turns=family == "gpt_oss").items():
+                writer.add_tensor(f"blk.{name.split('.')[2]}.{part}", of_experts)
             continue
         if family in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             halves = array.reshape(heads if ".q_proj." in name else kv_heads, 2, head_dim // 2, -1)
@@ -105,10 +120,26 @@ def write_gguf(model: Any, path: Path) -> Path:
     return path
 
 
+def _experts(name: str, array: np.ndarray, *, by_turns: bool) -> dict[str, np.ndarray]:
+    """Return the tensors of all experts that one of transformers holds, by their GGUF names."""
+    kind = "bias" if name.endswith("bias") else "weight"
+    if by_turns and kind == "weight":
+        array = array.swapaxes(1, 2)  # (experts, in, out)
+    if ".down_proj" in name:
+        return {f"ffn_down_exps.{kind}": np.ascontiguousarray(array)}
+    halves = np.split(array, 2, axis=1)
+    if by_turns:
+        halves = [array[:, ::2], array[:, 1::2]]
+    return {
+        f"ffn_{part}_exps.{kind}": np.ascontiguousarray(half)
+        for part, half in zip(("gate", "up"), halves, strict=True)
+    }
+
+
 def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add what only some families have."""
     family = config.model_type
-    if family == "phi3" or family.startswith("gemma"):
+    if family in ("phi3", "olmo3", "gpt_oss") or family.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window or 0)
     if family == "gemma3_text":
         writer.add_sliding_window_pattern([kind[0] == "s" for kind in config.layer_types])
@@ -117,25 +148,25 @@ def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if family == "granite":
+    if family in ("granite", "granitemoe"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
         writer.add_attention_scale(config.attention_multiplier)
-    if family == "qwen3_moe":
-        writer.add_expert_count(config.num_experts)
+    num_experts = getattr(config, "num_local_experts", getattr(config, "num_experts", 0))
+    if num_experts:
+        writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if family == "qwen3_moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _gguf_name(name: str, others: dict[str, str]) -> str:
-    if name.endswith("experts.down_proj"):
-        return f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
+    if name.endswith(".sinks"):
+        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
     stem, kind = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         _, _, layer, inner = stem.split(".", 3)
-        if inner == "mlp.gate":
-            return f"blk.{layer}.ffn_gate_inp.{kind}"
         return f"blk.{layer}.{(LAYER_NAMES | others)[inner]}.{kind}"
     return f"{OTHER_NAMES[stem]}.{kind}"
 

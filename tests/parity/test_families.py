@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ridgeline.models.checkpoint import load_checkpoint
+from tests.models.quantizers import mxfp4_values
 from tests.parity import tiny
 from tests.parity.compare import check
 
@@ -27,6 +30,31 @@ def test_newer_family(name: str, tmp_path: Path) -> None:
     model = tiny.make_model(name)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7, 1)]
     check(tiny.save(model, tmp_path), answers)
+
+
+def test_gpt_oss_in_real_mxfp4_is_its_dequantised_self(tmp_path: Path) -> None:
+    model = tiny.make_model("gpt-oss")
+    rng, blocks = np.random.default_rng(1), {}
+    for name, parameter in model.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            num, width, rows = parameter.shape
+            packed, exponents, weights = mxfp4_values(rng, (num, rows, width))
+            packed = packed.reshape(num, rows, -1, 16)
+            blocks |= {f"{name}_blocks": packed, f"{name}_scales": exponents}
+            parameter.data = tiny.torch.from_numpy(weights.swapaxes(1, 2).copy())
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7)]
+    path = tiny.save(model, tmp_path)
+    plain = load_file(path / "model.safetensors")
+    kept = {name: array for name, array in plain.items() if f"{name}_blocks" not in blocks}
+    assert len(kept) == len(plain) - len(blocks) / 2
+    save_file(kept | blocks, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    check(path, answers)
 
 
 @pytest.mark.parametrize(("lengths", "context"), [(SHORT_PROMPTS, 32), (LONG_PROMPTS, 64)])

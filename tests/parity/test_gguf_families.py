@@ -15,7 +15,20 @@ OTHERS = ("mistral", "mistral-window", "qwen2-window", "phi3-longrope")
 CASES = [(name, (12, 5), 64) for name in tiny.CONFIGS if name not in OTHERS]
 CASES += [
     (name, (12, 40), 64)
-    for name in ("gemma2", "gemma3", "granite", "olmo2", "smollm3", "qwen3-moe", "lfm2")
+    for name in (
+        "gemma2",
+        "gemma3",
+        "granite",
+        "granite-moe",
+        "lfm2",
+        "gpt-oss",
+        "mixtral",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "smollm3",
+        "qwen3-moe",
+    )
 ]
 CASES += [("phi3-longrope", (8, 5), 32), ("phi3-longrope", (40, 33), 64)]
 
@@ -25,5 +38,8 @@ def test_family(name: str, lengths: tuple[int, ...], context: int, tmp_path: Pat
     model = tiny.make_model(name)
     if "gemma" in name:  # GGUF has no word for it
         model = tiny.make_model(name, query_pre_attn_scalar=32)
+    if name == "olmo3":  # every fourth layer sees everything, and one base serves both ropes
+        ropes = {"sliding_attention": tiny.ROPE, "full_attention": tiny.YARN_ROPE}
+        model = tiny.make_model(name, layer_types=None, rope_parameters=ropes)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(*lengths)]
     check(write_gguf(model, tmp_path / "tiny.gguf"), answers, max_model_len=context)

@@ -271,6 +271,27 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **_SLIDING,
+            "head_dim": 32,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_parameters": YARN_ROPE,
+        },
+    ),
 }
 
 

@@ -40,6 +40,13 @@ def bytes_of(storage: Storage, matrix: Matrix = MATRIX, name: str = "") -> int:
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 65536 + 4 * 256 * 2.5 + 512 * 4),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 131072 + 256 * 3 + 512 * 4),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, 65536 + 8 * 256 * 2.5),
+        (
+            {
+                "quant_method": "hqq",
+                "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}},
+            },
+            65536 + 8 * 256 * 4,
+        ),
         ({"quant_method": "mxfp4"}, 256 * 512 * 2),  # experts alone are converted
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 65536 + 8 * 256 * 4),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 131072 + 256 * 4),
@@ -107,7 +114,9 @@ def test_what_is_not_a_product_stays_as_it_is() -> None:
 
 def test_blocks_of_gguf_are_those_that_the_reader_knows() -> None:
     for name, count, size in _TENSOR_TYPES.values():
-        assert FORMATS[name.lower()].bits == 8 * size / count, name
+        found = FORMATS[name.lower()]
+        scales = found.scale_bits / found.group if found.group > 0 else 0  # MXFP4
+        assert found.bits + scales == 8 * size / count, name
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b"])

@@ -380,6 +380,8 @@ def test_spot_machines_cost_less_and_draining_saves_answers() -> None:
     assert best.spot.tokens_lost > 0
     assert best.spot.tokens_again > 0
     assert best.spot.requests_lost > 0
+    assert best.spot.goodput_per_s is not None
+    assert 0.9 * 20 < best.spot.goodput_per_s <= 20
     assert found.as_dict()["choices"][0]["spot"]["evictions_per_hour"] == 6.0
     assert not any("evictions an hour" in note for note in found.assumptions)
     assert math.isclose(best.spot.start_s, 60 + 16.06e9 / 1e9, rel_tol=0.01)

@@ -14,7 +14,8 @@ import gguf
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
+from ridgeline.backends.cpu.layout.load import load_weights
+from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Tensor
@@ -25,6 +26,8 @@ from ridgeline.planner.catalogue import devices
 from ridgeline.planner.pictures import memory_svg
 from ridgeline.planner.stored import config_of_gguf
 from ridgeline.planner.words import gib, sentence
+from tests.models import quantizers
+from tests.models.test_quantized import FORMATS, model
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.physics.test_shapes import PUBLISHED
 from tests.tiny import ARCHS, changed, checkpoint
@@ -165,6 +168,32 @@ def test_packed_weights_have_the_size_that_was_foretold(name: str, dtype: str) -
     )
     real = sum(array.data.nbytes for array in weights.arrays.values())
     assert sum(packed_bytes(model, dtype, "int8").values()) == real
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("gptq", "gptq 4 bits"),
+        ("awq", "awq 4 bits"),
+        ("w8a8", "int 8 bits"),
+        ("fp8 in blocks", "fp8 in blocks"),
+        ("nf4", "bitsandbytes 4 bits"),
+        ("hqq", "hqq 4 bits"),
+    ],
+)
+def test_quantised_safetensors_are_stored_as_their_config_says(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    config, stored, _ = model(FORMATS[name][0])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    quantizers.write_safetensors(tmp_path / "model.safetensors", stored)
+    gpu, here = (plan(tmp_path, on=on) for on in ("h100-sxm", "here"))
+    assert gpu.best.storage.name == dtype
+    checkpoint = load_checkpoint(tmp_path)
+    weights = sum(packed_bytes(checkpoint, "auto", "int8").values())
+    lines = [size for name, size, _ in here.best.ledger.lines if name.startswith("weights")]
+    assert sum(lines) == weights
 
 
 def test_blocks_that_padding_breaks_up_are_foretold_too() -> None:
@@ -381,9 +410,15 @@ def test_a_damaged_config_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_is_not_here_says_what_to_give_instead() -> None:
-    with pytest.raises(ValueError, match=r"config\.json.*ridgeline pull someone/else"):
+def test_a_model_that_is_not_here_says_what_to_give_instead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE.*its config\.json is enough"):
         plan("someone/else")
+    monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=r"run `ridgeline pull smollm2` first"):
+        plan("smollm2")
     with pytest.raises(ValueError, match=r"nowhere\.json: no such file"):
         plan("nowhere.json")
 

@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,23 @@ def test_what_was_assumed_is_replaced_after_two_hundred_steps() -> None:
     ]
     assert sum(errors) / len(errors) < 0.05
     assert score.speed == pytest.approx(1, abs=0.05)
+
+
+def test_what_a_server_learns_first_is_learnt_again_when_it_has_seen_more() -> None:
+    """At each doubling of steps, though little time has passed and nothing is off."""
+    counts: list[int] = []
+    assumed = StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0)
+
+    def fit(work: Callable[[], None]) -> None:
+        counts.append(score.num_steps)
+        work()
+
+    score = Score(known(assumed, "assumed"), start=fit)
+    heard(score, served(num=900))
+    assert len(counts) >= 3
+    steps = [0, *counts[:3]]
+    assert all(before < 200 * 2**i <= at for i, (before, at) in enumerate(pairwise(steps)))
+    assert counts[2] < 1600
 
 
 def test_a_shape_that_errs_is_fitted_anew() -> None:

@@ -97,8 +97,6 @@ def test_best_of_returns_the_likeliest_per_token_and_counts_all(served: Served, 
             {"logit_bias": {"3": 1}},
             {"stop": "x"},
             {"stream": True},
-            {"guided_regex": "[a-z]"},
-            {"response_format": {"type": "json_object"}},
             {"early_stopping": "always"},
             {"length_penalty": 11},
             {"best_of": 0},
@@ -122,6 +120,22 @@ def test_what_beams_exclude_is_refused_by_name(
     ask = ASK if path == CHAT else GO_ON
     status, error = served.refused(path, ask | fields)
     assert (status, error["param"]) == (400, param), error
+
+
+def test_beams_of_a_form(served: Served) -> None:
+    choices = ["good", "bad", "neither"]
+    body = {"prompt": "This film is", "max_tokens": 20, "guided_choice": choices}
+    status, answer, _ = served.call(COMPLETE, body | BEAMS)
+    assert status == 200, answer
+    assert set(texts(answer)) <= set(choices)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
+
+
+def test_more_answers_than_a_form_has_are_refused_by_name(served: Served) -> None:
+    body = {"prompt": "x", "use_beam_search": True, "n": 2, "guided_regex": "7"}
+    status, error = served.refused(COMPLETE, body)
+    assert status == 400
+    assert error["message"].startswith("n asks for more answers than there are of the form")
 
 
 @pytest.mark.parametrize(
@@ -148,9 +162,17 @@ def test_more_beams_than_the_server_can_run_are_refused_with_the_numbers(model: 
         assert (status, error["param"]) == (400, "best_of")
         assert error["message"] == "best_of asks for 7: this server allows at most 6"
         status, error = served.refused(COMPLETE, GO_ON | wide | {"best_of": 5})
-        assert status == 400
-        assert "best_of asks for 5 beams, but at most 4 sequences run at a time" in error["message"]
+        assert (status, error["param"]) == (400, "best_of")
+        assert "best_of asks for 5 at once, but at most 4 sequences run" in error["message"]
         assert served.call(COMPLETE, GO_ON | wide | {"best_of": 4})[0] == 200
+
+
+def test_a_width_that_the_cache_cannot_hold_is_refused_with_the_numbers(model: Path) -> None:
+    with serving(model, {"kv_cache_memory": "20KiB"}) as served:
+        wide = GO_ON | {"use_beam_search": True, "best_of": 16, "max_tokens": 30}
+        status, error = served.refused(COMPLETE, wide)
+        assert (status, error["param"]) == (400, "best_of"), error
+        assert error["message"].startswith("best_of is 16: for each, prompt and answer need")
 
 
 def test_beams_in_the_trace_and_the_metrics(model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
     assert computed_s + pieces.get("slow_machine", 0) > 11 * 0.02
     assert any("--max-num-seqs 1" in sentence for sentence in found["sentences"])
     assert 3 <= len(found["sentences"]) <= 6
+    (first, *_) = found["would_help"]
+    assert (first["cause"], first["set"]) == ("queue_max_num_seqs", "max_num_seqs=2")
     picture = why(keyed, answer.id, query="?format=svg")[1]
     assert picture.startswith(b"<svg")
     text = why(keyed, answer.id, query="?format=markdown")[1].decode()
@@ -62,6 +65,25 @@ def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
     )
     assert (status, error["param"]) == (400, "format")
     assert SECRET.encode() not in b"".join(keyed.running.service.history._lines)
+
+
+def test_what_would_have_helped_is_simulated(keyed: Served) -> None:
+    """Two at a time in place of one after the other: who waited gains what it waited."""
+    keyed.valve.before = lambda step: time.sleep(0.01)
+    more = ASK | {"max_tokens": 40}
+    with ThreadPoolExecutor(4) as pool:
+        create = keyed.client("key-of-ann").completions.create
+        futures = [pool.submit(create, model="tiny", prompt="p", **more) for _ in range(4)]
+        answers = [future.result() for future in futures]
+    keyed.valve.before = lambda step: None
+    told = [why(keyed, answer.id)[1] for answer in answers]
+    last = max(told, key=lambda one: one["seconds"])
+    first = last["would_help"][0]
+    assert first["set"] == "max_num_seqs=2"
+    waited_s = sum(one["seconds"] for one in last["pieces"] if one["cause"].startswith("queue"))
+    assert 0.3 * waited_s < first["gain_s"] < 1.1 * waited_s
+    assert first["num_others"] >= 3
+    assert "simulated, this request ends" in first["text"]
 
 
 def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> None:
@@ -96,6 +118,6 @@ def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Serv
 
 def _is_known(history: History, name: str) -> bool:
     try:
-        return history.explain(name, "ann").duration_ns > 0
+        return history.explain(name, "ann")[0].duration_ns > 0
     except Forgotten:
         return False

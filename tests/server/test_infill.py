@@ -173,9 +173,16 @@ def test_sampling_is_that_of_completions(coder: Served) -> None:
         ({"n_predict": MODEL_LEN - 3}, "n_predict"),
         ({"n_predict": 1 << 62}, "n_predict"),
         ({"prompt": 5}, "prompt"),
-        ({"samplers": ["top_k", "infill"]}, "samplers"),
-        ({"t_max_predict_ms": 500}, "t_max_predict_ms"),
-        ({"n_indent": 4}, "n_indent"),
+        ({"samplers": ["infill"], "top_k": 0}, "samplers"),
+        ({"samplers": ["top_k", "infill"], "top_k": 257}, "samplers"),
+        ({"samplers": ["infill", "top_k"], "top_k": 40}, "samplers"),
+        ({"samplers": ["top_p", "top_k"]}, "samplers"),
+        ({"samplers": ["mirostat"]}, "samplers"),
+        ({"samplers": "edskypmxt"}, "samplers"),
+        ({"t_max_predict_ms": -1}, "t_max_predict_ms"),
+        ({"n_indent": -1}, "n_indent"),
+        ({"n_indent": 2.0}, "n_indent"),
+        ({"response_fields": "content"}, "response_fields"),
         ({"repeat_penalty": 1.1}, "repeat_penalty"),
         ({"n": 2}, "n"),
         ({"echo": True}, "echo"),
@@ -189,6 +196,71 @@ def test_sampling_is_that_of_completions(coder: Served) -> None:
 def test_what_is_wrong_is_named(coder: Served, fields: dict[str, Any], param: str) -> None:
     status, error = coder.refused(INFILL, ASK | fields)
     assert (status, error["param"]) == (404 if param == "model" else 400, param), error
+
+
+def test_the_answer_ends_with_the_block_of_the_cursor(coder: Served) -> None:
+    body = ASK | {"grammar": 'root ::= "x\\n  y\\n z\\n" [a-z]+', "n_predict": 40}
+    assert coder.call(INFILL, body)[1]["content"].startswith("x\n  y\n z\n")
+    answer = coder.call(INFILL, body | {"n_indent": 2})[1]
+    assert (answer["content"], answer["stop_type"]) == ("x\n  y\n ", "limit")
+    assert answer["stopping_word"] == ""
+    *pieces, last = events_of(coder, body | {"n_indent": 2})
+    assert "".join(piece["content"] for piece in pieces) == answer["content"]
+    assert last["stop_type"] == "limit"
+
+
+def test_the_answer_ends_with_the_first_line_that_is_late(coder: Served) -> None:
+    body = ASK | {"grammar": 'root ::= "x\\ny\\nz\\n" [a-z]+', "n_predict": 40}
+    whole = coder.call(INFILL, body | {"t_max_predict_ms": 1e9})[1]
+    assert whole["content"].startswith("x\ny\nz\n")
+    late = coder.call(INFILL, body | {"t_max_predict_ms": 1e-6})[1]
+    assert (late["content"], late["stop_type"]) == ("x\n", "limit")
+    assert coder.call(INFILL, ASK | {"t_max_predict_ms": 0})[0] == 200
+
+
+def test_samplers_that_are_not_named_are_off(coder: Served) -> None:
+    on = {"temperature": 1.5, "top_k": 3, "top_p": 0.5, "min_p": 0.2, "seed": 5}
+    on |= {"xtc_probability": 1.0, "dry_multiplier": 0.8, "repetition_penalty": 1.3}
+    for names, left in ((["temperature", "top_k"], {"temperature": 1.5, "top_k": 3}), ([], {})):
+        wanted = ASK | {"temperature": 1.0, "seed": 5} | left
+        expected = coder.call(INFILL, wanted)[1]["content"]
+        assert coder.call(INFILL, ASK | on | {"samplers": names})[1]["content"] == expected
+        assert coder.call(INFILL, ASK | on)[1]["content"] != expected
+
+
+def test_what_editors_send_is_honoured(coder: Served) -> None:
+    """llama.vim's request, and the one with which llama.vscode warms the cache."""
+    body: dict[str, Any] = {name: ASK[name] for name in ("input_prefix", "input_suffix")}
+    body |= {"id_slot": 0, "input_extra": [], "prompt": "", "n_predict": 12, "stop": []}
+    body |= {"top_k": 40, "top_p": 0.9, "stream": False, "cache_prompt": True, "n_indent": 0}
+    body |= {"t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "seed": 3}
+    fields = ["content", "timings/prompt_n", "timings/predicted_per_second", "truncated"]
+    body["response_fields"] = fields
+    vim = body | {"samplers": ["top_k", "top_p", "infill"]}
+    status, answer, _ = coder.call(INFILL, vim)
+    assert status == 200, answer
+    assert [*answer] == fields
+    assert coder.call(INFILL, vim)[1]["content"] == answer["content"]
+    plain = vim | {"samplers": ["top_k", "top_p"]}
+    pairs = [
+        [coder.call(INFILL, wish | {"seed": seed})[1]["content"] for wish in (vim, plain)]
+        for seed in range(4)
+    ]
+    assert len({narrow for narrow, _ in pairs}) > 1, "it draws"
+    assert any(narrow != wide for narrow, wide in pairs)
+    warm = body | {"n_predict": 0, "samplers": [], "t_max_predict_ms": 1, "response_fields": [""]}
+    assert coder.call(INFILL, warm)[:2] == (200, {})
+
+
+def test_only_the_fields_that_were_asked_for_are_shown(coder: Served) -> None:
+    fields = ["content", "timings/predicted_n", "truncated", "index/x", "nothing", ""]
+    whole = coder.call(INFILL, ASK)[1]
+    answer = coder.call(INFILL, ASK | {"response_fields": fields})[1]
+    expected = {"content": whole["content"], "timings/predicted_n": 12, "truncated": False}
+    assert answer == expected
+    assert events_of(coder, ASK | {"response_fields": fields})[-1] == expected | {"content": ""}
+    assert coder.call(INFILL, ASK | {"response_fields": [""]})[1] == {}
+    assert coder.call(INFILL, ASK | {"response_fields": []})[1].keys() == whole.keys()
 
 
 def test_half_a_character_is_refused(coder: Served) -> None:

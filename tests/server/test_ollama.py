@@ -249,8 +249,8 @@ def test_models_are_listed(served: Served) -> None:
         (GENERATE, {"template": "x"}, "template is not supported"),
         (GENERATE, {"raw": True, "system": "x"}, "system needs the model's template"),
         (GENERATE, {"suffix": "x"}, "this model has no fill-in-the-middle tokens"),
-        ("/api/embed", {"input": "x"}, "embeddings are not supported yet"),
-        ("/api/embeddings", {}, "embeddings are not supported yet"),
+        ("/api/embed", {"input": "x", "dimensions": 10**6}, "dimensions is 1000000"),
+        ("/api/embed", {"input": "x " * 200, "truncate": False}, "this model takes"),
         ("/api/show", {"model": "other"}, "there is no model 'other'"),
     ],
 )
@@ -318,5 +318,22 @@ def test_the_real_client(client: Any, served: Served) -> None:
     assert client.list().models[0].model == "tiny:latest"
     assert client.show("tiny").details.format == "safetensors"
     assert client.ps().models[0].model == "tiny:latest"
-    with pytest.raises(Exception, match="embeddings are not supported yet"):
-        client.embed(model="tiny", input="x")
+    found = client.embed(model="tiny", input=["x", "y"], dimensions=4)
+    assert [sum(v * v for v in one) for one in found.embeddings] == pytest.approx([1, 1], abs=1e-6)
+    assert found.prompt_eval_count == 2
+
+
+def test_vectors_are_those_of_openais_route(served: Served) -> None:
+    texts = ["The river is deep.", "dog"]
+    data = served.call("/v1/embeddings", {"input": texts})[1]["data"]
+    status, answer, _ = served.call("/api/embed", {"model": "tiny", "input": texts})
+    assert status == 200
+    schemas.Embedded.model_validate(answer)
+    assert answer["embeddings"] == [one["embedding"] for one in data]
+    raw = served.call("/v1/embeddings", {"input": texts[1], "normalize": False})[1]["data"]
+    status, answer, _ = served.call("/api/embeddings", {"model": "tiny", "prompt": texts[1]})
+    assert (status, answer) == (200, {"embedding": raw[0]["embedding"]})
+    long = served.call("/api/embed", {"model": "tiny", "input": "x " * 200})[1]
+    assert long["prompt_eval_count"] == 128  # cut to what the model takes
+    assert served.call("/api/embed", {"model": "tiny"})[1]["embeddings"] == []
+    assert served.call("/api/embeddings", {"model": "tiny"})[1] == {"embedding": []}

@@ -213,6 +213,36 @@ def test_a_load_shows_choices_and_their_picture(plans: Chrome, planner: Served) 
     assert not find(plans, "#choices-part").is_displayed()
 
 
+def test_the_picture_is_dark_where_the_page_is(plans: Chrome) -> None:
+    give(plans, "llama-3.1-8b", on="l4", **LOAD)
+    sees(lambda: find(plans, "#picture svg").is_displayed())
+    script = """
+    const lightness = (part, name) => {
+      const style = getComputedStyle(document.querySelector(part));
+      const rgb = style[name].match(/[\\d.]+/g).map(Number);
+      return (rgb[0] + rgb[1] + rgb[2]) / 765;
+    };
+    return {
+      ground: lightness('#picture svg > rect', 'fill'), title: lightness('#picture text', 'fill'),
+      edge: lightness('#picture text', 'stroke'), grid: lightness('#picture line', 'stroke'),
+    };
+    """
+
+    def shown(scheme: str) -> dict[str, float]:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        plans.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        found: dict[str, float] = plans.execute_script(script)
+        return found
+
+    light, dark = shown("light"), shown("dark")
+    plans.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert light["ground"] == light["edge"] == 1
+    assert light["title"] < 0.3
+    assert dark["ground"] == dark["edge"] < 0.2
+    assert dark["ground"] < dark["grid"] < 0.4
+    assert dark["title"] > 0.8
+
+
 def test_a_plan_for_a_load_says_that_it_computes_and_the_last_change_wins(plans: Chrome) -> None:
     long = {"new_tokens": "4000", "max_concurrency": "200", "tpot_ms": "9", "tpot_at": "p99"}
     url = plans.current_url.partition("#")[0]

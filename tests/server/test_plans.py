@@ -252,6 +252,23 @@ def test_one_load_at_a_time_and_others_do_not_wait_for_it(served: Served) -> Non
     eventually(lambda: served.call("/v1/plan", SHORT)[0] == 200)
 
 
+def test_a_plan_for_a_load_is_kept_for_its_other_forms(served: Served) -> None:
+    """They need no turn: they come while another's plan is being made."""
+    mine = SHORT | {"model": config("phi-4"), "on": "l4", "request_rate": 0.5}
+    found = ask(served, **mine, picture=True)
+    long = json.dumps(LONG | {"model": config("llama-3.1-8b"), "on": "l4,h100-sxm"})
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/plan", long, {"content-type": "application/json"})
+        other = mine | {"request_rate": 0.25}
+        eventually(lambda: served.call("/v1/plan", other)[0] == 503)
+        assert ask(served, **mine) == {key: found[key] for key in found if key != "picture"}
+        assert ask(served, **mine, format="svg").decode() == found["picture"]
+        assert served.call("/v1/plan", other)[0] == 503, "another is still being made"
+        assert served.call("/v1/plan", mine | {"compare_published": True})[0] == 503
+    eventually(lambda: served.call("/v1/plan", other)[0] == 200)
+
+
 def test_a_plan_that_takes_too_long_ends_amid_a_simulation(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -393,3 +393,29 @@ def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
             pages += 1
             assert b'="http' not in body
     assert pages
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": 0}, "n is 0: it must be greater than or equal to 1"),
+        ({"n": True}, "n is true: it must be a valid integer"),
+        ({"temperature": 2.1}, "temperature is 2.1: it must be less than or equal to 2"),
+        ({"n": 10**30}, "n is wrong: it must be less than or equal to 128"),
+        ({"stop": ["b" * 1025]}, "stop[0] is wrong: it must have at most 1024 characters"),
+        ({"user": ["secret"]}, "user is wrong: it must be a valid string"),
+        ({"max_tokens": "secret"}, "max_tokens is wrong: it must be a valid integer"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name is \"a b\": it must match pattern '^[A-Za-z0-9_-]{1,64}$'",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "secret " * 20}}]},
+            "tools[0].function.name is wrong: it must match pattern '^[A-Za-z0-9_-]{1,64}$'",
+        ),
+    ],
+)
+def test_a_message_shows_a_value_that_is_no_text_of_a_user(
+    served: Served, fields: dict[str, Any], message: str
+) -> None:
+    assert served.refused(CHAT, ASK | fields)[1]["message"] == message

@@ -74,7 +74,7 @@ def test_a_route_that_is_there_still_wants_json(served: Served) -> None:
         ("/v1/v1/chat/completions", CHAT),
         ("/v1/chat/completion", CHAT),
         ("/v1/tokenize", "/tokenize"),
-        ("/v1/embeddings", None),
+        ("/v1/images/edits", None),
         ("/x" * 4000, None),
     ],
 )

@@ -30,6 +30,8 @@ OPERATIONS = [
     ("POST", "/v1/chat/completions", 60),
     ("POST", "/v1/completions", 60),
     ("POST", "/infill", 40),
+    *(("POST", f"/v1/{name}", 40) for name in ("embeddings", "rerank", "score")),
+    *(("POST", f"/api/{name}", 20) for name in ("embed", "embeddings")),
     ("POST", "/v1/responses", 40),
     ("POST", "/v1/messages", 40),
     ("POST", "/v1/messages/count_tokens", 40),

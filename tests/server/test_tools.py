@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from tests.api.test_llm import VOCAB, write_model
 from tests.server.serving import Served, serving
@@ -218,7 +219,7 @@ def test_a_form_and_tools_begin_behind_reasoning(thinker: Served) -> None:
         ({"tool_choice": "required", "json_schema": {"type": "object"}}, "json_schema"),
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters":
                      {"type": "object", "properties": {"b": {"not": {}}}}}}]}, "tools"),
-        ({"use_beam_search": True}, "tools"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "tools"),
         ({"functions": [{"name": "a"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -242,3 +243,23 @@ def test_the_server_says_how_calls_are_written(thinker: Served, tmp_path: Path) 
     for name in options:
         with pytest.raises(ValueError, match="there is no"):
             other.running.options.__class__(**{name: "x"})
+
+
+def test_beams_call_tools(thinker: Served) -> None:
+    """Behind the end of its reasoning each beam follows the grammar of calls, on its own."""
+    beams = {"use_beam_search": True, "best_of": 3, "n": 2, "tool_choice": "required"}
+    asked = {name: value for name, value in ASK.items() if name != "seed"}
+    body = asked | beams | {"parallel_tool_calls": False}
+    status, answer, _ = thinker.call(CHAT, body)
+    assert status == 200, answer
+    assert len(answer["choices"]) == 2
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = thinker_calls(choice)
+        check(call)
+
+
+def thinker_calls(choice: dict[str, Any]) -> list[Any]:
+    """Return the calls of a choice, as the client's objects."""
+    calls: Any = choice["message"]["tool_calls"]
+    return [ChatCompletionMessageFunctionToolCall.model_validate(call) for call in calls]

@@ -135,6 +135,39 @@ def test_who_waits_outside_comes_in_when_there_is_room() -> None:
     assert found[8].end_s < inf
 
 
+@given(WISHES, SETUPS, st.floats(0.001, 0.3))
+@settings(max_examples=60)
+def test_who_enters_later_is_foreseen_as_well(
+    wishes: list[Wish], setup: EngineRecord, coming_s: float
+) -> None:
+    """They enter at the first moment between two steps that is late enough."""
+    machine, begun = Machine(setup), len(wishes) // 2
+    for i, (length, num_new, _, due_s, num_steps) in enumerate(wishes[:begun]):
+        machine.add(tuple(100 * i + j for j in range(length)), num_new, due_s=due_s)
+        for _ in range(num_steps):
+            machine.step()
+    begin_s, number = machine.clock.now_s, machine.engine._next_id
+    coming = [
+        new_standing(number + i, length, num_new, due_s=due_s)
+        for i, (length, num_new, _, due_s, _) in enumerate(wishes[begun:])
+    ]
+    state = state_of(machine.setup, machine.engine.scheduler)
+    wanted = [one.number for one in coming]
+    found = forecast(state, TIMES, wanted, coming=coming, coming_s=coming_s)
+    while machine.engine.has_work() and machine.clock.now_s < begin_s + coming_s:
+        machine.step()
+    machine.clock.wait_until(begin_s + coming_s)
+    for i, (length, num_new, _, due_s, _) in enumerate(wishes[begun:]):
+        machine.add(tuple(9000 + 100 * i + j for j in range(length)), num_new, due_s=due_s)
+    while machine.engine.has_work():
+        machine.step()
+    for name, record in machine.ended().items():
+        if name in found:
+            assert record.first_token_s is not None
+            ended = record.first_token_s - begin_s, record.finish_s - begin_s
+            assert found[name] == pytest.approx(ended)
+
+
 def test_what_comes_too_late_is_not_foreseen() -> None:
     machine = Machine(SETTINGS)
     machine.add((1,) * 9, 20)

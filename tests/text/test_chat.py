@@ -62,7 +62,7 @@ def test_content_makes_no_control_tokens(contents: list[str], role: str) -> None
 def test_every_control_token_in_content_has_the_ids_of_plain_text(name: str) -> None:
     metadata, tokenizer = vocabulary(name)
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    control = [i for i, kind in enumerate(types) if kind in (3, 4)]
+    control = [i for i, kind in enumerate(types) if kind == 3]
     mark = tokens[control[0]]
     chat = ChatTemplate(
         f"{mark}{{% for m in messages %}}u: {{{{ m.content | trim }}}}{mark}{{% endfor %}}",

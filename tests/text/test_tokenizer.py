@@ -21,12 +21,14 @@ from tests.models.vocabularies import (
     VOCABULARIES,
     any_spec,
     byte_level,
+    control_ids,
     mixed,
     ours,
     sentencepiece,
     theirs,
     vocabulary,
     without_added,
+    wordpiece,
 )
 
 EVERY_SCALAR = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
@@ -38,6 +40,10 @@ def broken(**changes: Any) -> dict[str, Any]:
 
 def bpe(vocab: dict[str, Any], merges: Sequence[Any] = ()) -> dict[str, Any]:
     return broken(model={"vocab": vocab, "merges": list(merges)}, added_tokens=[])
+
+
+def scored(vocab: list[Any], unk_id: Any = 0) -> dict[str, Any]:
+    return broken(model={"type": "Unigram", "vocab": vocab, "unk_id": unk_id}, added_tokens=[])
 
 
 def added(*tokens: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def test_the_library_gives_the_same_ids(make: Callable[[], dict[str, Any]], text
 def test_without_parsing_everything_is_text(make: Callable[[], dict[str, Any]], text: str) -> None:
     expected = without_added(make).encode(text, add_special_tokens=False).ids
     assert ours(make).encode(text, parse_special=False) == expected
-    assert not any(map(ours(make).is_special, expected))
+    assert not set(expected) & set(control_ids(make))
 
 
 @any_spec
@@ -84,10 +90,9 @@ def test_shielded_text_is_text(
     before, after = (text.replace("\ufdd0", "") for text in (before, after))
     shielded = tokenizer.shield(inside)
     assert tokenizer.encode_shielded(shielded) == tokenizer.encode(inside, parse_special=False)
-    control = [i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)]
 
     def count(ids: list[int]) -> list[int]:
-        return [ids.count(i) for i in control]
+        return [ids.count(i) for i in control_ids(make)]
 
     # What stands around it brings its own control tokens, and no others.
     whole = count(tokenizer.encode_shielded(before + "\n" + shielded.strip() + after))
@@ -99,7 +104,7 @@ def test_shielded_text_is_text(
 def test_every_control_token_of_real_vocabularies_can_be_shielded(name: str) -> None:
     metadata, tokenizer = vocabulary(name)
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    control = np.flatnonzero(np.isin(types, (3, 4))).tolist()
+    control = np.flatnonzero(types == 3).tolist()
     assert control
     for i in control[:50]:
         spelling = tokens[i]
@@ -108,7 +113,8 @@ def test_every_control_token_of_real_vocabularies_can_be_shielded(name: str) -> 
             plain = tokenizer.encode(text, parse_special=False)
             assert tokenizer.encode_shielded(tokenizer.shield(text)) == plain
             assert i not in plain
-            assert tokenizer.decode(plain) == text
+            if name != "bert-bge":  # which leaves out spaces and capitals
+                assert tokenizer.decode(plain) == text
 
 
 def test_a_spelling_that_text_could_merge_into_stays_text() -> None:
@@ -136,6 +142,23 @@ def test_tokens_shown_in_text_may_be_left_unshielded() -> None:
     assert tokenizer.decode(tokenizer.encode_shielded(shown)) == "<think><|end|>"
     assert tokenizer.encode("<think>")[0] in tokenizer.encode_shielded(shown)
     assert tokenizer.encode("<|end|>")[0] not in tokenizer.encode_shielded(shown)
+
+
+def test_tokens_that_no_template_names_are_text_whoever_writes_them() -> None:
+    spec = copy.deepcopy(byte_level())
+    ids = {t["content"]: t["id"] for t in spec["added_tokens"]}
+    for named_in, inside in (("", {"<think>", "※"}), ("{{ '<think>' }}", {"※"})):
+        tokenizer = Tokenizer(copy.deepcopy(spec), named_in=named_in)
+        text = "a <think> ※ <|end|>"
+        expected = {ids[content] for content in inside}
+        shielded = tokenizer.encode_shielded(tokenizer.shield(text))
+        assert set(tokenizer.encode(text, parse_special=False)) & {*ids.values()} == expected
+        assert set(shielded) & {*ids.values()} == expected
+        assert tokenizer.decode(shielded) == text
+        assert set(tokenizer.encode(text)) >= {ids["<think>"], ids["※"], ids["<|end|>"]}
+    for kept in ({"eos_ids": [ids["※"]]}, {"bos_id": ids["※"]}, {"end_ids": (ids["※"],)}):
+        tokenizer = Tokenizer(copy.deepcopy(spec), **kept)  # type: ignore[arg-type]
+        assert ids["※"] not in tokenizer.encode("※", parse_special=False, add_bos=False)
 
 
 def test_the_mark_of_shielding_is_a_letter_in_plain_text() -> None:
@@ -202,6 +225,45 @@ def test_bos() -> None:
         Tokenizer(copy.deepcopy(sentencepiece()), bos_id=99999)
 
 
+SEP = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+ONE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [ONE_TEXT, SEP, SEP],
+    "special_tokens": {"</s>": {"id": "</s>", "ids": [3], "tokens": ["</s>"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("post_processor", "ids"),
+    [
+        (TEMPLATE, [3, 3]),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]}, [3, 3]),
+        ({"type": "RobertaProcessing", "sep": ["</s>", 3], "cls": ["<s>", 2]}, [3]),
+        ({"type": "BertProcessing", "sep": ["</s>", 3], "cls": ["<s>", 2]}, [3]),
+        (None, []),
+    ],
+)
+def test_what_stands_behind_a_text(post_processor: Any, ids: list[int]) -> None:
+    spec = copy.deepcopy(wordpiece()) | {"post_processor": post_processor}
+    tokenizer = Tokenizer(copy.deepcopy(spec), bos_id=2, add_bos=True)
+    plain = tokenizer.encode("Hello", add_bos=False)
+    assert not {2, 3} & set(plain)
+    assert tokenizer.encode("Hello") == tokenizer.encode("Hello", add_bos=True) == [2, *plain, *ids]
+    assert tokenizer.encode_shielded("Hello") == [2, *plain]  # a conversation is not over
+    assert Tokenizer(copy.deepcopy(spec)).encode("Hello") == [*plain, *ids]
+    assert Tokenizer(spec, end_ids=(4,)).encode("Hello") == [*plain, 4]
+
+
+def test_a_damaged_end_of_text_is_named() -> None:
+    for damaged in ({"single": [SEP]}, {"special_tokens": {}}, {"single": None}):
+        with pytest.raises(ModelFileError, match="post-processor is not one that can be read"):
+            Tokenizer(copy.deepcopy(wordpiece()) | {"post_processor": TEMPLATE | damaged})
+    far = TEMPLATE | {"special_tokens": {"</s>": {"ids": [999]}}}
+    with pytest.raises(ModelFileError, match="the id 999, behind a text, is no token"):
+        Tokenizer(copy.deepcopy(wordpiece()) | {"post_processor": far})
+
+
 def test_ids_that_are_no_tokens_are_empty() -> None:
     tokenizer = ours(byte_level)
     assert tokenizer.token_bytes(-1) == tokenizer.token_bytes(tokenizer.vocab_size) == b""
@@ -216,8 +278,16 @@ def test_a_lone_surrogate_is_refused() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (broken(model={"type": "Unigram", "vocab": []}), "'Unigram'; supported: BPE"),
+        (broken(model={"type": "Rwkv", "vocab": []}), "'Rwkv'; supported: BPE, WordPiece, Unigram"),
         (broken(model=None), "supported: BPE"),
+        (broken(model={"type": "WordPiece", "vocab": []}), "needs vocab"),
+        (broken(model={"type": "WordPiece", "vocab": {"a": 0}}, added_tokens=[]), "unknown token"),
+        (scored([]), "needs vocab .a list of pieces with scores"),
+        (scored([["a", "b"]]), "list of pieces with scores"),
+        (scored([["a", float("inf")]]), "list of pieces with scores"),
+        (scored([["a", -1.0], ["a", -2.0]]), "same token twice"),
+        (scored([["a", -1.0]], unk_id=1), "id 1 is not in the vocabulary"),
+        (scored([["a", -1.0]], unk_id=None), "id None is not in the vocabulary"),
         (bpe({}), "needs vocab"),
         (broken(model={"vocab": [["a", -1.5]], "merges": []}), "needs vocab"),  # as Unigram has it
         (bpe({"a": 0}, [1]), "pairs of pieces"),
@@ -282,3 +352,22 @@ def test_runs_of_spaces_that_are_added_tokens_are_text(tmp_path: Path) -> None:
     for text in ("a  b", "a   b", "a b", "    ", "ab   ", "▁▁b"):
         assert list(mine.encode(text)) == library.encode(text, add_special_tokens=False).ids, text
         assert mine.decode(mine.encode(text)) == text.replace("▁", " ")
+
+
+def test_a_control_token_that_the_normalizer_would_change_is_refused() -> None:
+    """Without its noncharacters a private name is text that anybody can write."""
+    spec = copy.deepcopy(wordpiece())
+    spec["added_tokens"][4]["normalized"] = True
+    assert Tokenizer(copy.deepcopy(spec)).encode("hello <|end|>")[-1] == 4
+    other = {"type": "Replace", "pattern": {"Regex": r"[^\p{L}\p{N}\p{P} ]"}, "content": ""}
+    spec["normalizer"] = other
+    with pytest.raises(ModelFileError, match=r"normalizer changes the added token '<\|end\|>'"):
+        Tokenizer(spec).prepare()
+
+
+def test_words_of_a_bert_have_spaces_between_them() -> None:
+    tokenizer = ours(wordpiece)
+    ids = tokenizer.encode("The cat, the dog?<|end|>")
+    assert tokenizer.decode(ids) == "the cat, the dog?"
+    assert tokenizer.decode(ids, skip_special=False) == "the cat, the dog? <|end|>"
+    assert tokenizer.token_bytes(ids[-1]) == b"<|end|>"

@@ -6,20 +6,27 @@ step by step in the caller's thread, events become outputs.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
 from ridgeline.api.interrupts import Interrupts
 from ridgeline.api.memory import ProcessMemory, memory_now, process_memory
-from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, likeliest
+from ridgeline.api.outputs import (
+    Chunk,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+    completions,
+)
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
 from ridgeline.api.trace import Trace
+from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.backends.face import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
@@ -27,13 +34,16 @@ from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
+from ridgeline.engine_setup.conversion import conversion_line
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import bytes_bar, count_bar
+from ridgeline.engine_setup.options import Options, parse_bytes
+from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.machine import give_back
+from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.pre_tokenizers import names_no_pre_tokenizer
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -66,16 +76,32 @@ class LLM:
         wishes = Options(**{"enable_contrastive_search": True} | options)
         found = locate(str(model))
         checkpoint = load_checkpoint(found.path)
+        told = checkpoint.tokenizer
+        if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
+            say(f"{found.path.name} names no pre-tokenizer: its text is cut as llama.cpp's default")
         text_bytes = memory_now().private_bytes - before.private_bytes
         self.path = checkpoint.path
         self.arch = checkpoint.arch
         self.summary = summarise(checkpoint)
         small = find_small_model(wishes, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
-        self.config = resolve(wishes, checkpoint.arch, taken_bytes=taken_bytes)
+        lora = read_adapters(wishes.adapters, Base.of(checkpoint))
+        max_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
+        self.config = resolve(
+            wishes, checkpoint.arch, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
+        )
+        if line := conversion_line(str(model), checkpoint, self.config):
+            say(line)
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
+        limit = parse_bytes(wishes.lora_memory) if wishes.lora_memory else None
+        self.adapters = Adapters(
+            Base.of(checkpoint), self.runner.add_adapter, max_rank=max_rank, limit_bytes=limit
+        )
+        for name, (path, weights) in lora.items():
+            self.adapters.load(name, path, weights)
+        self.adapters.settle()
         self._drafting = _small_runner(small) if small else None
         before_text = memory_now()
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
@@ -115,6 +141,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         suffix: str | None = None,
+        lora_request: LoraWish | Sequence[LoraWish] = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, and return them in order.
@@ -124,6 +151,8 @@ class LLM:
             sampling_params: one for all or one for each; None takes the model's defaults.
             suffix: text that follows the answers: they fill the middle between a prompt and this.
                 For models that were trained for it.
+            lora_request: the name of an adapter that was loaded (``lora``), or vLLM's
+                ``LoRARequest``, which loads it; one for all prompts or one for each.
             progress: show a bar; None shows one when there are several prompts.
 
         Raises:
@@ -132,17 +161,18 @@ class LLM:
         many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
         if not suffix:
             encoded = [self.text.encode(prompt) for prompt in many]
-            return self._collect(encoded, many, sampling_params, progress)
+            return self._collect(encoded, many, sampling_params, progress, lora_request)
         encoded = [self.text.encode_infill(prompt, suffix).ids for prompt in many]
         params = self._params_of_each(sampling_params, len(many))
         params = [self.text.ending_at_fim(wish) for wish in params]
-        return self._collect(encoded, many, params, progress)
+        return self._collect(encoded, many, params, progress, lora_request)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoraWish | Sequence[LoraWish] = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
@@ -154,18 +184,105 @@ class LLM:
         one = not is_list(messages) or _is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
         prompts = [self.text.chat_template.render_ids(chat, **template) for chat in many]
-        return self._collect(prompts, [None] * len(prompts), sampling_params, progress)
+        texts = [None] * len(prompts)
+        return self._collect(prompts, texts, sampling_params, progress, lora_request)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        progress: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of one text or many, in order.
+
+        A text's vector depends on nothing but the text: bit for bit, whatever runs beside it.
+
+        Args:
+            prompts: text, token ids, or a list of either.
+            dimensions: how many first values to keep; None keeps all.
+            normalize: scale vectors to length 1; None does what the model's files say, else true.
+            progress: show a bar; None shows one when there are several texts.
+
+        Raises:
+            ValueError: a text can never run, or has fewer dimensions.
+            RuntimeError: the model made no vector of a text; the message says why.
+        """
+        many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        if dimensions is not None:
+            shaped((0.0,) * self.arch.hidden_size, dimensions)  # before work begins
+        self.text.check_vectors()
+        encoded = [self.text.encode_whole(prompt) for prompt in many]
+        requests, vectors = self._vectors(encoded, progress)
+        scales = self.text.normalises if normalize is None else normalize
+        return [
+            EmbeddingRequestOutput(
+                request.id,
+                list(request.prompt),
+                EmbeddingOutput(shaped(vectors[i], dimensions, normalises=scales)),
+                request.num_cached_tokens,
+            )
+            for i, request in enumerate(requests)
+        ]
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], progress: bool | None = None
+    ) -> list[float]:
+        """Return how near texts are to each other: one to many, or each to the other's.
+
+        A model with a classifier reads each pair together (a cross-encoder), and gives its score;
+        of any other model it is the cosine of the texts' vectors.
+
+        Raises:
+            ValueError: the numbers of texts do not fit, or a text can never run.
+            RuntimeError: the model failed on a text; the message says why.
+        """
+        ones, others = ([x] if isinstance(x, str) else list(x) for x in (text_1, text_2))
+        pairs = paired(ones, others)
+        if self.text.has_scores:
+            encoded = [self.text.encode_pair(*pair) for pair in pairs]
+            _, scores = self._vectors(encoded, progress)
+            return [scores[i][0] for i in range(len(pairs))]
+        texts = list(dict.fromkeys((*ones, *others)))
+        encoded = [self.text.encode_whole(text) for text in texts]
+        _, found = self._vectors(encoded, progress)
+        vectors = {text: found[i] for i, text in enumerate(texts)}
+        return [cosine(vectors[one], vectors[other]) for one, other in pairs]
+
+    def _vectors(
+        self, prompts: Sequence[Sequence[int]], progress: bool | None
+    ) -> tuple[list[Request], dict[int, tuple[float, ...]]]:
+        """Return the requests and the vectors of prompts."""
+        requests = self._submit(prompts, SamplingParams(pool=self.text.pooling), None, pools=True)
+        vectors: dict[int, tuple[float, ...]] = {}
+        with (
+            closing(self._chunks(requests, Load(is_read=False))) as chunks,
+            _bar("Embedding", progress, len(prompts)) as report,
+        ):
+            for chunk in chunks:
+                if chunk.vector is None:
+                    raise RuntimeError(f"text {chunk.prompt_index}: {chunk.error}")
+                vectors[chunk.prompt_index] = chunk.vector
+                report(len(vectors), len(prompts))
+        return requests, vectors
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoraWish = None,
     ) -> Chunks:
         """Yield the answer to a prompt or a conversation as it grows; ``close()`` stops it."""
-        return self.stream_many([prompt], sampling_params)
+        return self.stream_many([prompt], sampling_params, lora_request=lora_request)
 
     def stream_many(
         self,
         prompts: Sequence[Prompt | Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoraWish | Sequence[LoraWish] = None,
     ) -> Chunks:
         """Yield the answers to several prompts, which run side by side, as they grow.
 
@@ -178,7 +295,7 @@ class LLM:
             else self.text.encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
-        requests = self._submit(encoded, sampling_params, is_stream=True)
+        requests = self._submit(encoded, sampling_params, lora_request, is_stream=True)
         return self._chunks(requests, Load())
 
     # --- the loop ------------------------------------------------------------------------------
@@ -187,14 +304,20 @@ class LLM:
         self,
         prompts: Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoraWish | Sequence[LoraWish],
         *,
         is_stream: bool = False,
+        pools: bool = False,
     ) -> list[Request]:
         """Queue all prompts, or none if one of them can never run."""
         params = self._params_of_each(sampling_params, len(prompts))
+        adapters = self.adapters.leases(lora_request, len(prompts))
         requests: list[Request] = []
         try:
-            for prompt, wish in zip(prompts, params, strict=True):
+            for prompt, wish, adapter in zip(prompts, params, adapters, strict=True):
+                self.text.check_task(wish)
+                if wish.pool and not pools:
+                    raise ValueError(f"pool is {wish.pool!r}: for vectors there is LLM.embed")
                 wish.validate_ids(self.arch.vocab_size)
                 check_search(wish, is_stream=is_stream)
                 ids = tuple(prompt)
@@ -202,6 +325,7 @@ class LLM:
                     ids,
                     wish,
                     new_text=partial(self.text.new_text, ids, wish),
+                    adapter=adapter,
                     prediction=self.text.encode_prediction(wish),
                     new_constraint=self.text.new_constraint(wish),
                     token_rules=self.text.lexicon.rules(wish),
@@ -268,6 +392,7 @@ class LLM:
             event.finish_reason and event.finish_reason.value,
             event.stop_reason,
             event.error,
+            event.vector,
         )
 
     def _collect(
@@ -276,13 +401,13 @@ class LLM:
         texts: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool | None,
+        lora_request: LoraWish | Sequence[LoraWish],
     ) -> list[RequestOutput]:
-        requests = self._submit(prompts, sampling_params)
+        requests = self._submit(prompts, sampling_params, lora_request)
         counts = [request.params.num_answers for request in requests]
         chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(count)] for count in counts]
         ended, total = 0, sum(counts)
-        show = len(prompts) > 1 if progress is None else progress
-        bar = count_bar("Answering") if show else nullcontext(lambda done, total: None)
+        bar = _bar("Answering", progress, len(prompts))
         with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
             report(0, total)
             for chunk in chunks:
@@ -296,7 +421,7 @@ class LLM:
                 text if isinstance(text, str) else None,
                 list(request.prompt),
                 self._prompt_logprobs(request),
-                _completions(request.params, [chunks for chunks in answers if chunks]),
+                completions(request.params, [chunks for chunks in answers if chunks]),
                 request.num_cached_tokens,
                 request.num_draft_tokens,
                 request.num_accepted_tokens,
@@ -340,34 +465,11 @@ def _small_runner(small: SmallModel) -> BackendRunner:
         return new_runner(small.config, small.checkpoint, report)
 
 
-def _completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[CompletionOutput]:
-    """Return the answers; of more than ``n`` the likeliest."""
-    found = [_completion(i, chunks, params.logprobs) for i, chunks in enumerate(answers)]
-    if params.num_answers > params.n:
-        means = [
-            (out.cumulative_logprob or 0.0) / len(out.token_ids) if out.token_ids else -math.inf
-            for out in found
-        ]
-        best = [found[place] for place in likeliest(means, params.n)]
-        found = [replace(out, index=i) for i, out in enumerate(best)]
-    return found
-
-
-def _completion(index: int, chunks: list[Chunk], num_top: int | None) -> CompletionOutput:
-    last = chunks[-1]
-    tokens = tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
-    logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
-    total = sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))
-    return CompletionOutput(
-        index,
-        "".join(chunk.text for chunk in chunks),
-        tokens,
-        total if logprobs else None,
-        logprobs if logprobs and num_top is not None else None,
-        last.finish_reason or "abort",
-        last.stop_reason,
-        last.error,
-    )
+def _bar(
+    what: str, progress: bool | None, num_prompts: int
+) -> AbstractContextManager[Callable[[int, int], None]]:
+    show = num_prompts > 1 if progress is None else progress
+    return count_bar(what) if show else nullcontext(lambda done, total: None)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

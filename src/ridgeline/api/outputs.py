@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from ridgeline.core.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,30 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a text: float32 values, of length 1 unless the model leaves it as it is."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A text with its vector.
+
+    Attributes:
+        request_id: counts up from 0 in each ``LLM``.
+        prompt_token_ids: what was computed.
+        outputs: the vector.
+        num_cached_tokens: tokens that were found in the prefix cache.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The next piece of one answer while it is being generated.
 
@@ -79,6 +106,7 @@ class Chunk:
         finish_reason: set on the last chunk of an answer.
         stop_reason: the stop string or stop token id that ended it, if one did.
         error: what went wrong, where finish_reason is "error".
+        vector: of a text that becomes one, in place of an answer.
     """
 
     prompt_index: int
@@ -89,8 +117,39 @@ class Chunk:
     finish_reason: str | None
     stop_reason: str | int | None
     error: str | None
+    vector: tuple[float, ...] | None = None
 
 
 def likeliest(mean_logprobs: Sequence[float], count: int) -> list[int]:
     """Return the places of the ``count`` answers that are likeliest per token, best first."""
     return sorted(range(len(mean_logprobs)), key=lambda i: -mean_logprobs[i])[:count]
+
+
+def completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[CompletionOutput]:
+    """Return the answers; of more than ``n`` the likeliest."""
+    found = [_completion(i, chunks, params.logprobs) for i, chunks in enumerate(answers)]
+    if params.num_answers > params.n:
+        means = [
+            (out.cumulative_logprob or 0.0) / len(out.token_ids) if out.token_ids else -math.inf
+            for out in found
+        ]
+        best = [found[place] for place in likeliest(means, params.n)]
+        found = [replace(out, index=i) for i, out in enumerate(best)]
+    return found
+
+
+def _completion(index: int, chunks: list[Chunk], num_top: int | None) -> CompletionOutput:
+    last = chunks[-1]
+    tokens = tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
+    logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+    total = sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))
+    return CompletionOutput(
+        index,
+        "".join(chunk.text for chunk in chunks),
+        tokens,
+        total if logprobs else None,
+        logprobs if logprobs and num_top is not None else None,
+        last.finish_reason or "abort",
+        last.stop_reason,
+        last.error,
+    )

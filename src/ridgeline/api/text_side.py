@@ -25,7 +25,7 @@ from ridgeline.machine import memory_of
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.export import tokenizer_config
-from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
+from ridgeline.text.infill import FIM_SPELLINGS, File, InfillPrompt, find_fim_tokens, infill_prompt
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -52,13 +52,31 @@ class TextSide:
         tokenizer_config: the facts of its tokenizer, by Hugging Face's names.
         tool_format: how the model writes calls of tools.
         reasoning: how it marks its reasoning, if it does.
+        pooling: which final state is a text's vector (``SamplingParams.pool``).
+        normalises: whether such vectors are scaled to length 1.
+        is_encoder: whether the model makes vectors alone.
+        vector_size: values of a text's vector.
+        has_scores: whether it gives scores of pairs of texts, and no vectors.
         library_bytes: by how much the process grew for the library's tokenizer, built when needed.
     """
 
     def __init__(self, checkpoint: Checkpoint, card: Mapping[str, Any]) -> None:
         """Take what the model's files say; ``card`` holds sampling that they leave open."""
         self.vocab_size = checkpoint.arch.vocab_size
-        self.tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+        self.pooling = checkpoint.arch.pooling or "last"
+        self.normalises = checkpoint.normalises
+        self.is_encoder = checkpoint.arch.is_encoder
+        self.vector_size = checkpoint.arch.hidden_size
+        self.has_scores = bool(checkpoint.arch.scores)
+        self._between = checkpoint.between_ids
+        self.tokenizer = load_tokenizer(
+            checkpoint.tokenizer,
+            checkpoint.bos_id,
+            checkpoint.add_bos,
+            checkpoint.end_ids,
+            checkpoint.eos_ids,
+            named_in=f"{FIM_SPELLINGS} {checkpoint.chat_template or ''}",
+        )
         self.library_bytes = 0
         self.tokenizer.building = self._measured
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
@@ -123,6 +141,52 @@ class TextSide:
                     f"0 to {self.vocab_size - 1}"
                 )
         return list(prompt)
+
+    def encode_whole(self, text: Prompt, most: int | None = None) -> list[int]:
+        """Return the token ids of a text that becomes a vector.
+
+        Of more than ``most`` it keeps the first, and what the model ends a text with. Raises
+        ValueError as ``encode`` does.
+        """
+        ids = self.encode(text)
+        if most is None or len(ids) <= most:
+            return ids
+        ends = self.tokenizer.end_ids if isinstance(text, str) else ()
+        return [*ids[: max(0, most - len(ends))], *ends]
+
+    def encode_pair(self, one: str, other: str, most: int | None = None) -> list[int]:
+        """Return the token ids of two texts that are read together; of too many the last go.
+
+        What spells a control token is text. Raises ValueError if the first leaves no room.
+        """
+        tokenizer = self.tokenizer
+        first, second = (
+            tokenizer.encode(text, parse_special=False, add_bos=False) for text in (one, other)
+        )
+        begin = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        first = [*begin, *first, *self._between]
+        if most is not None:
+            room = most - len(first) - len(tokenizer.end_ids)
+            if room < 1:
+                raise ValueError(f"the first text of a pair has {len(first)} tokens of {most}")
+            second = second[:room]
+        return [*first, *second, *tokenizer.end_ids]
+
+    def check_vectors(self) -> None:
+        """Raise ValueError if the model gives scores of pairs, and no vectors."""
+        if self.has_scores:
+            raise ValueError(
+                "this model gives scores of pairs of texts, and no vectors: use /v1/rerank, "
+                "/v1/score, or LLM.score"
+            )
+
+    def check_task(self, params: SamplingParams) -> None:
+        """Raise ValueError if the model has no answers, and one is asked for."""
+        if self.is_encoder and not params.pool:
+            raise ValueError(
+                "this model cannot generate text: it makes vectors of texts, or scores of pairs; "
+                "use /v1/embeddings or /v1/rerank, LLM.embed or LLM.score"
+            )
 
     def encode_infill(
         self, prefix: Prompt, suffix: str, files: Sequence[File] = (), room: int = sys.maxsize

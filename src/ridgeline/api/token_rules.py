@@ -32,8 +32,8 @@ class Lexicon:
         self._eos_ids = eos_ids
         self._breakers = lru_cache(maxsize=32)(self._find_breakers)
 
-    def rules(self, params: SamplingParams) -> TokenRules:
-        """Return what ``params`` say of tokens.
+    def rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
+        """Return what ``params`` say of tokens; with ``narrows`` also for ``backends.middle``.
 
         Raises ValueError, which begins with the field at fault, for a text that is none, and if no
         token is left that may begin the answer.
@@ -50,6 +50,8 @@ class Lexicon:
             bad=_grouped((word for word in words if len(word) > 1), key=-2),
             breakers=breakers,
             break_runs=runs,
+            texts=self._pieces if narrows else (),
+            ends=(*self._eos_ids, *params.stop_token_ids) if narrows else (),
         )
 
     def _check_some_left(self, params: SamplingParams, words: list[Ids]) -> None:
@@ -90,6 +92,15 @@ class Lexicon:
             token = bisect_right(starts, at) - 1
             yield token
             at = joined.find(text, starts[token + 1])
+
+    @cached_property
+    def _pieces(self) -> tuple[bytes, ...]:
+        """The text of each token, none of control tokens."""
+        tokenizer = self._tokenizer
+        return tuple(
+            b"" if tokenizer.is_special(token) else tokenizer.token_bytes(token)
+            for token in range(tokenizer.vocab_size)
+        )
 
     @cached_property
     def _texts(self) -> tuple[bytes, list[int]]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput
+from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
 
@@ -28,6 +29,7 @@ class Setup(NamedTuple):
         max_num_seqs: sequences that may run at once.
         max_num_batched_tokens: longest step, tokens.
         num_blocks: blocks of the cache; 0 while that is still to be chosen.
+        max_lora_rank: largest rank of adapters; 0 if there will be none.
         num_states: slots for states of recurrent layers.
     """
 
@@ -39,6 +41,7 @@ class Setup(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     num_blocks: int = 0
+    max_lora_rank: int = 0
     num_states: int = 0
 
 
@@ -106,10 +109,21 @@ class Counters(Protocol):
     """Cycles by kind of work, counted inside a step."""
 
     def take(self) -> Mapping[str, NDArray[np.int64]]:
-        """Return the cycles of each thread since the last call, by kind."""
+        """Return the cycles of each thread since the last call, by kind.
+
+        Of the kind "experts" it is how many experts' matrices it read, in all layers.
+        """
 
     def seconds_per_cycle(self) -> float:
         """Return how long a cycle takes."""
+
+
+class KeptAdapter(Protocol):
+    """An adapter as a backend has it: known to it as long as this is kept."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
 
 
 class BackendRunner(Protocol):
@@ -120,11 +134,21 @@ class BackendRunner(Protocol):
     def execute(self, step: Step) -> StepOutput:
         """Copy, compute, sample."""
 
+    def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
+        """Let work name an adapter by this number, which is new, while the result is kept.
+
+        Any thread may call.
+        """
+
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
         """Return the logits after each token of one text, for measuring."""
 
-    def traffic(self, step: StepRecord) -> Mapping[str, Traffic]:
-        """Return what a step read and computed, by kind; empty if the backend does not know."""
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> Mapping[str, Traffic]:
+        """Return what a step read and computed, by kind; empty if the backend does not know.
+
+        ``num_experts`` is how many experts' matrices it read, in all layers; None takes what its
+        tokens meet if all experts are equally likely.
+        """
 
     def memory(self) -> Mapping[str, Held]:
         """Return what every array that it keeps takes, by name: ``weights.mlp``, ``kv_cache``.

@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.face import Counters, Footprint, Held, Setup, Surroundings, Traffic
 from ridgeline.backends.held import held
+from ridgeline.backends.reference_lora import Adapted
 from ridgeline.backends.reference_parts import (
     Norm,
     feed_forward,
@@ -33,16 +35,18 @@ from ridgeline.backends.reference_parts import (
     scaled,
     sigmoid,
     softcapped,
+    softmax,
 )
 from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
-from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, finish
-from ridgeline.backends.sampling import rank_tokens, sample
+from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, answered, finish
 from ridgeline.backends.states import States
+from ridgeline.backends.vectors import Scorer, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
-from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import Attention, ModelArch
@@ -56,6 +60,8 @@ _QUERY_TILE = 256  # tokens of one prompt
 _SCORES = 1 << 21  # per head: tokens times positions that they look at
 _POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
 
+_Tile = tuple[tuple[int, ...], int, int, int]  # blocks, first row, first position, text's length
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Group:
@@ -64,12 +70,20 @@ class _Group:
     rows_BN: Ints  # where their tokens are in the flat batch
     positions_BN: Ints
     tables: Ints  # [B, blocks], padded with each sequence's own first block
+    lengths_B: Ints  # of their sequences, with all tokens of the step
 
-    def mask_BNL(self, block_size: int, window: int | None) -> NDArray[np.bool_]:
-        """True where a token may not look: the future, padding, and positions before the window."""
-        keys = np.arange(self.tables.shape[1] * block_size)
+    def mask_BNL(self, block_size: int, mixer: Attention) -> NDArray[np.bool_]:
+        """True where a token may not look: the future, padding, and positions beyond the window.
+
+        Where tokens see what follows them, only what is behind the text is padding.
+        """
+        keys, window = np.arange(self.tables.shape[1] * block_size), mixer.window
         queries = self.positions_BN[:, :, None]
         hidden: NDArray[np.bool_] = keys > queries
+        if not mixer.causal:
+            hidden = np.broadcast_to(keys >= self.lengths_B[:, None, None], hidden.shape)
+            if window is not None:
+                hidden = hidden | (keys >= queries + window)
         return hidden if window is None else hidden | (keys <= queries - window)
 
 
@@ -113,6 +127,12 @@ class ReferenceRunner:
         numbers = [i for i, layer in enumerate(self.arch.layers) if layer.attention]
         self._cached = {layer: place for place, layer in enumerate(numbers)}
         self._states = States(num_blocks, block_size, self.arch.hidden_size)
+        self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> AdapterWeights:
+        """Let work name an adapter by this number while what is returned is kept."""
+        self._adapters[number] = weights
+        return weights
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""
@@ -132,7 +152,7 @@ class ReferenceRunner:
             output = finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
             output = self._states.compare(step, output, lambda tokens: hidden[tokens])
             self._recurrent.end()
-            return output
+            return pooled(step, output, lambda tokens: hidden[tokens], *self._scorer)
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
@@ -148,7 +168,7 @@ class ReferenceRunner:
             self._recurrent.end()
             return self._logits(hidden)
 
-    def traffic(self, step: StepRecord) -> dict[str, Traffic]:
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return nothing: it is not known what numpy reads."""
         return {}
 
@@ -167,8 +187,13 @@ class ReferenceRunner:
             "states": held([self._states.array]),
             "recurrent_states": held(self._recurrent.arrays()),
         }
+        if self._scorer:
+            found["weights.scores"] = held(self._scorer[0].arrays)
         if self._head is not self._embed:
             found["weights.head"] = held([self._head])
+        if adapters := list(self._adapters.values()):
+            parts = [part for weights in adapters for part in weights.parts.values()]
+            found["adapters"] = held(array for part in parts for array in (part.a, part.b))
         return found
 
     def profile(self, announce: Callable[[], None]) -> Counters:
@@ -183,39 +208,53 @@ class ReferenceRunner:
         ids = np.array([token for work in items for token in work.tokens])
         position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
         slot_T = np.concatenate([_slots(work, block_size) for work in items])
-        groups = list(_groups(items, block_size))
+        groups = list(_groups(items, block_size, not arch.is_encoder))
         finite_T = np.ones(len(ids), bool)
         x = self._embed[ids]
         if arch.embed_scale != 1.0:
             x = x * np.float32(arch.embed_scale)
         for table in self._positions:
-            x = x + table[position_T + arch.position_offset]
+            places = position_T + arch.position_offset
+            if arch.num_segments > 1:
+                segment_T = np.fromiter(segments(items, arch.separator), np.intp, len(ids))
+                places = places + segment_T * (arch.position_rows // arch.num_segments)
+            x = x + table[places]
         added = np.float32(arch.residual_scale)
+        adapted = Adapted(arch, items, self._adapters)
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
 
             def norm(rows: Floats, name: str, norms: dict[str, Norm] = weights.norms) -> Floats:
                 return normalised(rows, norms[name], arch) if name in norms else rows
 
             row = norm(x, "attn_norm")
-            mixed, finite = self._mixed(i, row, items, (position_T, slot_T, groups))
+            x = row if layer.norms == "within" else x
+            adapt = partial(adapted.add, i)
+            mixed, finite = self._mixed(i, row, items, (position_T, slot_T, groups), adapt)
             finite_T &= finite
             if layer.is_parallel:
                 row = norm(x, "mlp_norm") if "mlp_norm" in weights.norms else row
             x = x + added * norm(mixed, "attn_post_norm")
             if not layer.is_parallel:
                 row = norm(x, "mlp_norm")
+            x = row if layer.norms == "within" else x
             if weights.ffn is not None:
-                x = x + added * norm(feed_forward(row, weights.ffn, layer.ffn), "mlp_post_norm")
+                made = feed_forward(row, weights.ffn, layer.ffn, adapt)
+                x = x + added * norm(made, "mlp_post_norm")
         return normalised(x, self._norm, arch), finite_T
 
     def _mixed(
-        self, index: int, x: Floats, items: tuple[Work, ...], places: _Places
+        self,
+        index: int,
+        x: Floats,
+        items: tuple[Work, ...],
+        places: _Places,
+        adapt: Callable[..., Floats],
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's mixer adds, and which tokens may be built on."""
         layer, weights = self.arch.layers[index], self._layers[index]
         out, finite_T = np.zeros_like(x), np.ones(len(x), bool)
         if layer.attention is not None:
-            out, finite_T = self._attention(index, x, *places)
+            out, finite_T = self._attention(index, x, *places, adapt)
         if layer.recurrent is not None:
             go = partial(self._recurrent.go, index, items)
             out = out + mix(x, weights.recurrent, layer.recurrent, self.arch.norm_eps, go)
@@ -223,7 +262,13 @@ class ReferenceRunner:
         return out, finite_T
 
     def _attention(
-        self, index: int, x: Floats, position_T: Ints, slot_T: Ints, groups: list[_Group]
+        self,
+        index: int,
+        x: Floats,
+        position_T: Ints,
+        slot_T: Ints,
+        groups: list[_Group],
+        adapt: Callable[..., Floats],
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's attention adds, and which tokens' K/V were finite."""
         mixer, weights = self.arch.layers[index].attention, self._layers[index].attention
@@ -232,7 +277,8 @@ class ReferenceRunner:
         index = self._cached[index]
         num_q = mixer.num_heads
         num_qk = num_q + mixer.num_kv_heads
-        qkv = linear(scaled(x, mixer.in_scale), weights.qkv, weights.qkv_bias)
+        rows = scaled(x, mixer.in_scale)
+        qkv = adapt(linear(rows, weights.qkv, weights.qkv_bias), rows, "q", "k", "v")
         heads = qkv.reshape(len(x), num_qk + mixer.num_kv_heads, mixer.head_dim)
         qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
         if weights.q_norm is not None and weights.k_norm is not None:
@@ -244,11 +290,12 @@ class ReferenceRunner:
         finite_T = self._write(index, slot_T, qk[:, num_q:], v_TKD)
         out = np.empty((len(x), num_q, mixer.head_dim), np.float32)
         for group in groups:
-            out[group.rows_BN] = self._attend(index, mixer, qk[group.rows_BN, :num_q], group)
+            q = qk[group.rows_BN, :num_q]
+            out[group.rows_BN] = self._attend(index, mixer, q, group, weights.sinks)
         attended = out.reshape(len(x), -1)
         if weights.gate is not None:
             attended *= sigmoid(linear(x, weights.gate, None))
-        out = linear(attended, weights.o, weights.o_bias)
+        out = adapt(linear(attended, weights.o, weights.o_bias), attended, "o")
         return scaled(out, mixer.out_scale), finite_T
 
     def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
@@ -264,7 +311,14 @@ class ReferenceRunner:
             cache.reshape(-1, *cache.shape[2:])[slot_T] = new
         return finite
 
-    def _attend(self, layer: int, mixer: Attention, q_BNHD: Floats, group: _Group) -> Floats:
+    def _attend(
+        self,
+        layer: int,
+        mixer: Attention,
+        q_BNHD: Floats,
+        group: _Group,
+        sinks: Floats | None,
+    ) -> Floats:
         """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D]."""
         B, N, H, D = q_BNHD.shape
         K = mixer.num_kv_heads
@@ -275,11 +329,9 @@ class ReferenceRunner:
         scores *= np.float32(mixer.score_scale)
         scores = softcapped(scores, mixer.softcap)
         by_token = scores.reshape(B, K, H // K, N, -1)
-        mask_BNL = group.mask_BNL(self.block_size, mixer.window)
+        mask_BNL = group.mask_BNL(self.block_size, mixer)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
-        by_token -= by_token.max(axis=-1, keepdims=True)
-        np.exp(by_token, out=by_token)
-        by_token /= by_token.sum(axis=-1, keepdims=True)
+        softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
         out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, D)
         result: Floats = out.transpose(0, 3, 1, 2, 4).reshape(B, N, H, D)
         return result
@@ -289,18 +341,7 @@ class ReferenceRunner:
     def _answers(self, asks: list[Ask], hidden: Floats) -> list[Answer]:
         """Draw tokens, or rank known ones, by the logits after some tokens."""
         logits = self._logits(hidden[[ask.token for ask in asks]])
-        answers: list[Answer] = []
-        for row, ask in enumerate(asks):
-            of_row = logits[row : row + 1]
-            tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
-            known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
-            ranks: list[TokenLogprobs | None] = [None] * len(known)
-            if ask.num_top is not None:
-                ranks = list(rank_tokens(of_row.repeat(len(known), axis=0), known, ask.num_top))
-            answers.append(
-                Answer(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
-            )
-        return answers
+        return [answered(row, ask) for row, ask in zip(logits, asks, strict=True)]
 
     def _logits(self, hidden: Floats) -> Floats:
         logits = linear(hidden, self._head, self._head_bias)
@@ -326,6 +367,7 @@ class ReferenceRunner:
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
+        self._scorer = [Scorer(checkpoint)] if arch.scores else []
 
 
 def check(setup: Setup) -> Setup:
@@ -393,16 +435,17 @@ def _slots(work: Work, block_size: int) -> Ints:
     return slots + positions % block_size
 
 
-def _groups(items: tuple[Work, ...], block_size: int) -> Iterator[_Group]:
+def _groups(items: tuple[Work, ...], block_size: int, is_causal: bool) -> Iterator[_Group]:
     """Cut long items into tiles; put tiles of equal length and like context together."""
-    tiles: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
+    tiles: dict[int, list[_Tile]] = {}
     row = 0
     for work in items:
         tile = max(1, min(_QUERY_TILE, _SCORES // (work.start + len(work.tokens))))
         for low in range(0, len(work.tokens), tile):
             size, start = min(tile, len(work.tokens) - low), work.start + low
-            seen = work.table[: -(-(start + size) // block_size)]
-            tiles.setdefault(size, []).append((seen, row + low, start))
+            seen, length = start + size, work.start + len(work.tokens)
+            blocks = work.table[: -(-(seen if is_causal else length) // block_size)]
+            tiles.setdefault(size, []).append((blocks, row + low, start, length))
         row += len(work.tokens)
     for size, members in tiles.items():
         members.sort(key=lambda member: len(member[0]))  # the longest pads the others
@@ -414,11 +457,12 @@ def _groups(items: tuple[Work, ...], block_size: int) -> Iterator[_Group]:
                 first = end
 
 
-def _group(members: list[tuple[tuple[int, ...], int, int]], size: int) -> _Group:
-    tables, rows, starts = zip(*members, strict=True)
+def _group(members: list[_Tile], size: int) -> _Group:
+    tables, rows, starts, lengths = zip(*members, strict=True)
     longest = len(tables[-1])
     return _Group(
         np.array(rows)[:, None] + np.arange(size),
         np.array(starts)[:, None] + np.arange(size),
         np.array([table + table[:1] * (longest - len(table)) for table in tables]),
+        np.array(lengths),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class AttentionWeights:
     o: Floats
     o_bias: Floats | None
     gate: Floats | None
+    sinks: Floats | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -47,6 +49,7 @@ class FeedForwardWeights:
     down: Floats
     down_bias: Floats | None
     router: Floats | None
+    router_bias: Floats | None
     shared_scale: Floats | None
     shared: FeedForwardWeights | None  # that of the expert that all tokens meet
 
@@ -110,19 +113,22 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
             o=part("o"),
             o_bias=stack(attention.o_bias, "o_bias"),
             gate=stack(attention.gated, "q_gate"),
+            sinks=stack(attention.sinks, "sinks"),
         )
     mixer = layer.recurrent
     recurrent = {} if mixer is None else {n: part(n) for n in mixer.shapes(arch.hidden_size)}
 
     def network(ffn: Mlp | Experts, prefix: str = "") -> FeedForwardWeights:
         inner = [f"{prefix}{name}" for name in (("gate", "up") if ffn.gated else ("up",))]
+        has_experts = isinstance(ffn, Experts)
         shared = ffn.shared if isinstance(ffn, Experts) else None
         return FeedForwardWeights(
             gate_up=both(*inner),
             gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
             down=part(f"{prefix}down"),
             down_bias=stack(ffn.bias, f"{prefix}down_bias"),
-            router=stack(isinstance(ffn, Experts), "router"),
+            router=stack(has_experts, "router"),
+            router_bias=stack(has_experts and ffn.bias, "router_bias"),
             shared_scale=stack(isinstance(ffn, Experts) and ffn.shared_gated, "shared_scale"),
             shared=network(shared, "shared_") if shared else None,
         )
@@ -223,23 +229,44 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 }  # fmt: skip
 
 
-def feed_forward(x: Floats, weights: FeedForwardWeights, ffn: Mlp | Experts) -> Floats:
-    """Return what a feed-forward network makes of normed rows."""
+def feed_forward(
+    x: Floats, weights: FeedForwardWeights, ffn: Mlp | Experts, adapt: Callable[..., Floats]
+) -> Floats:
+    """Return what a feed-forward network makes of normed rows.
+
+    ``adapt`` takes a product, its rows and the names of its matrices, and adds what adapters do.
+    """
     if isinstance(ffn, Experts):
         return _met_experts(x, weights, ffn)
-    act = ACTIVATIONS[ffn.activation]
-    inner = linear(x, weights.gate_up, weights.gate_up_bias)
+    names = ("gate", "up") if ffn.gated else ("up",)
+    inner = adapt(linear(x, weights.gate_up, weights.gate_up_bias), x, *names)
     if ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
-        inner = act(scaled(gate, ffn.gate_scale)) * up
+        inner = gated(ffn.activation, scaled(gate, ffn.gate_scale), up)
     else:
-        inner = act(inner)
-    return scaled(linear(inner, weights.down, weights.down_bias), ffn.out_scale)
+        inner = ACTIVATIONS[ffn.activation](inner)
+    out = adapt(linear(inner, weights.down, weights.down_bias), inner, "down")
+    return scaled(out, ffn.out_scale)
 
 
-def routes(x: Floats, router: Floats, experts: Experts) -> Floats:
+def not_adapted(product: Floats, _: Floats, *names: str) -> Floats:
+    """Return a product as it is: no adapter changes its matrices."""
+    return product
+
+
+def gated(activation: str, gate: Floats, up: Floats) -> Floats:
+    """Return inner values that gates let through: see ``physics.arch.Mlp``."""
+    if activation != "swiglu_clamped":
+        return ACTIVATIONS[activation](gate) * up
+    gate = np.minimum(gate, np.float32(7))
+    up = np.clip(up, np.float32(-7), np.float32(7))
+    out: Floats = gate / (1 + np.exp(gate * np.float32(-1.702))) * (up + 1)
+    return out
+
+
+def routes(x: Floats, router: Floats, bias: Floats | None, experts: Experts) -> Floats:
     """Return each expert's weight for each row, ``[rows, experts]``; 0 where it is not met."""
-    logits = x @ router.T
+    logits = linear(x, router, bias)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     chosen = np.argsort(-shares, axis=1, kind="stable")[:, : experts.per_token]
@@ -254,17 +281,28 @@ def routes(x: Floats, router: Floats, experts: Experts) -> Floats:
 def _met_experts(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     """Return the weighted sum of what each row's experts make of it."""
     assert weights.router is not None
-    found, out, act = routes(x, weights.router, experts), np.zeros_like(x), experts.activation
+    found, out = routes(x, weights.router, weights.router_bias, experts), np.zeros_like(x)
     gates, ups = np.split(weights.gate_up, 2)
+    of_gates, of_ups = (None, None)
+    if weights.gate_up_bias is not None:
+        of_gates, of_ups = np.split(weights.gate_up_bias, 2)
+
+    def of_expert(stack: Floats | None, e: int, size: int) -> Any:
+        return None if stack is None else stack[e * size : (e + 1) * size]
+
     for e in range(experts.num):
         rows = np.flatnonzero(found[:, e])
         if len(rows):
-            inner, outer = (slice(e * n, (e + 1) * n) for n in (experts.size, x.shape[1]))
-            row = x[rows]
-            made = ACTIVATIONS[act](row @ gates[inner].T) * (row @ ups[inner].T)
-            out[rows] += found[rows, e, None] * (made @ weights.down[outer].T)
+            size, hidden = experts.size, x.shape[1]
+            gate, up = (
+                linear(x[rows], of_expert(matrix, e, size), of_expert(bias, e, size))
+                for matrix, bias in ((gates, of_gates), (ups, of_ups))
+            )
+            made = gated(experts.activation, gate, up)
+            down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
+            out[rows] += found[rows, e, None] * linear(made, down, bias)
     if weights.shared is not None and experts.shared is not None:
-        met = feed_forward(x, weights.shared, experts.shared)
+        met = feed_forward(x, weights.shared, experts.shared, not_adapted)
         out += met if weights.shared_scale is None else sigmoid(x @ weights.shared_scale.T) * met
     return out
 
@@ -275,3 +313,16 @@ def softcapped(values: Floats, cap: float) -> Floats:
         return values
     out: Floats = np.float32(cap) * np.tanh(values / np.float32(cap))
     return out
+
+
+def softmax(scores: Floats, sinks: Floats | None) -> None:
+    """Turn scores into shares over the last axis, in place; a sink takes a share that is lost."""
+    highest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        highest = np.maximum(highest, sinks)
+    scores -= highest
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks - highest)
+    scores /= total

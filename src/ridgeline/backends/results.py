@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from ridgeline.backends.history import forbidden, repeats
-from ridgeline.backends.sampling import Row
+from ridgeline.backends.sampling import Floats, Row, rank_tokens, sample
 from ridgeline.core.step import (
     MASKED_OUT,
     RULED_OUT,
@@ -37,12 +39,20 @@ class Ask(NamedTuple):
             is ranked.
         known: the token that follows in the prompt, or any where only the likeliest are wanted.
         num_top: how many likeliest tokens to report beside the ranked one; None ranks nothing.
+        mask: without draws, a bit for each id that may be among the likeliest; none allows all.
     """
 
     token: int
     draws: tuple[Row, ...]
     known: int
     num_top: int | None
+    mask: bytes = b""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only ``answered`` can answer it, of logits that a backend gives."""
+        texts = bool(self.draws) and self.draws[0].sampling.tokens.texts
+        return bool(self.mask or texts)
 
 
 class Answer(NamedTuple):
@@ -78,7 +88,7 @@ def finish(
     num_sound: dict[int, int] = {}  # draws before the first draft that is damaged
     for i, first in damaged():
         num_sound[i] = first - sampled_from(items[i])
-        if num_sound[i] <= 0:
+        if num_sound[i] <= 0 or items[i].pool:
             errors[i] = "K/V of this sequence is not finite"
     tokens: list[tuple[int, ...]] = [()] * len(items)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -87,13 +97,14 @@ def finish(
         if j and not len(tokens[i]) == j < num_sound.get(i, j + 1):
             continue
         drawn = tuple(token for token, _ in picks if token is not None)
-        if not is_finite or len(drawn) < len(ask.draws):
+        ranks = _ranks(picks) if items[i].top else ()
+        if not is_finite or len(drawn) < len(ask.draws) or any(not one.top for one in ranks):
             if not j:
                 ruled_out = MASKED_OUT if items[i].masks else RULED_OUT
                 errors.setdefault(i, ruled_out if is_finite else _NOT_FINITE)
             continue
         if items[i].top:
-            top[i] = _ranks(picks)[0].top
+            top[i] = ranks[0].top
             continue
         tokens[i] += drawn
         if ask.num_top is not None:
@@ -114,10 +125,25 @@ def finish(
     )
 
 
+def answered(logits: Floats, ask: Ask) -> Answer:
+    """Answer an ask by the rule of ``backends.sampling``, from its row of logits."""
+    of_row = logits[None]
+    tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
+    known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
+    ranks: list[TokenLogprobs | None] = [None] * len(known)
+    if ask.num_top is not None:
+        rows = of_row.repeat(len(known), axis=0)
+        ranks = list(rank_tokens(rows, known, ask.num_top, ask.mask))
+    return Answer(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
+
+
 def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
     """Number the draws of an item whose last token is the one before ``end``."""
+    if work.pool:
+        return
     if work.top:
-        yield 0, Ask(end - 1, (), 0, work.top)  # any token will do: it asks for the likeliest
+        mask = work.masks[0] if work.masks else b""
+        yield 0, Ask(end - 1, (), 0, work.top, mask)  # any token: the likeliest are asked for
         return
     first, sampling = sampled_from(work), work.sampling
     params, prompt_len, _, rules = sampling

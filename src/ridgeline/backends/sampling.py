@@ -10,6 +10,7 @@ This is the rule that every backend follows to the bit, whatever computes it and
 * Filters take tokens by falling logit, and by id where logits are equal: top-k by number, top-p by
   sums of weights. Typical sampling takes them by the distance of z from its mean. min-p and
   top-n-sigma compare weights with a least one, XTC with a share of their sum.
+* What stands in the middle of a text may be narrowed once more (``backends.middle``).
 * The draw takes the number that belongs to (seed, position), scales it to the sum of the weights
   that are left, and finds the first token, by id, whose running sum passes it.
 
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.history import has
+from ridgeline.backends.middle import narrowed
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenLogprobs
 
@@ -155,9 +157,13 @@ def adjust(logits: Floats, row: Row) -> Floats:
         out[list(row.sampling.suppressed)] = -np.inf
     out[list(row.banned)] = -np.inf
     if row.mask:
-        mask = np.frombuffer(row.mask, np.uint8)
-        out[np.unpackbits(mask, count=len(out), bitorder="little") == 0] = -np.inf
+        out[~_has_bit(row.mask, len(out))] = -np.inf
     return out
+
+
+def _has_bit(mask: bytes, count: int) -> NDArray[np.bool_]:
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=count, bitorder="little")
+    return bits.view(np.bool_)
 
 
 def _rounded(values: NDArray[np.float64]) -> Floats:
@@ -171,6 +177,9 @@ def _draw(logits: Floats, row: Row) -> int | None:
         return None
     if wanted.chance and uniform_bits(row.seed, row.position, stream=1) < wanted.chance:
         ids, weights = exclude_top(logits, ids, weights, wanted.threshold)
+    if row.sampling.tokens.texts:
+        few, heavy = narrowed(ids.tolist(), weights.tolist(), row.sampling.tokens)
+        ids, weights = np.array(few), np.array(heavy)
     reached = np.cumsum(weights)
     mark = uniform_bits(row.seed, row.position) * int(reached[-1]) >> 53
     return int(ids[np.searchsorted(reached, mark, side="right")])
@@ -280,11 +289,14 @@ def powers(z: NDArray[np.float64]) -> Weights:
     return weights
 
 
-def rank_tokens(logits: Floats, tokens: Sequence[int], top: int) -> Iterator[TokenLogprobs]:
+def rank_tokens(
+    logits: Floats, tokens: Sequence[int], top: int, mask: bytes = b""
+) -> Iterator[TokenLogprobs]:
     """Yield each row's log-probability of its token and of its ``top`` likeliest tokens.
 
     Log-probabilities are the model's own: of the raw logits, at temperature 1. Those of logits that
-    are not finite are not a number.
+    are not finite are not a number. A ``mask`` leaves out tokens whose bits are not set, and
+    changes no probability.
     """
     for row, token in zip(logits, tokens, strict=True):
         if not np.isfinite(row).all():
@@ -292,10 +304,19 @@ def rank_tokens(logits: Floats, tokens: Sequence[int], top: int) -> Iterator[Tok
             continue
         ahead = int(np.count_nonzero(row > row[token]))
         ahead += int(np.count_nonzero(row[:token] == row[token]))
-        likeliest = np.argsort(-row, kind="stable")[:top]
+        likeliest = _likeliest(row, top, mask)
         norm = log_sum_exp(float(row.max()), int(weigh(row, LOG2_E).sum()))
         pairs = zip(likeliest.tolist(), row[likeliest].tolist(), strict=True)
         yield ranked(token, float(row[token]), ahead, norm, pairs)
+
+
+def _likeliest(row: Floats, top: int, mask: bytes) -> Ints:
+    """Return the ids of the ``top`` greatest logits that a mask allows, then by id."""
+    ids = np.flatnonzero(_has_bit(mask, len(row))) if mask else np.arange(len(row))
+    if 0 < top < len(ids):
+        least = np.partition(row[ids], len(ids) - top)[len(ids) - top]
+        ids = ids[row[ids] >= least]
+    return ids[np.argsort(-row[ids], kind="stable")[:top]]
 
 
 def log_sum_exp(greatest: float, total: int) -> float:

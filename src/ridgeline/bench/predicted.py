@@ -11,6 +11,7 @@ from typing import Any
 
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
+from ridgeline.simulator.fleet import ROUTERS, serve_fleet
 from ridgeline.simulator.run import Asked, simulate
 from ridgeline.simulator.steptime import StepTime
 from ridgeline.simulator.workload import Planned
@@ -29,6 +30,8 @@ class Case:
         concurrency: sessions at a time in a closed loop; None in an open one.
         settings: of the engine.
         times: the model of time.
+        replicas: how many engines of these settings serve it; without warm-ups, if several.
+        router: which of them gets a request, a name of ``fleet.ROUTERS``.
     """
 
     warmups: tuple[Asked, ...]
@@ -37,9 +40,11 @@ class Case:
     concurrency: int | None
     settings: EngineRecord
     times: StepTime
+    replicas: int = 1
+    router: str = "least-tokens"
 
     def records(self) -> list[Record]:
-        """Simulate it."""
+        """Simulate it on one engine."""
         return simulate(
             self.load,
             self.settings,
@@ -54,7 +59,37 @@ class Case:
 
     def summary(self, limits_ms: Mapping[str, float]) -> dict[str, Any]:
         """Simulate it, and return what the load generator would report."""
-        return summarise(self.outcomes(self.records()), limits_ms)
+        found = self.outcomes(self.records()) if self.replicas == 1 else self.fleet_outcomes()
+        return summarise(found, limits_ms)
+
+    def fleet_outcomes(self) -> list[Outcome]:
+        """Simulate it on several engines, and return what clients see."""
+        ended = serve_fleet(
+            self.load,
+            self.settings,
+            self.times,
+            self.replicas,
+            router=ROUTERS[self.router](),
+            concurrency=self.concurrency,
+        )
+        found = [
+            Outcome(
+                index=int(one.asked.name),
+                arrival_s=one.asked.arrival_s,
+                sent_s=one.arrival_s,
+                end_s=one.finish_s,
+                chunk_s=list(one.token_s),
+                prompt_tokens=len(one.asked.prompt),
+                cached_tokens=one.num_cached_tokens,
+                usage_tokens=one.num_new,
+            )
+            for one in ended
+        ]
+        return self._with_refused(found)
+
+    def _with_refused(self, found: list[Outcome]) -> list[Outcome]:
+        found += [Outcome(i, None, 0.0, 0.0, error=why) for i, why in self.refused.items()]
+        return sorted(found, key=lambda outcome: outcome.index)
 
     def outcomes(self, records: Sequence[Record]) -> list[Outcome]:
         """Return what clients see of these records, seconds from the start of the load."""
@@ -80,9 +115,7 @@ class Case:
             )
             for r in requests
         ]
-        for index, why in self.refused.items():
-            found.append(Outcome(index, None, 0.0, 0.0, error=why))
-        return sorted(found, key=lambda outcome: outcome.index)
+        return self._with_refused(found)
 
     def utilisation(self, found: Mapping[str, Any]) -> float | None:
         """Return the load as a share of what could be served; None if that cannot be said.

@@ -70,6 +70,7 @@ class _Watch:
     def __init__(self, counters: Counters) -> None:
         self.steps: list[StepRecord] = []
         self.cycles: list[dict[str, float]] = []  # mean over threads; ``call`` is thread 0's step
+        self.num_experts: list[int] = []  # whose matrices were read, in all layers
         self.own_s: list[float] = []  # time spent in listening
         self._counters = counters
 
@@ -79,6 +80,7 @@ class _Watch:
             cycles = self._counters.take()
             means = {kind: float(cycles[kind].mean()) for kind in _COMPILED}
             self.cycles.append(means | {"call": float(cycles["step"][0])})
+            self.num_experts.append(int(cycles["experts"].sum()))
             self.steps.append(record)
             self.own_s.append(time.monotonic() - begin_s)
 
@@ -185,8 +187,8 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
         "other Python": max(0.0, span_s - schedule_s - execute_s - commit_s),
     }
     traffic: dict[str, Traffic] = {}
-    for step in steps:
-        for kind, one in llm.runner.traffic(step).items():
+    for step, num_experts in zip(steps, watch.num_experts[part], strict=True):
+        for kind, one in llm.runner.traffic(step, num_experts).items():
             traffic[kind] = traffic[kind] + one if kind in traffic else one
     num_tokens = sum(n for step in steps for _, _, n in step.work)
     guesses = _guesses(steps)

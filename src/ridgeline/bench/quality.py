@@ -156,8 +156,16 @@ def windows(
     Each begins with BOS if that is how the model's texts begin. Raises ValueError if the text is
     too short and has to be ``whole``.
     """
-    tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
-    bos, ids = tokenizer.encode(""), tokenizer.encode(text, parse_special=False, add_bos=False)
+    tokenizer = load_tokenizer(
+        checkpoint.tokenizer,
+        checkpoint.bos_id,
+        checkpoint.add_bos,
+        checkpoint.end_ids,
+        checkpoint.eos_ids,
+        named_in=checkpoint.chat_template or "",
+    )
+    ids = tokenizer.encode(text, parse_special=False, add_bos=False)
+    bos = [checkpoint.bos_id] if checkpoint.add_bos and checkpoint.bos_id is not None else []
     num_tokens = num_tokens if whole else min(num_tokens, len(ids))
     if len(ids) < num_tokens:
         raise ValueError(

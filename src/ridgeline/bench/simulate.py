@@ -28,6 +28,7 @@ from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.planner.calibration import Calibration, known
+from ridgeline.simulator.fleet import ROUTERS
 from ridgeline.simulator.workload import Planned, Workload, lognormal_lengths
 
 _SOURCES = {
@@ -35,6 +36,7 @@ _SOURCES = {
     "served": "by a server",
     "assumed": "uncalibrated",
 }
+_MOST_REPLICAS = 1024
 Prompts = list[tuple[int, ...]]
 
 
@@ -48,6 +50,8 @@ class Question:
         endpoint: "chat" puts prompts into the model's template, "completions" takes them as are.
         prompt_tokens: exact lengths, ``N`` or ``N:CV``, of prompts of random tokens.
         goodput: limits, as of ``bench serve``.
+        replicas: how many servers like this one share the load.
+        router: which of them gets a request, a name of ``fleet.ROUTERS``.
     """
 
     model: str
@@ -55,6 +59,8 @@ class Question:
     endpoint: str = "chat"
     prompt_tokens: str | None = None
     goodput: tuple[str, ...] = ()
+    replicas: int = 1
+    router: str = "least-tokens"
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,11 @@ class Simulator:
             concurrency=question.load.max_concurrency,
             settings=settings_of(config, self.checkpoint.eos_ids),
             times=calibration.times.scaled(calibration.interval().middle),
+            replicas=question.replicas,
+            router=question.router,
         )
+        if case.replicas > 1 and any(asked.turn for asked in load):
+            raise ValueError("several replicas serve requests of one turn: give no --turns")
         return Prepared(case, calibration, planned, num_left_out)
 
     def _ids(self, question: Question, planned: Sequence[Planned]) -> Prompts:
@@ -161,6 +171,14 @@ def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
     )
 
 
+def check_fleet(replicas: int = 1, router: str = "least-tokens") -> None:
+    """Raise ValueError unless there are so many replicas at least, and such a router."""
+    if not 1 <= replicas <= _MOST_REPLICAS:
+        raise ValueError(f"--replicas {replicas} is not from 1 to {_MOST_REPLICAS}")
+    if router not in ROUTERS:
+        raise ValueError(f"--router {router} is none of {', '.join(ROUTERS)}")
+
+
 def seeded(question: Question) -> Question:
     """Return a question whose load has a seed, so that it can be asked again."""
     if question.load.seed is not None:
@@ -175,9 +193,14 @@ def simulate_load(question: Question, options: Options, trace: Path | None) -> b
     and OSError if a file cannot be read or written.
     """
     question, limits_ms = seeded(question), parse_limits(question.goodput)
+    if trace is not None and question.replicas > 1:
+        raise ValueError("--trace has the records of one engine: give no --replicas")
     made = Simulator(question.model).prepare(question, options)
-    records = made.case.records()
-    found = summarise(made.case.outcomes(records), limits_ms)
+    if question.replicas > 1:
+        found, records = made.case.summary(limits_ms), []
+    else:
+        records = made.case.records()
+        found = summarise(made.case.outcomes(records), limits_ms)
     prediction = predict(made, found)
     if trace is not None:
         write_trace(trace, records, prediction | {"seed": question.load.seed})
@@ -186,7 +209,9 @@ def simulate_load(question: Question, options: Options, trace: Path | None) -> b
     asked = asked_of(question.load, made.planned, made.num_left_out)
     if question.prompt_tokens is not None:
         asked |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
-    more = {"model": question.model, "endpoint": question.endpoint}
+    more: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
+    if question.replicas > 1:
+        more |= {"replicas": question.replicas, "router": question.router}
     flags = flags_of(None, question.load, question.goodput) | more
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
     print(json.dumps({"flags": flags, "asked": asked} | found | notes, allow_nan=False))

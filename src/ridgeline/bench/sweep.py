@@ -22,7 +22,8 @@ from rich.table import Table
 
 from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
 from ridgeline.bench.predicted import Case
-from ridgeline.bench.simulate import Question, Simulator, seeded
+from ridgeline.bench.simulate import Question, Simulator, check_fleet, seeded
+from ridgeline.bench.sweep_svg import sweep_svg
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.machine import usable_cpus
@@ -40,6 +41,7 @@ _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
 }
 _TRUTHS = {"true": True, "false": False}
 _NOT_SWEPT = ("trace", "seed", "backend")
+_OF_FLEET: dict[str, Any] = {"replicas": int, "router": str}
 
 
 def sweep_loads(
@@ -48,6 +50,7 @@ def sweep_loads(
     sweeps: Sequence[str],
     objective: str,
     csv_file: Path | None,
+    out: Path | None = None,
 ) -> None:
     """Simulate every combination of values; print a table, and a document in the last line.
 
@@ -57,6 +60,7 @@ def sweep_loads(
         sweeps: texts like ``max_num_seqs=16,64``.
         objective: what is best: ``throughput``, ``goodput``, or a latency such as ``ttft:p95``.
         csv_file: gets the table.
+        out: gets a picture of it, an SVG.
 
     Raises ValueError if a name, a value or the objective is none.
     """
@@ -78,6 +82,10 @@ def sweep_loads(
             writer.writerow([*values, *_COLUMNS])
             for setting, summary in zip(settings, found, strict=True):
                 writer.writerow([*setting.values(), *(_at(summary, p) for p in _COLUMNS.values())])
+    if out is not None:
+        shown = [_short_of(setting) for setting in settings]
+        figures = {n: [_at(one, p) for one in found] for n, p in _COLUMNS.items()}
+        out.write_text(sweep_svg(shown, figures, winner, objective), encoding="utf-8")
     rows = [
         {"settings": setting} | {name: _at(summary, place) for name, place in _COLUMNS.items()}
         for setting, summary in zip(settings, found, strict=True)
@@ -103,14 +111,17 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     """Read ``max_num_seqs=16,64``: a name and its values. Raises ValueError."""
     name, equals, listed = text.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
-    kinds = get_type_hints(Workload) | get_type_hints(Options)
-    known = [f.name for kind in (Options, Workload) for f in fields(kind)]
+    kinds = get_type_hints(Workload) | get_type_hints(Options) | _OF_FLEET
+    known = [f.name for kind in (Options, Workload) for f in fields(kind)] + [*_OF_FLEET]
     if name not in known or name in _NOT_SWEPT:
         raise ValueError(f"--sweep {text}: {name!r} is not an option of the engine or of the load")
     if not equals or not all(listed.split(",")):
         raise ValueError(f"--sweep {text} is not NAME=a,b,c")
     try:
-        return name, [_value(kinds[name], part) for part in listed.split(",")]
+        values = [_value(kinds[name], part) for part in listed.split(",")]
+        for value in values if name in _OF_FLEET else ():
+            check_fleet(**{name: value})
+        return name, values
     except (ValueError, KeyError):
         raise ValueError(f"--sweep {text}: these are not values of {name}") from None
 
@@ -133,8 +144,9 @@ def _case(
     simulator: Simulator, question: Question, options: Options, setting: Mapping[str, Any]
 ) -> Case:
     of_engine = {name: v for name, v in setting.items() if hasattr(options, name)}
-    of_load = {name: v for name, v in setting.items() if name not in of_engine}
-    changed = replace(question, load=replace(question.load, **of_load))
+    of_fleet = {name: v for name, v in setting.items() if name in _OF_FLEET}
+    of_load = {n: v for n, v in setting.items() if n not in of_engine and n not in of_fleet}
+    changed = replace(question, load=replace(question.load, **of_load), **of_fleet)
     return simulator.prepare(changed, replace(options, trace=None, **of_engine)).case
 
 
@@ -179,10 +191,16 @@ def _print(
         table.add_row(*row, style="bold green" if i == winner else None)
     console.print(table)
     flags = " ".join(
-        _flag(name, value) for name, value in settings[winner].items() if hasattr(Options, name)
+        _flag(name, value)
+        for name, value in settings[winner].items()
+        if hasattr(Options, name) or name in _OF_FLEET
     )
     console.print("latencies in ms", style="dim")
     console.print(f"best by {objective}: {flags or settings[winner]}")
+
+
+def _short_of(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in setting.items())
 
 
 def _short(number: float | None) -> str:

@@ -79,7 +79,7 @@ def show_spot(choices: Sequence[Choice], console: Console) -> None:
     if not rows:
         return
     table = Table("on spot machines", box=None, pad_edge=False)
-    for name in ("replicas", "enough are up", "USD/h", "on demand", "again", "lost"):
+    for name in ("replicas", "enough are up", "USD/h", "on demand", "goodput/s", "again", "lost"):
         table.add_column(name, justify="right")
     for choice, spot in rows:
         table.add_row(
@@ -88,6 +88,7 @@ def show_spot(choices: Sequence[Choice], console: Console) -> None:
             f"{spot.availability:.2%}",
             "-" if spot.usd_per_hour is None else f"{spot.usd_per_hour:,.2f}",
             "-" if spot.usd_per_hour_on_demand is None else f"{spot.usd_per_hour_on_demand:,.2f}",
+            "-" if spot.goodput_per_s is None else f"{spot.goodput_per_s:,.4g}",
             f"{spot.tokens_again:,}",
             f"{spot.tokens_lost:,}",
         )

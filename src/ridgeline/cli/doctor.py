@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -57,6 +58,17 @@ def report(
         console.print(f"[yellow]problem[/]  {problem}")
     if not found:
         console.print("[green]nothing is wrong[/]  next: ridgeline run smollm2")
+
+
+def document(home: Path, *, model: str | None = None, with_roof: bool = False) -> dict[str, Any]:
+    """Return what ``report`` prints, for JSON: facts, problems, and a model's memory in bytes."""
+    known = (*facts(home), *(roof_facts() if with_roof else ()))
+    found: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in known]}
+    if model is not None:
+        with LLM(model) as llm:
+            llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
+            found["memory"] = llm.memory().as_dict()
+    return found | {"problems": list(problems(home))}
 
 
 def facts(home: Path) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ _NORMS = {
     "around": "norms around",
     "beside": "attention beside the MLP",
     "beside, own": "attention beside the MLP",
+    "within": "norms that replace what they norm",
 }
 _WINDOWS = {
     "all": "a sliding window",
@@ -40,6 +41,8 @@ def families_table() -> str:
 
 def _specials(family: Family) -> Iterator[str]:
     constants = {name: reader.argument for name, reader in family.facts.items()}
+    if constants.get("mixer.causal") is False:
+        yield "an encoder"
     if norms := _NORMS.get(constants.get("layer.norms", "")):
         yield norms
     if constants.get("norm") == "layer":
@@ -50,6 +53,8 @@ def _specials(family: Family) -> Iterator[str]:
         yield _WINDOWS[family.windows]
     if family.ropes:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
+    if "mixer.sinks" in family.facts:
+        yield "attention sinks"
     if "mixer.softcap" in family.facts:
         yield "soft-capped scores and logits"
     if "residual_scale" in family.facts:

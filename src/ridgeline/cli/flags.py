@@ -14,6 +14,8 @@ import typer
 _AS_TYPED = {
     "kv_cache_memory": str | None,
     "speculative_config": str | None,
+    "lora": list[str] | None,
+    "lora_memory": str | None,
     "trace": Path | None,
     "trace_file": Path | None,
     "lengths_from": Path | None,

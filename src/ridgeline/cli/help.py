@@ -15,6 +15,9 @@ SECTIONS = {
         "enable_contrastive_search", "served_model_name", "models_dir", "keep_alive",
         "models_memory", "tool_call_parser", "reasoning_parser",
     ),
+    "Adapters": (
+        "lora", "enable_lora", "max_lora_rank", "lora_memory", "allow_lora_loading",
+    ),
     "Memory and steps": (
         "kv_cache_memory", "kv_cache_dtype", "block_size", "enable_prefix_caching", "max_num_seqs",
         "max_num_batched_tokens", "policy",

@@ -7,6 +7,7 @@ standard error; ``--debug`` shows the traceback.
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import secrets
 import sys
@@ -34,7 +35,7 @@ from ridgeline.bench.tables import check_out
 from ridgeline.cli import bench as bench_commands
 from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
-from ridgeline.cli.doctor import report
+from ridgeline.cli.doctor import document, report
 from ridgeline.cli.explain import explain_command
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.help import App
@@ -50,9 +51,23 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.server.options import ServeOptions
 from ridgeline.simulator.workload import Workload
 
+# What fingers type after other programs, and what does it here.
+_ELSEWHERE = {
+    "version": "ridgeline --version",
+    "help": "ridgeline -h",
+    "chat": "ridgeline run MODEL",
+    "stop": "Ctrl-C, or SIGTERM, where ridgeline serve runs; --keep-alive unloads models",
+}
+
 
 class _Group(TyperGroup):
     """Typer's commands, without the words that pydantic puts before the reason."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command, as typer does; of another program's, say what there is instead."""
+        if instead := _ELSEWHERE.get(args[0]):
+            raise UsageError(f"there is no command {args[0]!r}: {instead}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, as typer does."""
@@ -133,6 +148,12 @@ def root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
     ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", metavar="FILE", help="TOML file with values of flags; may stand anywhere."
+        ),
+    ] = None,
 ) -> None:
     """An LLM engine that knows its own physics."""
     if version:
@@ -195,11 +216,12 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
         _serve_several(names, serving, options)
         return
     (name,) = names
+    options = replace(options, enable_lora=options.enable_lora or bool(serving.allow_lora_loading))
     from ridgeline.server.main import serve  # its web framework would slow every other command
 
     @contextmanager
     def load() -> Iterator[LLM]:
-        with _load(name, _seeded(options), {}) as (llm, _):
+        with _load(name, _seeded(options), {}, picks_adapter=False) as (llm, _):
             say(f"seed {llm.config.seed} for requests that bring none")
             yield llm
 
@@ -213,6 +235,8 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
     for flag, value in (
         ("--trace", options.trace),
         ("--served-model-name", serving.served_model_name),
+        ("--lora", options.lora),
+        ("--allow-lora-loading", serving.allow_lora_loading),
     ):
         if value:
             raise UsageError(f"{flag} is for one model: serve that alone")
@@ -230,8 +254,12 @@ def doctor(
     roof: Annotated[
         bool, typer.Option("--roof", help="Measure memory and arithmetic, in ten seconds.")
     ] = False,
+    as_json: models.AsJson = False,
 ) -> None:
     """Say what this machine is, what will be used, and what is wrong."""
+    if as_json:
+        print(json.dumps(document(default_home(), model=model, with_roof=roof)))
+        return
     report(Console(width=_width()), default_home(), model=model, with_roof=roof)
 
 
@@ -373,9 +401,14 @@ bench_commands.add_to(bench_app)
 
 @contextmanager
 def _load(
-    model: str, options: Options, sampling: dict[str, Any]
+    model: str, options: Options, sampling: dict[str, Any], *, picks_adapter: bool = True
 ) -> Iterator[tuple[LLM, SamplingParams]]:
-    """Load a model, say what it had to give up, and check sampling parameters first of all."""
+    """Load a model, say what it had to give up, and check sampling parameters first of all.
+
+    All answers have the adapter, if there is one, unless requests are to pick it.
+    """
+    if picks_adapter and len(options.adapters) > 1:
+        raise UsageError("--lora: answers have one adapter here; serve takes several")
     try:
         SamplingParams(**sampling)
     except ValueError as error:
@@ -383,6 +416,8 @@ def _load(
     with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
         for note in llm.config.notes:
             say(f"note: {note}")
+        if picks_adapter:
+            llm.adapters.default = next(iter(options.adapters), None)
         llm.tokenizer.prepare()  # before a prompt is asked for, and before Ctrl-C means an answer
         yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.text.generation_defaults | sampling))
 

@@ -81,7 +81,10 @@ def list_models(
         ]
         print(json.dumps({"models": found, "problems": places.problems}))
         return
-    table = Table("model", "size", "from", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")  # a name that is cut is no name
+    table.add_column("size", no_wrap=True)
+    table.add_column("from", no_wrap=True)
     for place in here:
         table.add_row(place.name, _size(place.size), place.owner)
     if here:
@@ -144,7 +147,14 @@ def export_tokenizer_files(
 ) -> None:
     """Write a model's tokenizer as Hugging Face's files, for evaluation and load tests."""
     checkpoint = load_checkpoint(locate(model).path)
-    tokenizer = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+    tokenizer = load_tokenizer(
+        checkpoint.tokenizer,
+        checkpoint.bos_id,
+        checkpoint.add_bos,
+        checkpoint.end_ids,
+        checkpoint.eos_ids,
+        named_in=checkpoint.chat_template or "",
+    )
     paths = export_tokenizer(checkpoint, tokenizer, folder)
     if as_json:
         print(json.dumps({"files": [str(path) for path in paths]}))

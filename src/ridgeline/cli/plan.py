@@ -49,7 +49,7 @@ _LEGEND = "  ".join(f"[{COLOURS[name]}]{shade}[/] {name}" for name, shade in _SH
 Model = Annotated[
     str | None,
     typer.Argument(
-        help="A config.json, a directory, a .gguf file, or a name of a model on this machine."
+        help="A config.json, a directory, a .gguf file, or a model's name, here or on the hub."
     ),
 ]
 

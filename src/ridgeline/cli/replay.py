@@ -55,7 +55,8 @@ def _console() -> Console:
 def _decide_again(records: list[Json], console: Console) -> bool:
     """Print whether every decision of a recorded run is made again; return it."""
     found = replay(records)
-    of = f"{found.num_steps:,} steps, {found.num_requests:,} requests"
+    requests = "request" if found.num_requests == 1 else "requests"
+    of = f"{found.num_steps:,} steps, {found.num_requests:,} {requests}"
     if found.difference is None:
         console.print(f"[green]equal[/]  {of}: every decision is made again")
     else:
@@ -165,8 +166,10 @@ def _document(records: list[Json], before: list[Record], after: list[Record]) ->
 def _print(console: Console, found: dict[str, Any], changes: list[str], *, diff: bool) -> None:
     before, after = found["before"], found["after"]
     error = before.get("mean_e2el_ms", 0.0) / found["recorded_mean_e2el_ms"] - 1
+    requests = "request" if found["num_requests"] == 1 else "requests"
     console.print(
-        f"{found['num_requests']:,} requests served again with {', '.join(changes) or 'no change'}."
+        f"{found['num_requests']:,} {requests} served again with "
+        f"{', '.join(changes) or 'no change'}."
     )
     console.print(
         f"With the settings of then the simulation takes {abs(error):.1%} "

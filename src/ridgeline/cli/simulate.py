@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ridgeline.bench.load.stats import parse_limits
-from ridgeline.bench.simulate import Question, like, simulate_load
+from ridgeline.bench.simulate import Question, check_fleet, like, simulate_load
 from ridgeline.bench.sweep import sweep_loads
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.models import MODEL_HELP
@@ -48,6 +48,13 @@ def simulate_command(
         str, typer.Option(help="Of --sweep: throughput, goodput, or as ttft:p95.")
     ] = "throughput",
     csv: Annotated[Path | None, typer.Option(help="Of --sweep: a file for its table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Of --sweep: an .svg file to draw it.")] = None,
+    replicas: Annotated[
+        int, typer.Option(help="So many servers like this one share the load.")
+    ] = 1,
+    router: Annotated[
+        str, typer.Option(help="Of --replicas: round-robin, least-tokens or prefix.")
+    ] = "least-tokens",
     replay: Annotated[
         Path | None, typer.Option(help="Serve the requests of a trace (serve --trace) again.")
     ] = None,
@@ -76,7 +83,8 @@ def simulate_command(
     its calibration says.
     """
     if replay is not None:
-        if like_result or prompt_tokens or new_tokens or goodput or sweep or csv:
+        of_loads = (like_result, prompt_tokens, new_tokens, goodput, sweep, csv, out)
+        if any(of_loads) or replicas != 1:
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
         return
@@ -85,8 +93,10 @@ def simulate_command(
     if model is None:
         raise UsageError("name a model; only --replay does without")
     question = _question(model, endpoint, load, like_result, prompt_tokens, new_tokens, goodput)
+    question = replace(question, replicas=replicas, router=router)
+    _check(question, csv, out, is_sweep=bool(sweep))
     if sweep:
-        sweep_loads(question, options, sweep, objective, csv)
+        sweep_loads(question, options, sweep, objective, csv, out)
     elif not simulate_load(question, replace(options, trace=None), _path(options.trace)):
         raise typer.Exit(1)
 
@@ -121,6 +131,17 @@ def _question(
     return Question(
         model=model, load=load, endpoint=endpoint, prompt_tokens=prompt_tokens, goodput=limits
     )
+
+
+def _check(question: Question, csv: Path | None, out: Path | None, *, is_sweep: bool) -> None:
+    try:
+        check_fleet(question.replicas, question.router)
+    except ValueError as error:
+        raise UsageError(error) from error
+    if (csv or out) and not is_sweep:
+        raise UsageError("--csv and --out are about a table: give --sweep")
+    if out is not None and out.suffix.lower() != ".svg":
+        raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
 
 
 def _path(trace: str | Path | None) -> Path | None:

@@ -15,7 +15,7 @@ from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.core.request import Constraint, Request, Search, Text
+from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 
@@ -78,6 +78,7 @@ class Engine:
         arrival_s: float | None = None,
         name: str = "",
         cache_root: bytes = b"",
+        adapter: Adapter = NO_ADAPTER,
         prediction: tuple[int, ...] = (),
         owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
@@ -87,9 +88,9 @@ class Engine:
         """Queue a request; return its id.
 
         ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
-        ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 64
-        bytes, share cached prefixes. ``prediction`` is what the answer may be like, for drafts;
-        they may also come from earlier answers to the same ``owner``, and to no other.
+        ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 48
+        bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may be like,
+        for drafts; they may also come from earlier answers to the same ``owner``, and to no other.
         ``new_constraint`` makes what each answer must comply with, and ``token_rules`` says what
         ``params`` mean in token ids. Requests that are due go first, the earliest before the others
         (``due_s``, on the engine's clock). Raises ValueError if it can never run, and then nothing
@@ -106,6 +107,7 @@ class Engine:
             new_text=new_text,
             name=name,
             cache_root=cache_root,
+            adapter=adapter,
             prediction=prediction,
             owner=owner,
             new_constraint=new_constraint,
@@ -200,7 +202,8 @@ class Engine:
         for event in events:
             request_id = event.seq_id[0]
             times = self._times[request_id]
-            if times.first_token_s is None and event.token is not None:
+            has_news = event.token is not None or event.vector is not None
+            if times.first_token_s is None and has_news:
                 times.first_token_s = now_s
             times.error = times.error or event.error
         for request_id in {event.seq_id[0]: None for event in events if event.finish_reason}:
@@ -216,6 +219,7 @@ class Engine:
                 request_id=request_id,
                 name=request.name,
                 cache_root=request.cache_root.hex(),
+                adapter=request.adapter.digest.hex(),
                 prompt_token_ids=request.prompt,
                 params=_changed(request.params),
                 arrival_s=times.arrival_s,
@@ -233,6 +237,7 @@ class Engine:
                 due_s=None if request.due_s == inf else request.due_s,
             )
         )
+        request.adapter = NO_ADAPTER  # whose memory others may wait for
 
     def _filled(self) -> dict[str, int]:
         """Return how full the queues and the cache are, by the names of a step's record."""

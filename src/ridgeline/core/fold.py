@@ -11,7 +11,7 @@ from itertools import count, zip_longest
 
 from ridgeline.core.queues import Queues
 from ridgeline.core.request import Request, Sequence, Status
-from ridgeline.core.step import Event, FinishReason, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.core.step import TOO_FEW, Event, FinishReason, Step, StepOutput, TokenLogprobs, Work
 
 
 def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
@@ -43,6 +43,9 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
                 events.append(_append(queues, member, token, logprobs))
         elif work.seeds:
             events.append(_append(queues, seq, tokens[0], ranked[0] if ranked else None))
+        elif work.pool:
+            vector = output.vectors.get(i, ())  # a simulation has none
+            events.append(_end(queues, seq, FinishReason.STOP)._replace(vector=vector))
         elif work.top:
             seq.candidates, seq.similarity = output.top[i], output.similarity.get(i, 0.0)
             if all(beam.candidates for beam in seq.request.sequences):
@@ -149,9 +152,14 @@ def _next_round(queues: Queues, request: Request) -> Iterator[Event]:
         _move(queues, request, moves)
         return
     answers = search.answers()
-    for seq, answer in zip(_conclude(queues, request, len(answers)), answers, strict=True):
-        for entry in answer:
-            yield _append(queues, seq, entry.token, entry)
+    for seq, answer in zip_longest(_conclude(queues, request, request.params.n), answers):
+        for entry in answer or ():
+            event = _append(queues, seq, entry.token, entry)
+            yield event
+            if event.finish_reason:  # a form may be complete before the stop id that ended the beam
+                break
+        else:
+            yield _end(queues, seq, FinishReason.ERROR, TOO_FEW)
 
 
 def _move(queues: Queues, request: Request, moves: Listing[tuple[int, int]]) -> None:
@@ -167,11 +175,15 @@ def _move(queues: Queues, request: Request, moves: Listing[tuple[int, int]]) -> 
         if beam in request.sequences:
             index = next(i for i in count() if (request.id, i) not in queues.alive)
             beam = Sequence(request, index, list(beam.tokens), ())
+            if (constraint := beams[parent].constraint) is not None:
+                beam.constraint = constraint.fork()
             queues.fork(beams[parent], beam)
         request.sequences.append(beam)
     for beam, (_, token) in zip(request.sequences, moves, strict=True):
         beam.tokens.append(token)
         beam.num_pending += 1
+        if beam.constraint is not None:
+            beam.constraint.accept(token)
 
 
 def _conclude(queues: Queues, request: Request, num_answers: int) -> list[Sequence]:

@@ -38,6 +38,7 @@ _RANGES = {  # lowest and highest; whole numbers where these are
     "logprobs": (0, 100),
     "prompt_logprobs": (0, 100),
 }
+POOLINGS = ("last", "mean", "cls")
 _OPTIONAL = ("best_of", "penalty_alpha", "seed", "max_tokens", "logprobs", "prompt_logprobs")
 
 
@@ -101,6 +102,8 @@ class SamplingParams:
             tokens: how much it counts that a token repeats what was said. 0 is greedy.
         prediction: text that the answer will be like: it comes sooner where that is right.
         structured_outputs: the form that the answer must have.
+        pool: in place of an answer return a vector, made of the prompt's final states: "last",
+            "mean" or "cls", the first. ``LLM.embed`` sets it.
     """
 
     n: int = 1
@@ -138,6 +141,7 @@ class SamplingParams:
     penalty_alpha: float | None = None
     prediction: str | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    pool: str = ""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -157,6 +161,8 @@ class SamplingParams:
             raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
         if self.penalty_alpha == 0 and self.temperature == 1.0:
             object.__setattr__(self, "temperature", 0.0)
+        if self.pool not in ("", *POOLINGS) or (self.pool and (self.best_of or self.n) > 1):
+            raise ValueError(f"pool is {self.pool!r}: last, mean or cls, and one answer, please")
         self._check_structured_outputs()
         # Frozen for good: what the caller passed may change under us.
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop

@@ -39,10 +39,11 @@ class RequestRecord:
         request_id: counts from 0; step records name a request by it.
         name: what its client knows it by: ``x-request-id``, and the end of the answer's id.
         cache_root: hexadecimal; only requests with the same root share cached prefixes.
+        adapter: digest of its adapter, hexadecimal: also the end of the root; empty for none.
         params: sampling parameters that differ from their defaults.
         arrival_s: when it was added.
         scheduled_s: when its first token was computed; None if it never ran.
-        first_token_s: when its first answer token was there; None if there was none.
+        first_token_s: when its first answer token, or its vector, was there; None if none was.
         finish_s: when its last sequence ended.
         num_cached_tokens: prompt tokens that the first admission found in the prefix cache.
         num_preemptions: over all its sequences.
@@ -73,6 +74,7 @@ class RequestRecord:
     num_accepted_tokens: int
     error: str | None
     due_s: float | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,9 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Take the next token of the answer."""
 
+    def fork(self) -> Constraint:
+        """Return another that has come as far, for an answer with the same beginning."""
+
 
 class Search(Protocol):
     """Which continuations of a prompt are followed (``decoding.search``).
@@ -94,6 +97,17 @@ class Search(Protocol):
         """Return the answers of a search that is over, best first."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Adapter:
+    """What is added to the weights for a request (LoRA). Its digest keeps cached prefixes apart."""
+
+    number: int  # by which the backend knows it; 0 is none
+    digest: bytes
+
+
+NO_ADAPTER = Adapter(0, b"")
+
+
 class Request:
     """A prompt, how to continue it, and the sequences that do."""
 
@@ -109,6 +123,7 @@ class Request:
         new_text: Callable[[], Text] | None = None,
         name: str = "",
         cache_root: bytes = b"",
+        adapter: Adapter = NO_ADAPTER,
         prediction: tuple[int, ...] = (),
         owner: str = "",
         new_constraint: Callable[[], Constraint] | None = None,
@@ -119,20 +134,20 @@ class Request:
         """Prepare the first sequence; the others fork from it when the prompt is computed.
 
         ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
-        most 64 bytes, share cached prefixes. ``prediction`` is what the answer may be like; it
-        changes only how soon it comes, as earlier answers to the same ``owner`` may.
+        most 48 bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may
+        be like; it changes only how soon it comes, as earlier answers to the same ``owner`` may.
         ``new_search`` returns the search that the parameters ask for. ``due_s`` is when it must run
         at the latest, inf if that was promised to nobody. Raises ValueError if the prompt is empty
         or leaves no room for an answer.
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
-        if len(prompt) >= max_model_len:
+        if len(prompt) > max_model_len - (not params.pool):
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens, but prompt and answer together may have "
                 f"{max_model_len} (--max-model-len)"
             )
-        longest = max_model_len - len(prompt)
+        longest = 0 if params.pool else max_model_len - len(prompt)
         max_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
         eos = () if params.ignore_eos else eos_ids
         seed = (default_seed if params.seed is None else params.seed) % (1 << 64)
@@ -140,7 +155,8 @@ class Request:
         self.due_s = due_s
         self.rank = due_s, request_id  # of two requests, the lower one goes first
         self.name = name
-        self.cache_root = cache_root
+        self.adapter = adapter
+        self.cache_root = cache_root + adapter.digest
         self.prompt = prompt
         self.prediction = prediction
         self.owner = owner
@@ -158,7 +174,7 @@ class Request:
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
         self.search = new_search(self)  # until it is over; its beams draw nothing and have no text
         assert self.search or not params.searches, "an engine without a search"
-        num_seeds = 0 if self.search else params.num_seqs
+        num_seeds = 0 if self.search or params.pool else params.num_seqs
         seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(num_seeds))
         num_slots = params.num_seqs if self.search else 1
         self.sequences = [Sequence(self, 0, list(prompt), seeds, num_slots=num_slots)]

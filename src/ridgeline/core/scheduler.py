@@ -31,6 +31,18 @@ _ALONE = Load()
 _SCARCE = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
 
 
+def _as_asked(item: Work, request: Request, *, is_last: bool) -> Work:
+    """Return work with what few requests ask for; most of it behind the last token only."""
+    if request.adapter.number:
+        item = item._replace(adapter=request.adapter.number)
+    if request.search:
+        top = request.search.num_candidates if is_last else 0
+        item = item._replace(top=top, similar=bool(request.params.penalty_alpha))
+    elif request.params.pool and is_last:
+        item = item._replace(pool=request.params.pool)
+    return item
+
+
 def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return history and targets of a work item (``core.step.Work``)."""
     params, prompt = seq.request.params, seq.request.prompt
@@ -41,7 +53,7 @@ def _context(seq: Sequence, start: int, end: int) -> tuple[tuple[int, ...], tupl
 def _add_masks(granted: list[Sequence], work: list[Work]) -> None:
     """Add to a step's work what constrained answers may say."""
     for i, (seq, item) in enumerate(zip(granted, work, strict=True)):
-        if seq.constraint is not None and item.seeds:
+        if seq.constraint is not None and (item.seeds or item.top):
             drafts = item.tokens[len(item.tokens) - item.drafts :]
             work[i] = item._replace(masks=seq.constraint.masks(drafts))
 
@@ -89,17 +101,17 @@ class Scheduler:
         """Queue a request. Raises ValueError, with the numbers, if it can never run."""
         kv, first = self.queues.kv, request.sequences[0]
         need, have, width = kv.blocks_for(request.max_len), len(kv.pool.refs), first.num_slots
+        name = request.params.width_field
         if width > (most := self.queues.max_num_seqs):
-            name = request.params.width_field
             raise ValueError(
-                f"{name} asks for {width} beams, but at most {most} sequences run at a time: "
+                f"{name} asks for {width} at once, but at most {most} sequences run at a time: "
                 f"lower {name} or raise --max-num-seqs"
             )
         if width * need > have:
-            each = f" for each of {width} beams" if width > 1 else ""
+            each = f"{name} is {width}: for each, " if width > 1 else ""
             raise ValueError(
-                f"prompt and answer need up to {request.max_len} tokens = {need} blocks of "
-                f"{kv.block_size}{each}, but the KV cache has {have}: lower max_tokens or raise "
+                f"{each}prompt and answer need up to {request.max_len} tokens = {need} blocks of "
+                f"{kv.block_size}, but the KV cache has {have}: lower max_tokens or raise "
                 f"--kv-cache-memory"
             )
         if self.policy.whole_prompts and request.max_len > self.max_num_batched_tokens:
@@ -180,13 +192,8 @@ class Scheduler:
             history, targets = _context(seq, start, end) if request.needs_context else ((), ())
             seeds = seq.seeds if num_tokens == pending else ()
             tokens = (seq.tokens[start],) if num_tokens == 1 else tuple(seq.tokens[start:end])
-            work.append(
-                Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
-            )
-            if request.search:
-                top = request.search.num_candidates if num_tokens == pending else 0
-                similar = bool(request.params.penalty_alpha)
-                work[-1] = work[-1]._replace(top=top, similar=similar)
+            item = Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
+            work.append(_as_asked(item, request, is_last=num_tokens == pending))
             granted.append(seq)
             left -= num_tokens
         if admitted or preempted:

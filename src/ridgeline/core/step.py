@@ -48,10 +48,13 @@ class TokenRules(NamedTuple):
     bad: Mapping[int, tuple[tuple[int, ...], ...]] = {}  # longer ones, by their last token but one
     breakers: bytes = b""  # ids that end what DRY takes for repeated
     break_runs: Mapping[int, tuple[tuple[int, ...], ...]] = {}  # so do these, by their last token
+    texts: tuple[bytes, ...] = ()  # of all ids, if the text behind is known (``backends.middle``)
+    ends: tuple[int, ...] = ()  # then: ids that end a text
 
 
 NO_RULES = TokenRules()
 # What an item fails with if its logits are sound and its own request allows none of the tokens.
+TOO_FEW = "n asks for more answers than there are of the form that the request asks for"
 RULED_OUT = "every token is ruled out by what the request asks for, taken together"
 MASKED_OUT = "the grammar allows no token here: it asks for too much, or for what cannot be"
 
@@ -87,13 +90,16 @@ class Work(NamedTuple):
     ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
     top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
     similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
+    adapter: int = 0  # whose weights are added, 0 for none
     state: int = -1  # slot of the recurrent layers' state, before and after; zeros at position 0
     save: tuple[tuple[int, int], ...] = ()  # after so many of ``tokens``, copy it to that slot
+    pool: str = ""  # return a vector of the text (``SamplingParams.pool``), and draw nothing
 
 
 def sampled_from(work: Work) -> int:
-    """Return the index of an item's first token after which a token is drawn, or all are ranked."""
-    return len(work.tokens) - 1 - work.drafts if work.seeds or work.top else len(work.tokens)
+    """Return the index of an item's first token behind which something is drawn or asked."""
+    has_output = work.seeds or work.top or work.pool
+    return len(work.tokens) - 1 - work.drafts if has_output else len(work.tokens)
 
 
 class Step(NamedTuple):
@@ -129,6 +135,7 @@ class StepOutput(NamedTuple):
     errors: Mapping[int, str] = {}  # why this item failed; its tokens mean nothing
     top: Mapping[int, Candidates] = {}  # of items with ``top``
     similarity: Mapping[int, float] = {}  # of those that are also ``similar``: backends.states
+    vectors: Mapping[int, tuple[float, ...]] = {}  # of items with ``pool``
 
 
 class Event(NamedTuple):
@@ -141,6 +148,7 @@ class Event(NamedTuple):
     finish_reason: FinishReason | None
     stop_reason: str | int | None  # the stop string or stop token id that ended it
     error: str | None
+    vector: tuple[float, ...] | None = None  # of a request with ``pool``
 
 
 class Runner(Protocol):

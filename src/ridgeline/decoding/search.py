@@ -16,7 +16,10 @@ _BOTH = (
 )
 _OF_BEAMS = ("length_penalty", "early_stopping")
 _WITH = {
-    "use_beam_search": (*_BOTH, *_OF_BEAMS, "best_of", "use_beam_search"),
+    "use_beam_search": (
+        *(*_BOTH, *_OF_BEAMS),
+        *("best_of", "structured_outputs", "use_beam_search"),
+    ),
     "penalty_alpha": (*_BOTH, "stop", "top_k", "penalty_alpha"),
 }
 _SAME_AS_DEFAULT = {"temperature": 0, "top_k": -1, "logit_bias": {}}  # to a search

@@ -28,7 +28,13 @@ def new_runner(
     config: EngineConfig, checkpoint: Checkpoint, report: Callable[[int, int], None]
 ) -> BackendRunner:
     """Return the backend that ``config`` names, with its weights loaded."""
-    setup = Setup(
+    surroundings = Surroundings(_home, report, _announce)
+    return BACKENDS[config.backend].new_runner(checkpoint, setup_of(config), surroundings)
+
+
+def setup_of(config: EngineConfig) -> Setup:
+    """Return what a backend has to know of a configuration."""
+    return Setup(
         config.dtype,
         config.kv_cache_dtype,
         config.block_size,
@@ -37,10 +43,9 @@ def new_runner(
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.num_blocks,
+        config.max_lora_rank,
         0 if config.num_checkpoints is None else config.max_num_seqs + config.num_checkpoints,
     )
-    surroundings = Surroundings(_home, report, _announce)
-    return BACKENDS[config.backend].new_runner(checkpoint, setup, surroundings)
 
 
 def _home() -> Path:

@@ -33,8 +33,19 @@ def locate(model: str, *, verify: bool = False) -> Found:
         # Imported here: what a download needs is a tenth of a start that downloads nothing.
         from ridgeline.hub.pull import pull
 
-        with bytes_bar(f"Pulling {model}") as report:
-            found = pull(model, places, room_bytes=room_bytes, announce=say, progress=report)
+        done_bytes = 0
+
+        def note(done: int, total: int) -> None:
+            nonlocal done_bytes
+            done_bytes = done
+            report(done, total)
+
+        try:
+            with bytes_bar(f"Pulling {model}") as report:
+                found = pull(model, places, room_bytes=room_bytes, announce=say, progress=note)
+        except KeyboardInterrupt:
+            say(f"stopped: the same command goes on from {done_bytes / 1e6:,.0f} MB")
+            raise
     if found.note:
         say(f"{model}: {found.note}")
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -58,6 +58,16 @@ class Options:
     enable_contrastive_search: bool = flag_field(
         False, "Keep final states beside the KV cache, for requests with penalty_alpha."
     )
+    lora: Sequence[str] | Mapping[str, str | Path] | None = flag_field(
+        None, "Adapter to load, as NAME=PATH; repeatable. Its name picks it."
+    )
+    enable_lora: bool = flag_field(False, "Make room for adapters that are loaded later.")
+    max_lora_rank: int | None = flag_field(
+        None, "Largest rank of an adapter. Default: that of those given; 64 with --enable-lora."
+    )
+    lora_memory: int | str | None = flag_field(
+        None, "Memory for adapters. Default: what those given take, and 256 MiB for later ones."
+    )
     trace: str | Path | None = flag_field(
         None, "Write a record of every step and request to this file, as JSON lines."
     )
@@ -80,8 +90,27 @@ class Options:
                 f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
             )
         parse_speculative(self.speculative_config)
+        _at_least("max_lora_rank", self.max_lora_rank, 1)
+        parse_bytes(self.lora_memory or 1)
+        _ = self.adapters
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
+
+    @property
+    def adapters(self) -> dict[str, str | Path]:
+        """Paths of the adapters to load, by name. Raises ValueError for what is no such list."""
+        given = self.lora or {}
+        pairs: list[tuple[str, str | Path]]
+        if isinstance(given, Mapping):
+            pairs = list(given.items())
+        else:
+            pairs = [(name, path) for name, _, path in (text.partition("=") for text in given)]
+        for name, path in pairs:
+            if not name or not str(path):
+                raise ValueError(f"--lora is {f'{name}={path}'!r}: write NAME=PATH")
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("--lora: two adapters have one name")
+        return found
 
 
 def parse_bytes(size: int | str) -> int:

@@ -51,13 +51,17 @@ class EngineConfig:
     seed: int
     speculative: SpeculativeConfig | None
     enable_contrastive_search: bool
+    max_lora_rank: int
     notes: tuple[str, ...]
 
 
-def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> EngineConfig:
+def resolve(
+    options: Options, arch: ModelArch, *, taken_bytes: int = 0, max_lora_rank: int = 0
+) -> EngineConfig:
     """Choose everything that is still open, from the model and from the memory that is there.
 
-    ``taken_bytes`` of it are for another model. Raises ValueError if an option contradicts another
+    ``taken_bytes`` of it are for another model and for adapters, whose rank is at most
+    ``max_lora_rank``. Raises ValueError if an option contradicts another
     or the model, or if nothing fits.
     """
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
@@ -69,7 +73,7 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
             f"that this model was trained for"
         )
     threads = options.threads or usable_cpus()
-    policy = POLICIES[options.policy]()
+    policy, notes = _policy(options, arch)
     batched = options.max_num_batched_tokens or max(
         _DEFAULT_MAX_NUM_BATCHED_TOKENS,
         options.max_num_seqs or 0,
@@ -85,6 +89,7 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
             model_len,
             max_num_seqs,
             batched,
+            max_lora_rank=max_lora_rank,
         )
     )
     found = backend.footprint(arch, setup)
@@ -106,6 +111,7 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
         other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
     )
+    kv_bytes = plan.num_blocks * kv_bytes_per_block
     return EngineConfig(
         backend=name,
         dtype=setup.dtype,
@@ -117,18 +123,24 @@ def resolve(options: Options, arch: ModelArch, *, taken_bytes: int = 0) -> Engin
         block_size=options.block_size,
         num_blocks=plan.num_blocks,
         num_checkpoints=states.num_checkpoints,
-        kv_bytes=plan.num_blocks * kv_bytes_per_block,
-        total_bytes=found.weights_bytes
-        + found.step_bytes
-        + states.num_bytes
-        + plan.num_blocks * kv_bytes_per_block,
-        enable_prefix_caching=options.enable_prefix_caching,
+        kv_bytes=kv_bytes,
+        total_bytes=sum((found.weights_bytes, found.step_bytes, states.num_bytes, kv_bytes)),
+        enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,
         speculative=_speculative(options, found),
         enable_contrastive_search=options.enable_contrastive_search,
-        notes=(*states.notes, *plan.notes),
+        max_lora_rank=max_lora_rank,
+        notes=(*notes, *states.notes, *plan.notes),
     )
+
+
+def _policy(options: Options, arch: ModelArch) -> tuple[Policy, list[str]]:
+    """Return the policy, and what is to be said of it."""
+    policy = POLICIES[options.policy]()
+    if arch.reads_whole and not policy.whole_prompts:
+        return Orca(), ["policy orca: this model reads each text whole"]
+    return policy, []
 
 
 def _speculative(options: Options, found: Footprint) -> SpeculativeConfig | None:

@@ -25,7 +25,9 @@ _OF_A_DIRECTORY = re.compile(r"[\w-][\w.-]*\.(json|jinja|safetensors)")
 _SAFE_PATH = re.compile(r"(?!\.)[^/\\\0]+(/(?!\.)[^/\\\0]+)*")
 
 
-class _File(NamedTuple):
+class Entry(NamedTuple):
+    """What the hub says of a file."""
+
     size: int
     sha256: str | None  # None for small files, which the hub keeps without one
 
@@ -55,8 +57,8 @@ def fetch(
     """
     target = directory / name.repo
     with only_one(target):
-        revision, files = _listing(name.repo)
-        wanted, path, why = _wanted(name, files, room_bytes)
+        revision, files = files_of(name.repo)
+        wanted, path, why = wanted_of(name, files, room_bytes)
         total = sum(files[file].size for file in wanted)
         announce(f"{name.repo}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch")
         _check_room(target.parent, total)
@@ -72,22 +74,22 @@ def fetch(
     return target / path if path else target
 
 
-def _listing(repo: str) -> tuple[str, dict[str, _File]]:
+def files_of(repo: str) -> tuple[str, dict[str, Entry]]:
     """Return a repository's newest commit, and its files by their paths."""
     from huggingface_hub import HfApi  # half a second, for this alone
 
-    with _explained(repo):
+    with explained(repo):
         info = HfApi().model_info(repo, files_metadata=True)
     files = {
-        file.rfilename: _File(file.size or 0, file.lfs.sha256 if file.lfs else None)
+        file.rfilename: Entry(file.size or 0, file.lfs.sha256 if file.lfs else None)
         for file in info.siblings or ()
         if _SAFE_PATH.fullmatch(file.rfilename)
     }
     return info.sha or "main", files
 
 
-def _wanted(
-    name: HubName, files: Mapping[str, _File], room_bytes: int
+def wanted_of(
+    name: HubName, files: Mapping[str, Entry], room_bytes: int
 ) -> tuple[list[str], str, str]:
     """Return which files to fetch, the first of a GGUF model (empty for a directory), and why."""
     directory = [
@@ -126,31 +128,43 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 
 
 def _download(
-    repo: str, revision: str, name: str, announced: _File, folder: Path, progress: Progress | None
+    repo: str, revision: str, name: str, announced: Entry, folder: Path, progress: Progress | None
 ) -> None:
     """Fetch one file into ``folder``, or what is missing of it.
 
     The hub's library knows where it is and what to show there. It begins cut files anew, so large
     ones are fetched by our own download.
     """
-    from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_download, hf_hub_url
-
     if announced.sha256 is None:
-        with _explained(repo):
-            hf_hub_download(repo, name, revision=revision, local_dir=folder)
+        fetch_small(repo, revision, name, folder)
         return
-    url = hf_hub_url(repo, name, revision=revision)
-    with _explained(repo):
-        place = get_hf_file_metadata(url).location
-    token = get_token() if urlsplit(place).netloc == urlsplit(url).netloc else None
+    with explained(repo):
+        source = place_of(repo, revision, name)
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    source = Source(place, headers=(("Authorization", f"Bearer {token}"),) if token else ())
     download(source, path, announced.sha256, progress, size=announced.size)
 
 
+def fetch_small(repo: str, revision: str, name: str, folder: Path) -> None:
+    """Fetch a small file into ``folder``. Raises ValueError as ``fetch`` does."""
+    from huggingface_hub import hf_hub_download
+
+    with explained(repo):
+        hf_hub_download(repo, name, revision=revision, local_dir=folder)
+
+
+def place_of(repo: str, revision: str, name: str) -> Source:
+    """Return where a large file is. Raises what the hub's library raises: see ``explained``."""
+    from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
+
+    url = hf_hub_url(repo, name, revision=revision)
+    place = get_hf_file_metadata(url).location
+    token = get_token() if urlsplit(place).netloc == urlsplit(url).netloc else None
+    return Source(place, headers=(("Authorization", f"Bearer {token}"),) if token else ())
+
+
 @contextmanager
-def _explained(repo: str) -> Iterator[None]:
+def explained(repo: str) -> Iterator[None]:
     """Turn the errors of the hub's library into one line with a way out."""
     from huggingface_hub import errors
 

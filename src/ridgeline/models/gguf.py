@@ -32,7 +32,7 @@ _TENSOR_TYPES = {
     14: ("Q6_K", 256, 210), 19: ("IQ1_S", 256, 50), 29: ("IQ1_M", 256, 56),
     16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 22: ("IQ2_S", 256, 82),
     18: ("IQ3_XXS", 256, 98), 21: ("IQ3_S", 256, 110), 20: ("IQ4_NL", 32, 18),
-    23: ("IQ4_XS", 256, 136),
+    23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
 }
 # Type number of a metadata value -> its numpy type. Strings are 8, arrays 9.
 _SCALAR_CODES = {

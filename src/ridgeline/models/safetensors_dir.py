@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,14 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ridgeline.models.families import model_from_config
+from ridgeline.models.families import architecture, model_from_config
+from ridgeline.models.quantized import read_quantized
+from ridgeline.models.sentence import ids_between, pooling_of
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = {
+    "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,
+}  # fmt: skip
 _MAX_JSON_BYTES = 16 << 20
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half of this
 _MAX_TEMPLATE_BYTES = 1 << 20
 _INDEX = "model.safetensors.index.json"
+_NUMBERS = ".position_ids"
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -35,14 +41,21 @@ def load_directory(path: Path) -> Checkpoint:
     Raises:
         ModelFileError: something is missing, damaged, hostile or not supported.
     """
-    folder = _Folder(path)
+    folder = Folder(path)
     config = folder.json("config.json")
     if config is None:
         raise ModelFileError(f"{path}: no config.json, so not a Hugging Face model directory")
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
-    arch, tensors = model_from_config(config, _read_weights(folder), str(path))
+    found = read_quantized(config, _read_weights(folder), str(path))
+    arch, tensors = model_from_config(found.config, found.tensors, str(path), found.spare)
+    pooling = pooling_of(folder.read, path)
+    if pooling is not None:
+        arch = replace(arch, pooling=pooling[0])
+    between = ids_between(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
+    if arch.num_segments > 1 and between:
+        arch = replace(arch, separator=between[0])
     generation = folder.json("generation_config.json") or {}
     text = folder.json("tokenizer_config.json") or {}
 
@@ -54,6 +67,7 @@ def load_directory(path: Path) -> Checkpoint:
     if add_bos is None:
         prefix = _bos_of_template(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
         bos_ids, add_bos = prefix or bos_ids, bool(prefix)
+    ends = text.get("add_eos_token")
     # An id beyond the vocabulary can never be produced nor looked up.
     eos_ids, bos_ids = ([i for i in ids if i < arch.vocab_size] for ids in (eos_ids, bos_ids))
     return Checkpoint(
@@ -65,11 +79,16 @@ def load_directory(path: Path) -> Checkpoint:
         add_bos=bool(add_bos and bos_ids),
         chat_template=_chat_template(folder, text.get("chat_template")),
         tokenizer=tokenizer,
+        family=architecture(config),
         generation_defaults=_sampling_defaults(generation, path),
+        between_ids=between,
+        normalises=pooling is None or pooling[1],
+        end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
+        quantization=found.description,
     )
 
 
-class _Folder:
+class Folder:
     """A directory whose files are found by name and never outside of it."""
 
     def __init__(self, path: Path) -> None:
@@ -127,11 +146,11 @@ def _parse_object(content: bytes, where: Path) -> dict[str, Any]:
     return value
 
 
-def _read_weights(folder: _Folder) -> dict[str, Tensor]:
+def _read_weights(folder: Folder) -> dict[str, Tensor]:
     """Return all tensors of the directory under their files' names."""
     single = folder.find("model.safetensors")
     if single is not None:
-        return _map_safetensors(single)
+        return map_safetensors(single)
     index = folder.json(_INDEX)
     if index is None:
         _refuse_other_weights(folder.path)
@@ -143,7 +162,7 @@ def _read_weights(folder: _Folder) -> dict[str, Tensor]:
         target = folder.find(shard)
         if target is None:
             raise ModelFileError(f"{folder.path / shard}: the index names it, but it is missing")
-        tensors |= {n: t for n, t in _map_safetensors(target).items() if weight_map.get(n) == shard}
+        tensors |= {n: t for n, t in map_safetensors(target).items() if weight_map.get(n) == shard}
     missing = sorted(weight_map.keys() - tensors.keys())
     if missing:
         shard = weight_map[missing[0]]
@@ -161,7 +180,7 @@ def _refuse_other_weights(path: Path) -> NoReturn:
     raise ModelFileError(f"{path}: neither model.safetensors nor {_INDEX}; fetch the weights again")
 
 
-def _map_safetensors(path: Path) -> dict[str, Tensor]:
+def map_safetensors(path: Path) -> dict[str, Tensor]:
     """Map one safetensors file; return read-only views of its tensors.
 
     The library checks the header (sizes, offsets, no overlaps, no holes) and cannot hand out bf16
@@ -183,6 +202,8 @@ def _map_safetensors(path: Path) -> dict[str, Tensor]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     raw: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
     header.pop("__metadata__", None)
+    # Older files of encoders have the numbers 0, 1, 2, ... as a tensor.
+    header = {name: entry for name, entry in header.items() if not name.endswith(_NUMBERS)}
     return {name: _view(raw, 8 + header_bytes, name, entry, path) for name, entry in header.items()}
 
 
@@ -196,10 +217,10 @@ def _view(
         raise ModelFileError(f"{path}: tensor {name!r} has type {dtype}; supported: {supported}")
     num_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
     # Said by the library as well; said again because a JSON key may appear twice.
-    if not shape or num_bytes == 0 or end - begin != num_bytes or data_begin + end > raw.size:
+    if num_bytes == 0 or end - begin != num_bytes or data_begin + end > raw.size:
         raise ModelFileError(f"{path}: tensor {name!r} of shape {shape} has {end - begin} bytes")
     # A vector has one row per element, so that Tensor.rows selects elements of it.
-    rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+    rows = math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
     data = raw[data_begin + begin : data_begin + end].reshape(rows, num_bytes // rows)
     return Tensor(name, dtype, shape, data)
 
@@ -231,6 +252,8 @@ def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
     steps = step.get("processors", [step]) if type(step) is dict else []
     try:
         for step in steps:
+            if step["type"] in ("BertProcessing", "RobertaProcessing"):
+                return _ids(step["cls"][1], "cls", Path("tokenizer.json"))
             if step["type"] == "TemplateProcessing" and "SpecialToken" in step["single"][0]:
                 token = step["single"][0]["SpecialToken"]["id"]
                 return _ids(step["special_tokens"][token]["ids"], "ids", Path("tokenizer.json"))
@@ -239,7 +262,7 @@ def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
     return []
 
 
-def _chat_template(folder: _Folder, inline: Any) -> str | None:
+def _chat_template(folder: Folder, inline: Any) -> str | None:
     """Return the chat template: the file of its own, or tokenizer_config.json's default."""
     content = folder.read("chat_template.jinja", _MAX_TEMPLATE_BYTES)
     if content is not None:

@@ -6,7 +6,8 @@ file and of formats it knows only the names of the block types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.models import encodings
 from ridgeline.physics.arch import ModelArch
 
 
@@ -27,11 +29,14 @@ class Tensor:
 
     Attributes:
         name: as the file spells it, for messages.
-        dtype: GGML type name: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K..Q6_K, IQ*.
+        dtype: GGML type name: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K..Q6_K, IQ*, MXFP4;
+            or one of ``encodings``.
         shape: logical shape, row-major: ``(out, in)`` or ``(n,)``.
         stored: uint8 ``[rows, row_bytes]``; usually a read-only view of the mapped file.
         order: which of the stored rows stands where; None for all as they are.
         parts: of a stack, in place of ``stored``.
+        make: of a tensor that is converted: makes the rows each time they are asked for. ``stored``
+            has no content then, only as many rows and bytes as the file has.
     """
 
     name: str
@@ -40,6 +45,20 @@ class Tensor:
     stored: NDArray[np.uint8]
     order: NDArray[np.intp] | None = None
     parts: tuple[Tensor, ...] = ()
+    make: Callable[[], NDArray[np.uint8]] | None = None
+
+    @classmethod
+    def converted(
+        cls,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        file_bytes: int,
+        make: Callable[[], NDArray[np.uint8]],
+    ) -> Tensor:
+        """Return a tensor whose encoded rows ``make`` returns; nothing is read yet."""
+        rows = math.prod(shape[:-1])
+        return cls(name, dtype, shape, _room(rows, file_bytes // rows), make=make)
 
     @classmethod
     def stacked(cls, name: str, parts: Sequence[Tensor]) -> Tensor:
@@ -55,7 +74,8 @@ class Tensor:
         """The rows in order. Copied each time where they have one: packed weights need none."""
         if self.parts:
             return np.concatenate([part.data for part in self.parts])
-        return self.stored if self.order is None else self.stored[self.order]
+        stored = self.stored if self.make is None else self.make()
+        return stored if self.order is None else stored[self.order]
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +84,11 @@ class Tensor:
 
     def rows(self, index: slice | NDArray[np.intp], name: str = "") -> Tensor:
         """Return the rows that ``index`` selects, still encoded (rows are whole blocks)."""
+        if self.make is not None:
+            order = np.arange(len(self.stored)) if self.order is None else self.order
+            order = order[index]
+            shape, room = (len(order), *self.shape[1:]), _room(len(order), self.stored.shape[1])
+            return replace(self, name=name or self.name, shape=shape, stored=room, order=order)
         data = self.data[index]
         return Tensor(name or self.name, self.dtype, (data.shape[0], *self.shape[1:]), data)
 
@@ -80,11 +105,18 @@ class Tensor:
         if self.dtype == "BF16":
             wide = self.data.view(np.uint16).astype(np.uint32) << 16
             return wide.view(np.float32).reshape(self.shape)
+        if self.dtype in encodings.ENCODINGS:
+            return encodings.decode(self.dtype, self.data).reshape(self.shape)
         import gguf  # here: a tenth of a start whose weights are packed already
 
         kind = gguf.GGMLQuantizationType[self.dtype]
         out: NDArray[np.float32] = gguf.quants.dequantize(self.data, kind)
         return np.ascontiguousarray(out, dtype=np.float32).reshape(self.shape)
+
+
+def _room(rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """Return rows without content, which take no memory."""
+    return np.broadcast_to(np.zeros(1, np.uint8), (rows, row_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +130,15 @@ class Checkpoint:
         eos_ids: tokens that end an answer.
         bos_id: token that begins a text, None where the model has none.
         add_bos: whether a plain prompt gets ``bos_id`` in front.
+        end_ids: what a plain prompt gets behind it, None where tokenizer.json says it.
         chat_template: jinja2 source, None where the file has none.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
+        quantization: how its weights were quantised, in words; "" where the types say it.
         tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
+        family: the file's name of its family.
+        between_ids: what stands between two texts that are read together.
+        normalises: vectors of texts are scaled to length 1.
     """
 
     path: Path
@@ -113,6 +150,11 @@ class Checkpoint:
     chat_template: str | None
     tokenizer: Path | Mapping[str, Any]
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    end_ids: tuple[int, ...] | None = None
+    quantization: str = ""
+    family: str = ""
+    between_ids: tuple[int, ...] = ()
+    normalises: bool = True
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What a decoder-only transformer looks like, as structural facts.
+"""What a transformer looks like, a decoder or an encoder, as structural facts.
 
 One description serves every family: a backend reads these facts and never asks for a model's name.
 This module holds no tensors, reads no files, and knows no file format.
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
+Pooling = Literal["", "last", "mean", "cls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,17 @@ class Attention:
         num_kv_heads: key and value heads; each serves ``num_heads // num_kv_heads`` query heads.
         head_dim: channels per head.
         rope: rotary embedding; None turns nothing (NoPE).
-        window: how many last tokens a token sees (itself included); None sees all.
+        window: how many last tokens a token sees (itself included), and, where it sees what
+            follows, how many of these; None sees all.
         scale: of the products of queries and keys; None means ``head_dim ** -0.5``.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 leaves them.
         qk_norm: RMS norm of q and k before rope: "" for none, over each "head", or over the whole
             "width" of all heads.
+        causal: a token sees those before it alone; else all of the text, as in an encoder.
         qkv_bias: the q, k and v projections have a bias.
         o_bias: the output projection has a bias.
+        sinks: each query head has a learnt score that takes its share of the softmax and has no
+            value (Xiao et al., 2023).
         gated: the output is multiplied by the sigmoid of another projection of the input.
         in_scale: multiplies the input.
         out_scale: multiplies the output.
@@ -76,8 +83,10 @@ class Attention:
     scale: float | None = None
     softcap: float = 0.0
     qk_norm: Literal["", "head", "width"] = ""
+    causal: bool = True
     qkv_bias: bool = False
     o_bias: bool = False
+    sinks: bool = False
     gated: bool = False
     in_scale: float = 1.0
     out_scale: float = 1.0
@@ -110,6 +119,8 @@ class Attention:
             found |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
         if self.o_bias:
             found["o_bias"] = (hidden_size,)
+        if self.sinks:
+            found["sinks"] = (self.num_heads,)
         if self.gated:
             found["q_gate"] = (q_size, hidden_size)
         if self.qk_norm == "head":
@@ -125,7 +136,9 @@ class Mlp:
 
     Attributes:
         size: inner width; 0 where there is no such network.
-        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh) or "relu".
+        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh), "relu", or
+            "swiglu_clamped" of gates and inner values together: ``g sigmoid(1.702 g) (u + 1)``,
+            where g is at most 7 and u from -7 to 7.
         gated: a gate, put through the activation, multiplies the inner values; without a gate the
             activation is theirs.
         bias: all its projections have a bias.
@@ -134,7 +147,7 @@ class Mlp:
     """
 
     size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
     gate_scale: float = 1.0
@@ -169,6 +182,7 @@ class Experts:
         activation: as of ``Mlp``.
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
+        bias: the router and all projections have a bias.
         shared: a network that every token goes to as well.
         shared_gated: its output is multiplied by the sigmoid of one more product.
     """
@@ -176,9 +190,10 @@ class Experts:
     num: int
     per_token: int
     size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     normalised: bool = True
     scale: float = 1.0
+    bias: bool = False
     shared: Mlp | None = None
     shared_gated: bool = False
 
@@ -186,11 +201,6 @@ class Experts:
     def gated(self) -> bool:
         """Every expert has gates."""
         return True
-
-    @property
-    def bias(self) -> bool:
-        """No projection has a bias."""
-        return False
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
@@ -201,6 +211,8 @@ class Experts:
             "up": (inner, hidden_size),
             "down": (outer, self.size),
         }
+        if self.bias:
+            found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
         if self.shared is not None:
             shapes = self.shared.shapes(hidden_size)
             found |= {f"shared_{name}": shape for name, shape in shapes.items()}
@@ -227,13 +239,15 @@ class Layer:
         ffn: the feed-forward network; an MLP of size 0 for none.
         norms: where norms stand: "before" each of the two, "behind" each, "around" each (four
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
-            each has a norm of its own of that row.
+            each has a norm of its own of that row. "within" is as "before", but a norm replaces the
+            residual stream: so the norm behind each of the two (Vaswani et al., 2017) is that
+            before the next.
         beside: a mixer that keeps a state and reads the same row as attention; both are added.
     """
 
     mixer: Attention | Recurrent
     ffn: Mlp | Experts
-    norms: Literal["before", "behind", "around", "beside", "beside, own"] = "before"
+    norms: Literal["before", "behind", "around", "beside", "beside, own", "within"] = "before"
     beside: Recurrent | None = None
 
     @property
@@ -277,7 +291,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelArch:
-    """A decoder: its layers, and what stands before and behind them.
+    """A model: its layers, and what stands before and behind them.
 
     Attributes:
         layers: blocks, in order; equal ones may be the same object.
@@ -295,6 +309,12 @@ class ModelArch:
         position_offset: the row of position 0.
         head_bias: the output head has a bias.
         tied_embeddings: the output head is the embedding.
+        pooling: which final state is a text's vector: the "last", the first ("cls"), or the
+            "mean" of all; "" if the file does not say.
+        scores: what the score goes through that a classifier gives to a pair of texts, made of the
+            pooled state; "" for a model without one.
+        num_segments: parts of a text, of which each has rows of its own among ``position_rows``.
+        separator: the token that ends the first segment; -1 where there is one segment.
     """
 
     layers: tuple[Layer, ...]
@@ -312,6 +332,10 @@ class ModelArch:
     position_offset: int = 0
     head_bias: bool = False
     tied_embeddings: bool = False
+    pooling: Pooling = ""
+    scores: Literal["", "sigmoid", "identity"] = ""
+    num_segments: int = 1
+    separator: int = -1
 
     @property
     def num_layers(self) -> int:
@@ -329,6 +353,16 @@ class ModelArch:
         mixers = [layer.recurrent for layer in self.layers]
         return sum(num_state_values(one, self.hidden_size) for one in mixers if one is not None)
 
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see what follows them, so that none can be predicted."""
+        return not all(attention.causal for attention in self.attentions)
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether a text's vector needs all of the text in one step."""
+        return self.is_encoder or self.pooling in ("mean", "cls")
+
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""
         shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, self.hidden_size)}
@@ -344,4 +378,7 @@ class ModelArch:
             shapes["head"] = (self.vocab_size, self.hidden_size)
         if self.head_bias:
             shapes["head_bias"] = (self.vocab_size,)
+        if self.scores:
+            shapes |= {"pooler": (self.hidden_size, self.hidden_size), "scores_bias": (1,)}
+            shapes |= {"pooler_bias": (self.hidden_size,), "scores": (1, self.hidden_size)}
         return shapes

@@ -55,7 +55,7 @@ def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
             return attention(
                 hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
                 qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
-                output_gate=mixer.gated,
+                output_gate=mixer.gated, sinks=mixer.sinks,
             )  # fmt: skip
         case Conv():
             return short_conv(hidden, mixer.kernel, biased=mixer.bias)
@@ -77,5 +77,11 @@ def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
         return mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias)
     shared = 0 if ffn.shared is None else ffn.shared.size
     return experts(
-        hidden, ffn.size, ffn.num, ffn.per_token, shared_width=shared, shared_gate=ffn.shared_gated
+        hidden,
+        ffn.size,
+        ffn.num,
+        ffn.per_token,
+        shared_width=shared,
+        shared_gate=ffn.shared_gated,
+        biased=ffn.bias,
     )

@@ -26,6 +26,7 @@ from ridgeline.physics.layers import (
     vector,
 )
 from ridgeline.physics.shapes import Layer, Matrix, Shape
+from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 _MAX_LAYERS = 4096
 
@@ -145,7 +146,8 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
         if not isinstance(values[text], Mapping):
             raise ValueError(f"{where}: {text} is not an object")
         shared = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
-        values = {**shared, **values[text], **outer}
+        defaults = TEXT_DEFAULTS.get(str(values[text].get("model_type")), {})
+        values = {**defaults, **shared, **values[text], **outer}
     config = Fields(values, where)
     name = config.text("model_type") or "unknown"
     family = FAMILIES.get(name, _LLAMA)

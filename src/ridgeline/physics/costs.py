@@ -120,6 +120,9 @@ def layer_attention_flops(attention: Attention, start: int, num_tokens: int) -> 
     Per query head and visible key: ``2 head_dim`` for the score, the same for the value.
     """
     window = attention.window
+    if not attention.causal:
+        keys = num_tokens * min(start + num_tokens, 2 * (window or start + num_tokens) - 1)
+        return 4 * attention.q_size * keys
     keys = _visible_keys(start + num_tokens, window) - _visible_keys(start, window)
     return 4 * attention.q_size * keys
 

@@ -198,6 +198,10 @@ def _of_method(method: str, config: Mapping[str, Any]) -> Format | None:
                 return Format("bitsandbytes 8 bits", 8, 0, 1, 32)
             twice = config.get("bnb_4bit_use_double_quant")
             return Format("bitsandbytes 4 bits", 4, 64, 1, 8 + 32 / 256 if twice else 32)
+        case "hqq":
+            params = config["quant_config"]["weight_quant_params"]
+            bits, group = int(params["nbits"]), int(params.get("group_size") or 0)
+            return Format(f"hqq {bits} bits", bits, group, 1, 32)
         case "modelopt" | "modelopt_fp4":
             algorithm = str(config.get("quant_algo", "")).upper()
             return {"FP8": FORMATS["fp8"], "NVFP4": FORMATS["nvfp4"]}.get(algorithm)

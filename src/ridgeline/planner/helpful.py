@@ -29,8 +29,9 @@ def would_help(found: Explanation, records: Sequence[Json] = ()) -> list[dict[st
 
     Args:
         found: where the request's time went.
-        records: a trace of it and of those beside it, with prompts; without one, suggestions have
-            no gains. With one, what does not help in its simulation is left out.
+        records: a trace of it and of those beside it, with prompts (or what stands for them);
+            without one, suggestions have no gains. With one, what does not help in its simulation
+            is left out.
     """
     told: list[dict[str, Any]] = []
     for cause, num_ns in found.causes_ns().items():

@@ -1,9 +1,10 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
 A forecast says when each request will have its first token and its end. It is stretched by the
-95 % quantile of how much longer requests took than was foreseen, lately and that far ahead. Who has
-no deadline breaks no promise: as many come in as a forecast allows. It knows no clock, no threads
-and no HTTP, and forecasts are a parameter.
+99 % quantile of how much longer requests took than was foreseen, lately and that far ahead: split
+conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Who has no
+deadline breaks no promise: as many come in as a forecast allows. It knows no clock, no threads and
+no HTTP, and forecasts are a parameter.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, exp, inf
+from statistics import NormalDist
 from typing import NamedTuple
 
 from ridgeline.simulator.forecast import Foreseen, Standing, State, forecast
 from ridgeline.simulator.run import Times
 from ridgeline.simulator.steptime import Features
 
-_AT_FIRST = 1.5  # before it is known how forecasts err
 _LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
-_QUANTILE = 0.95
+_QUANTILE = 0.99  # of promises to be kept
 _BOUNDS_S = (0.25, 1.0, 4.0, 16.0, inf)  # horizons that are scored apart
-_NUM_KEPT, _NUM_NEEDED = 200, 20  # forecasts of a horizon
+_NUM_KEPT = 200  # forecasts of a horizon
+_NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until so many were seen; of their log
+_PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in range(_NUM_PRIOR)]
 _MAX_FORECASTS = 12  # of one round
+_UNNOTICED_S = 1e-3  # by so much a promise that may fail can be delayed
 _PATIENCE = 2.0  # a forecast ends when the last deadline is so many times over
 _NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
 
@@ -69,11 +73,15 @@ class Safety:
             self._of(foreseen_s).append(happened_s / foreseen_s)
 
     def factor(self, horizon_s: float) -> float:
-        """Return what a forecast of so many seconds is multiplied by."""
+        """Return what a forecast of so many seconds is multiplied by.
+
+        As many ratios of a hundred as may be broken are above it, and the next one counts as well
+        (the correction for a finite sample). Until enough are known, some are assumed.
+        """
         ratios = self._of(horizon_s)
-        if len(ratios) < _NUM_NEEDED:
-            return _AT_FIRST
-        return min(_MOST, max(_LEAST, _quantile(ratios, _QUANTILE)))
+        known = [*ratios] if len(ratios) == _NUM_KEPT else [*ratios, *_PRIOR]
+        share = min(1.0, _QUANTILE * (1 + 1 / len(known)))
+        return min(_MOST, max(_LEAST, _quantile(known, share)))
 
     def stretch(self, foreseen: Foreseen) -> Foreseen:
         """Return a forecast with its margin."""
@@ -113,6 +121,8 @@ class Book:
     Attributes:
         state: with all requests that run, and those promised that have not reached the engine.
         promised: what was promised before, by a name.
+        lag_s: from the state until who is promised something now is in the engine.
+        has_time: whether one more forecast may be made.
         foretell: how long until what; for tests of this alone.
     """
 
@@ -120,11 +130,14 @@ class Book:
     times: Times
     safety: Safety
     promised: dict[int, Asked]
+    lag_s: float = 0.0
+    has_time: Callable[[], bool] = lambda: True
     foretell: Callable[..., Mapping[int, Foreseen]] = forecast
 
     def __post_init__(self) -> None:
         """Foresee what was promised before."""
         self._num_left = _MAX_FORECASTS
+        self._coming: tuple[Standing, ...] = ()  # promised in this round
         self._seen: Mapping[int, Verdict] = self._foresee(self.promised) if self.promised else {}
         self._before = self._seen
 
@@ -133,28 +146,32 @@ class Book:
 
         All at once if all can be promised, else by halves: what is promised first, counts.
         """
-        if not asked or not self._num_left:
+        found = self._names(asked)
+        return [self._seen[name] if isinstance(name, int) else name for name in found]
+
+    def _names(self, asked: Sequence[Asked]) -> list[int | Verdict | None]:
+        """Return the names of those that are promised now, else as ``decide`` does."""
+        if not asked or not self._may_go_on():
             return [None] * len(asked)
         first = max(self.promised, default=0) + 1
         trial = dict(enumerate(asked, start=first))
         seen = self._foresee(self.promised | trial, trial)
-        broken = any(old.is_kept and not seen[name].is_kept for name, old in self._seen.items())
-        if not broken and all(seen[name].is_kept for name in trial):
+        if not self._harms(seen) and all(seen[name].is_kept for name in trial):
             self._keep(trial, seen)
-            return [seen[name] for name in trial]
+            return list(trial)
         if len(asked) == 1:
             return [seen[first]._replace(is_kept=False)]
         half = len(asked) // 2
-        return [*self.decide(asked[:half]), *self.decide(asked[half:])]
+        return [*self._names(asked[:half]), *self._names(asked[half:])]
 
     def num_may_enter(self, queued: Sequence[Standing]) -> int:
         """Return how many that have no deadline may come in now, and break no promise."""
         if not self.promised:
             return len(queued)
         num = len(queued)
-        while num and self._num_left:
+        while num and self._may_go_on():
             seen = self._foresee(self.promised, queued=queued[:num])
-            if not any(old.is_kept and not seen[name].is_kept for name, old in self._seen.items()):
+            if not self._harms(seen):
                 self._seen = seen
                 return num
             num //= 4
@@ -172,10 +189,24 @@ class Book:
             found[name] = first_s, _difference(now.end_s, then.end_s)
         return found
 
+    def _may_go_on(self) -> bool:
+        return self._num_left > 0 and self.has_time()
+
+    def _harms(self, seen: Mapping[int, Verdict]) -> bool:
+        """Whether a promise is in danger that was in none, or one that may fail comes later."""
+        for name, old in self._seen.items():
+            new, due = seen[name], self.promised[name].due
+            if old.is_kept:
+                if not new.is_kept:
+                    return True
+            elif _is_in_time(old.foreseen, due) and _is_later(new.foreseen, old.foreseen):
+                return True
+        return False
+
     def _keep(self, more: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
         self.promised |= more
         new = tuple(standing for asked in more.values() for standing in asked.standings)
-        self.state = self.state._replace(requests=(*self.state.requests, *new))
+        self._coming += new
         self._seen = seen
 
     def _foresee(
@@ -184,22 +215,36 @@ class Book:
         trial: Mapping[int, Asked] | None = None,
         queued: Sequence[Standing] = (),
     ) -> dict[int, Verdict]:
-        """Foresee all that is promised, with those on trial in the engine as well."""
+        """Foresee all that is promised, with those on trial as well."""
         self._num_left -= 1
         new = tuple(standing for asked in (trial or {}).values() for standing in asked.standings)
-        state = self.state._replace(requests=(*self.state.requests, *new))
         numbers = [one.number for asked in promised.values() for one in asked.standings]
         last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
         within_s = _PATIENCE * last_s
-        found = self.foretell(state, self.times, numbers, queued=queued, within_s=within_s)
+        found = self.foretell(
+            self.state,
+            self.times,
+            numbers,
+            queued=queued,
+            coming=(*self._coming, *new),
+            coming_s=self.lag_s,
+            within_s=within_s,
+        )
         return {name: self._verdict(asked, found) for name, asked in promised.items()}
 
     def _verdict(self, asked: Asked, found: Mapping[int, Foreseen]) -> Verdict:
         each = [found[standing.number] for standing in asked.standings]
         foreseen = Foreseen(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = self.safety.stretch(foreseen)
-        is_kept = stretched.first_s <= asked.due.first_s and stretched.end_s <= asked.due.end_s
-        return Verdict(is_kept, foreseen, stretched)
+        return Verdict(_is_in_time(stretched, asked.due), foreseen, stretched)
+
+
+def _is_in_time(foreseen: Foreseen, due: Due) -> bool:
+    return foreseen.first_s <= due.first_s and foreseen.end_s <= due.end_s
+
+
+def _is_later(foreseen: Foreseen, than: Foreseen) -> bool:
+    return any(now_s > then_s + _UNNOTICED_S for now_s, then_s in zip(foreseen, than, strict=True))
 
 
 def latest_start_s(times: Times, num_prompt: int, num_new: int, due: Due) -> float:

@@ -30,7 +30,8 @@ _CUT = 3.0  # no step counts as more times as long as predicted
 _FAST_STEPS, _FAST = 50, 0.2  # an assumed model may be off by any factor: find it at once
 _WINDOW_S = 2.0  # of busy time, for which a factor is kept
 _MOST_FACTORS = 60
-FIRST_STEPS = 200  # after which what was assumed is replaced
+FIRST_STEPS = 200  # after which what was assumed is replaced, and again at each doubling
+_ENOUGH_STEPS = 10_000  # behind which it is only fitted as time goes by
 _REFIT_S, _LEAST_S = 300.0, 30.0  # of busy time between fits, and at least if the shape errs
 _CHECKED_STEPS = 1000  # over which sums are compared
 _MOST_OFF = 0.05
@@ -138,6 +139,7 @@ class Score:
         self._last = -1, 0.0  # step, and seconds that were predicted for it and the gap behind
         self._checked = [0, 0.0, 0.0]  # steps, predicted and actual seconds
         self._busy_s = 0.0  # since the last fit
+        self._next_fit = _ENOUGH_STEPS if self.is_calibrated else FIRST_STEPS  # steps
         self._is_off = self._is_fitting = False
         self._found: Calibration | None = None  # a new fit, until the next step
 
@@ -230,10 +232,12 @@ class Score:
                 self._note_error(name, abs(foreseen_s / (to_s - from_s) - 1))
 
     def _fit_if_due(self) -> None:
-        is_first = not self.is_calibrated and self.num_steps >= FIRST_STEPS
         is_due = self._busy_s > (_LEAST_S if self._is_off else _REFIT_S)
-        if self._is_fitting or not (is_first or is_due):
+        is_learning = self._next_fit <= self.num_steps < _ENOUGH_STEPS
+        if self._is_fitting or not (is_learning or is_due):
             return
+        while self._next_fit <= self.num_steps:  # few steps show little of what there will be
+            self._next_fit *= 2
         self._is_fitting, self._is_off, self._busy_s = True, False, 0.0
         seen, before = self._watcher.samples, self._with_speeds(self.calibration)
         samples = Samples(seen.steps(), seen.after())  # those of now

@@ -27,6 +27,7 @@ from ridgeline.planner.spot import (
     Spot,
     availability,
     eviction,
+    goodput_per_s,
     replicas_for,
     start_seconds,
     up_share,
@@ -446,6 +447,7 @@ def _with_spot(
     up = up_share(per_hour * choice.placement.num_devices, 0.0, start_s)
     num = replicas_for(choice.replicas, up)
     again = lost = requests = 0
+    goodput: float | None = None
     if is_near and load.rate_per_s is not None:
         bounds = _bounds(choice.placement)
         candidate = _Candidate(choice.placement, choice.clock, bounds, None, "", load, alive)
@@ -454,8 +456,14 @@ def _with_spot(
         scale = num / some
         part = [replace(one, arrival_s=(one.arrival_s or 0.0) * scale) for one in part]
         args = (part, candidate.settings(), candidate.times, some)
-        again, _, _ = eviction(*args, notice_s, start_s, drain=True)
-        _, lost, requests = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
+        drained = eviction(*args, notice_s, start_s, drain=True)
+        cut = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
+        again, lost, requests = drained.tokens_again, cut.tokens_lost, cut.requests_lost
+        shares = [
+            seen_of(ended, asked.slos()).good_share for ended in (serve_fleet(*args), drained.ended)
+        ]
+        all_per_hour = per_hour * choice.placement.num_devices * num
+        goodput = goodput_per_s(load.rate_per_s, shares[0], drained, shares[1], all_per_hour)
     return replace(
         choice,
         spot=Spot(
@@ -472,5 +480,6 @@ def _with_spot(
             tokens_again=again,
             tokens_lost=lost,
             requests_lost=requests,
+            goodput_per_s=goodput,
         ),
     )

@@ -2,7 +2,7 @@
 
 Evictions are a Poisson process. First in closed form: each machine is up for a part of the time,
 and at least ``k`` of ``n`` must be, with a probability of 99 %. Then one eviction is simulated,
-with draining and without.
+with draining and without; what it spoils, times how often it happens, is taken from the goodput.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord
-from ridgeline.simulator.fleet import Evict, serve_fleet
+from ridgeline.simulator.fleet import Ended, Evict, serve_fleet
 from ridgeline.simulator.run import Asked, Times
 
 EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed where nobody says otherwise
@@ -38,6 +38,8 @@ class Spot:
         tokens_again: computed again for each eviction, with draining.
         tokens_lost: of answers that nobody gets, for each eviction, without.
         requests_lost: without draining, for each eviction.
+        goodput_per_s: requests a second that are answered within all bounds, each by itself, while
+            machines come and go, with draining; None where that was not simulated.
     """
 
     replicas: int
@@ -51,6 +53,7 @@ class Spot:
     tokens_again: int
     tokens_lost: int
     requests_lost: int
+    goodput_per_s: float | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the "spot" of a choice."""
@@ -87,14 +90,54 @@ def replicas_for(needed: int, up: float) -> int:
     )
 
 
+class Eviction(NamedTuple):
+    """What happened to a load of which one replica went in the middle.
+
+    Attributes:
+        ended: how each request ended.
+        share_of_absence: for how much of the time until another is there the load went on.
+    """
+
+    ended: list[Ended]
+    share_of_absence: float
+
+    @property
+    def tokens_again(self) -> int:
+        """Tokens that were computed again."""
+        return sum(one.num_again for one in self.ended)
+
+    @property
+    def tokens_lost(self) -> int:
+        """Tokens of answers that nobody got."""
+        return sum(one.num_new for one in self.ended if one.is_lost)
+
+    @property
+    def requests_lost(self) -> int:
+        """Requests without an answer."""
+        return sum(one.is_lost for one in self.ended)
+
+
+def goodput_per_s(
+    rate_per_s: float, share_before: float, hit: Eviction, share_hit: float, per_hour: float
+) -> float:
+    """Return the requests a second within bounds while machines come and go.
+
+    Args:
+        rate_per_s: requests that come.
+        share_before: of them, those within bounds while all machines are up.
+        hit: an eviction, of a load at that rate for each machine.
+        share_hit: of its requests, those within bounds.
+        per_hour: evictions of all machines together. They are taken to be apart, as rare ones are.
+    """
+    spoilt = max(0.0, share_before - share_hit) * len(hit.ended) / hit.share_of_absence
+    return max(0.0, rate_per_s * share_before - per_hour / 3600 * spoilt)
+
+
 def eviction(
     load: Sequence[Asked], settings: EngineRecord, times: Times, num: int, notice_s: float,
     start_s: float, *, drain: bool,
-) -> tuple[int, int, int]:  # fmt: skip
-    """Serve a load of which one replica goes in the middle; return what that cost.
-
-    Returns tokens that were computed again, tokens of answers that nobody got, requests lost.
-    """
+) -> Eviction:  # fmt: skip
+    """Serve a load of which one replica goes in the middle; return how requests ended."""
     last_s = max(asked.arrival_s or 0.0 for asked in load)
     going = Evict(
         at_s=max(0.0, last_s / 2 - notice_s),
@@ -104,5 +147,4 @@ def eviction(
         back_s=last_s / 2 + start_s,
     )
     ended = serve_fleet(load, settings, times, num, faults=[going])
-    lost = [one for one in ended if one.is_lost]
-    return sum(one.num_again for one in ended), sum(one.num_new for one in lost), len(lost)
+    return Eviction(ended, min(1.0, last_s / 2 / start_s))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.hub.find import NotPulledError, find_model
+from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.places import Stores
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.families import GGUF_FAMILIES
@@ -64,7 +65,8 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject
 
     Args:
         model: a config.json as parsed or its path; a directory, with weights or without; a .gguf
-            file; or a name of a model that is on this machine.
+            file; or a name of a model that is on this machine or, as owner/name, on the hub: of it
+            only small files and headers are fetched.
         stores: where models may lie.
 
     Raises:
@@ -81,18 +83,36 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject
         model = str(path)
     try:
         found = find_model(str(model), stores, room_bytes=1 << 62)
-    except NotPulledError as error:
-        raise ValueError(
-            f"{model!r} is not on this machine: give the path of its config.json, which is enough "
-            f"for a plan, or run `ridgeline pull {model}` first"
-        ) from error
+    except NotPulledError:
+        return _of_the_hub(str(model))
     name = Path(model).stem if found.path.is_file() and Path(model).is_file() else str(model)
+    return _of_files(found.path, name)
+
+
+def _of_the_hub(model: str) -> Subject:
+    """Return a model that is not here, from its outline. Raises ValueError if that is not there."""
+    from ridgeline.hub.outline import outline  # here: a plan of a file needs no network
+
+    if (name := parse_hub_name(model)) is None:
+        raise ValueError(f"{model!r} is not on this machine: run `ridgeline pull {model}` first")
     try:
-        return _of_checkpoint(name, load_checkpoint(found.path))
+        with outline(name) as path:
+            if path.is_dir() and not any(path.glob("*.safetensors")):
+                return _of_json(path / "config.json", name=model)
+            return _of_files(path, model)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; for a plan the path of its config.json is enough as well"
+        ) from error
+
+
+def _of_files(path: Path, name: str) -> Subject:
+    try:
+        return _of_checkpoint(name, load_checkpoint(path))
     except ModelFileError as error:
-        if found.path.is_dir():
-            return _of_directory(found.path, name)
-        return _of_foreign_gguf(found.path, name, error)
+        if path.is_dir():
+            return _of_directory(path, name)
+        return _of_foreign_gguf(path, name, error)
 
 
 def _of_directory(path: Path, name: str) -> Subject:
@@ -147,6 +167,10 @@ def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
 
 
 def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
+    stored = stored_by_group(checkpoint.tensors)
+    if checkpoint.quantization:  # which its config says, but no type of tensors
+        subject = _of_json(checkpoint.path / "config.json", name=name)
+        return replace(subject, checkpoint=checkpoint, stored=stored)
     formats = summarise(checkpoint).formats
     main = next(iter(formats))
     linear = FORMATS.get(main.lower(), FORMATS["f16"])
@@ -155,7 +179,7 @@ def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
         shape=shape_of_arch(checkpoint.arch, summarise(checkpoint).family),
         storage=Storage(FORMATS["f16"] if linear.bits < 16 else linear, linear),
         checkpoint=checkpoint,
-        stored=stored_by_group(checkpoint.tensors),
+        stored=stored,
     )
 
 

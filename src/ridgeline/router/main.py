@@ -109,8 +109,9 @@ async def _main(
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     url, names = address(listener, options), list(catalogue.models())
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    count = "1 model is" if len(names) == 1 else f"{len(names)} models are"
     announce = (
-        f"{len(names)} models are ready at {url} (OpenAI API: {url}/v1): {shown}; each is loaded "
+        f"{count} ready at {url} (OpenAI API: {url}/v1): {shown}; each is loaded "
         f"when it is first asked for"
     )
     await running.run(listener, announce)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,8 +24,8 @@ from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
+from ridgeline.core.request import NO_ADAPTER
 from ridgeline.engine_setup.locate import stores
-from ridgeline.machine import memory_of
 from ridgeline.models.summary import Summary
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.server.anthropic import request as anthropic
@@ -35,6 +34,7 @@ from ridgeline.server.anthropic.shape import MessageShape
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
+from ridgeline.server.embeddings import add_embeddings
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.explaining import add_explain
@@ -42,7 +42,9 @@ from ridgeline.server.history import History
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
+from ridgeline.server.lora import Loras, add_lora, with_adapter
 from ridgeline.server.metrics import Metrics
+from ridgeline.server.model_list import add_models
 from ridgeline.server.ollama.routes import add_ollama
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.plans import add_plans
@@ -96,14 +98,15 @@ class Service:
         fingerprint: str,
         path: Path,
         memory: Callable[[], ProcessMemory],
+        loras: Loras,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
         ``path`` is the model's file or directory. ``memory`` says what takes this process's memory;
-        any thread may call it.
+        any thread may call it. ``loras`` are the model's adapters.
         """
         self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
-        self.summary, self.memory, self._path = summary, memory, path
+        self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.prompts = Prompts(text, max_model_len, metrics)
@@ -149,13 +152,10 @@ class Service:
         self._check_name(model)
 
     def _check_name(self, model: str | None) -> None:
-        if model is not None and not self.is_called(model):
-            raise ApiError(
-                404,
-                f"there is no model {model[:80]!r} here: this server has {self.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        if model is not None and not self.is_called(model) and model not in self.loras.names:
+            has = ", ".join(map(repr, [self.name, *self.loras.names]))
+            message = f"there is no model {model[:80]!r} here: this server has {has}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def subject(self, model: str | None) -> Subject:
         """Return what plans are made for. Raises ApiError if the model has another name."""
@@ -189,7 +189,7 @@ class Service:
         params = self.text.ending_at_fim(params) if is_middle else params
         self._check_bounds(params, body)
         self.prompts.check_length(prompts, params, param, body.length_field)
-        self._check_queue(len(prompts))
+        self.check_queue(len(prompts))
         deadline = deadline_of(body.deadline, request.headers.get(HEADER))
         if deadline and params.searches:
             raise contradiction("deadline", "nothing is promised of searches, as beam search is")
@@ -200,40 +200,43 @@ class Service:
         params, new_constraint, form = await self.prompts.of_form(params, body.form_fields, form)
         tenant = request.state.tenant
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+        adapter, name = NO_ADAPTER, self.name
+        if body.model is not None and not self.is_called(body.model):
+            adapter, name = await self.loras.lease(body.model), body.model
         stream = Stream(
             prompts,
             params,
-            partial(self.text.new_text, form=form),
+            body.watched(partial(self.text.new_text, form=form)),
             tenant,
             is_read=bool(body.stream),
             name=request.state.request_id,
-            cache_root=_cache_root(tenant) if self.options.isolate_keys else b"",
+            cache_root=self.cache_root(tenant),
+            adapter=adapter,
             prediction=prediction,
             new_constraint=new_constraint,
-            token_rules=await self.prompts.token_rules(params),
-            on_record=partial(self._note_end, tenant, parent_of(request.headers), operation),
+            token_rules=await self.prompts.token_rules(params, narrows=body.narrows),
+            on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
         answers = Answers(self.text, body, stream, form)
-        shape = new_shape(answers, body, stream.name, self.name, self.fingerprint)
+        shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
+        of_promises = promising, self.promises.note_lengths
         return Reply(
-            self.bridge,
-            self.limits,
-            stream,
-            answers,
-            body,
-            shape,
-            self.options,
-            promising,
-            self.promises.note_lengths,
+            self.bridge, self.limits, stream, answers, body, shape, self.options, *of_promises
         )
 
-    def _note_end(
-        self, tenant: str, parent: Context, operation: str, record: RequestRecord
+    def cache_root(self, tenant: str) -> bytes:
+        """Return what separates the cached prefixes of tenants, if anything does."""
+        digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
+        return digest if self.options.isolate_keys else b""
+
+    def note_end(
+        self, tenant: str, parent: Context, operation: str, name: str, record: RequestRecord
     ) -> None:
+        """Count a prompt that ended, of the model or adapter of this name."""
         self.metrics.count_usage(tenant, record)
-        emit(record, parent, operation, self.name)
+        emit(record, parent, operation, name)
 
     def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
         """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
@@ -252,14 +255,15 @@ class Service:
                 message = f"{name} asks for {value:g}: this server allows at most {most:g}"
                 raise ApiError(400, message, param=name, code="invalid_value")
 
-    def check_count(self, num_prompts: int) -> None:
+    def check_count(self, num_prompts: int, param: str = "prompt") -> None:
         """Raise ApiError if a request has no prompt, or more than could ever wait."""
         most = self.options.max_queued_requests
         if not 0 < num_prompts <= most:
-            message = f"prompt has {num_prompts} prompts: 1 to {most}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
+            message = f"{param} has {num_prompts} prompts: 1 to {most}"
+            raise ApiError(400, message, param=param, code="invalid_value")
 
-    def _check_queue(self, num_prompts: int) -> None:
+    def check_queue(self, num_prompts: int) -> None:
+        """Raise ApiError if there is no room for so many prompts to wait."""
         most = self.options.max_queued_requests
         if self.bridge.num_queued + num_prompts > most:
             raise ApiError(
@@ -268,10 +272,6 @@ class Service:
                 code="server_is_overloaded",
                 headers={"retry-after": "5"},
             )
-
-
-def _cache_root(tenant: str) -> bytes:
-    return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
 
 
 def new_app(service: Service) -> FastAPI:
@@ -287,9 +287,12 @@ def new_app(service: Service) -> FastAPI:
     add_errors(app)
     _add_completions(app, service)
     _add_tokens(app, service)
+    add_models(app, service)
     _add_status(app, service)
+    add_embeddings(app, service)
     add_explain(app, service)
     add_ollama(app, service)
+    add_lora(app, service.loras, service.check_open)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
@@ -403,36 +406,6 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 def _add_status(app: FastAPI, service: Service) -> None:
-    model = {
-        "id": service.name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "ridgeline",
-        "max_model_len": service.max_model_len,
-        "tool_call_parser": service.text.tool_format.name,
-        "reasoning": service.text.reasoning is not None,
-    }
-
-    def status() -> dict[str, Any]:
-        return {
-            "value": "loaded",
-            "num_requests": service.bridge.num_streams,
-            "resident_bytes": memory_of(os.getpid()).resident_bytes,
-            "unload_s": None,
-        }
-
-    @app.get("/v1/models", responses=ERRORS)
-    async def models() -> dict[str, Any]:
-        """List the one model."""
-        return {"object": "list", "data": [model | {"status": status()}]}
-
-    @app.get("/v1/models/{name:path}", responses=ERRORS)
-    async def one_model(name: str) -> dict[str, Any]:
-        """Describe the model."""
-        if not service.is_called(name):
-            raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")
-        return model | {"status": status()}
-
     def probe(question: Callable[[], str | None]) -> Callable[[], Any]:
         async def answer() -> Response:
             why = question()

@@ -81,7 +81,7 @@ def read(adapter: TypeAdapter[Any], data: bytes) -> Any:
     try:
         model = adapter.validate_python(value)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
+        problems = error.errors(include_url=False)
         if end is not None:  # a missing field may come later
             problems = [problem for problem in problems if problem["type"] != "missing"]
         if problems:

@@ -14,7 +14,14 @@ from ridgeline.api.outputs import likeliest
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
-from ridgeline.core.step import MASKED_OUT, RULED_OUT, Event, FinishReason, TokenLogprobs
+from ridgeline.core.step import (
+    MASKED_OUT,
+    RULED_OUT,
+    TOO_FEW,
+    Event,
+    FinishReason,
+    TokenLogprobs,
+)
 from ridgeline.decoding.calls import Piece
 from ridgeline.decoding.message import MessageForm, MessageReader
 from ridgeline.server.messages import delta_of, message_of
@@ -83,7 +90,7 @@ class Answers:
             self.records.append(what)
             return []
         if what.finish_reason is FinishReason.ERROR:
-            status = 400 if what.error in (RULED_OUT, MASKED_OUT) else 500
+            status = 400 if what.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
             raise StreamError(what.error or "the model failed on this request", status)
         answer = self._answers[index * self._stream.params.num_answers + what.seq_id[1]]
         if self._echo and not answer.has_begun:

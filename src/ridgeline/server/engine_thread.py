@@ -235,6 +235,7 @@ class Bridge:
                 arrival_s=stream.arrival_s,
                 name=stream.name,
                 cache_root=stream.cache_root,
+                adapter=stream.adapter,
                 prediction=stream.prediction,
                 owner=stream.tenant,
                 new_constraint=stream.new_constraint,

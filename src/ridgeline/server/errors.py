@@ -30,6 +30,10 @@ _NAMED = (
     "invalid_value",
 )  # ``server.protocol``'s own
 
+_SUBJECT = re.compile("^(Input|String|List|Dictionary) should")
+_OF_NAMES = ("literal_error", "string_pattern_mismatch")  # problems of what is no free text
+_MOST_SHOWN = 64  # characters
+
 
 class ApiError(Exception):
     """Ends a request with a status and an error object; its words go to the client."""
@@ -102,8 +106,18 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     if problem["type"] in _NAMED:
         code, text = problem["type"], f"{param} {problem['msg']}"
         return ApiError(400, text, param=param, code=code)
-    text = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-    return ApiError(400, f"{param} is wrong: {text}", param=param, code="invalid_value")
+    text = problem["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    text = _SUBJECT.sub("it must", text)
+    value = _shown(problem) or "wrong"
+    return ApiError(400, f"{param} is {value}: {text}", param=param, code="invalid_value")
+
+
+def _shown(problem: Mapping[str, Any]) -> str:
+    """Return the value at fault if it can be no part of a prompt, which logs must not have."""
+    value = problem.get("input")
+    is_name = isinstance(value, str) and problem["type"] in _OF_NAMES and len(value) <= _MOST_SHOWN
+    is_number = isinstance(value, bool | int | float) and abs(value) < 1e18  # else long to read
+    return json.dumps(value) if is_name or is_number else ""
 
 
 def _path(problem: Mapping[str, Any]) -> list[str | int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -13,7 +14,7 @@ from ridgeline.planner.explain_svg import explain_svg
 from ridgeline.planner.helpful import would_help
 from ridgeline.planner.sentences import as_dict, markdown
 from ridgeline.server.errors import ApiError
-from ridgeline.server.history import Forgotten
+from ridgeline.server.history import Forgotten, History
 from ridgeline.server.schemas import ERRORS
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _ALSO: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/markdown": {}, "image/svg+xml": {}}}
 }
+_ONE_AT_A_TIME = ThreadPoolExecutor(1, "explanations")  # simulations; answers come first
 _FORMATS = ("json", "markdown", "svg")
 
 
@@ -35,13 +37,18 @@ def add_explain(app: FastAPI, service: Service) -> None:
             message = f"format is {format[:80]!r}: one of {', '.join(_FORMATS)}"
             raise ApiError(400, message, param="format", code="invalid_value")
         try:
-            found = await asyncio.to_thread(service.history.explain, name, request.state.tenant)
+            return await asyncio.get_running_loop().run_in_executor(
+                _ONE_AT_A_TIME, _answer, service.history, name, request.state.tenant, format
+            )
         except Forgotten as error:
             raise ApiError(404, str(error), code="request_not_found") from None
-        if format == "markdown":
-            return Response(
-                markdown(found, would_help(found)), media_type="text/markdown; charset=utf-8"
-            )
-        if format == "svg":
-            return Response(explain_svg(found), media_type="image/svg+xml")
-        return JSONResponse(as_dict(found, would_help(found)))
+
+
+def _answer(history: History, name: str, tenant: str, form: str) -> Response:
+    found, beside = history.explain(name, tenant)
+    if form == "svg":
+        return Response(explain_svg(found), media_type="image/svg+xml")
+    helpful = would_help(found, beside)
+    if form == "markdown":
+        return Response(markdown(found, helpful), media_type="text/markdown; charset=utf-8")
+    return JSONResponse(as_dict(found, helpful))

@@ -14,15 +14,19 @@ from dataclasses import fields
 from ridgeline.api.recorded import Json, Recorded
 from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
 from ridgeline.planner.explain import Explanation, Predict, explain
+from ridgeline.planner.helpful import BEFORE
 from ridgeline.planner.score import Score
 from ridgeline.planner.usual import predictor, usual_steps
 from ridgeline.server.engine_thread import Bridge
 
 _MAX_BYTES = 16 << 20
+_NO_TOKEN = 1 << 40
 _OVERHEAD_BYTES = 64  # of a line in memory, about
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # made once: faster
 _STEP = tuple(field.name for field in fields(StepRecord))
 _LEFT_OUT = ("prompt_token_ids", "params")  # of requests: what they say, and what ends them
+# Of what ends them, that which says how much work they are.
+_PARAMS = ("max_tokens", "n", "best_of", "use_beam_search", "penalty_alpha")
 _REQUEST = tuple(field.name for field in fields(RequestRecord) if field.name not in _LEFT_OUT)
 
 
@@ -52,6 +56,7 @@ class History:
         elif isinstance(record, RequestRecord):
             shown = {"type": "request", **{name: getattr(record, name) for name in _REQUEST}}
             shown["num_prompt_tokens"] = len(record.prompt_token_ids)
+            shown["params"] = {n: v for n, v in record.params.items() if n in _PARAMS}
             shown["tenant"] = self._bridge.tenant_of(record.request_id)
         else:
             return
@@ -63,8 +68,10 @@ class History:
                 self._num_bytes -= len(self._lines.popleft()) + _OVERHEAD_BYTES
                 self._has_forgotten = True
 
-    def explain(self, wanted: str, tenant: str) -> Explanation:
-        """Return where the time of a request went.
+    def explain(self, wanted: str, tenant: str) -> tuple[Explanation, list[Json]]:
+        """Return where the time of a request went, and a trace of it and of those beside it.
+
+        Prompts in the trace are stand-ins, as long as what was computed of the real ones.
 
         Args:
             wanted: its name, its number, or the id of its answer.
@@ -88,7 +95,16 @@ class History:
             usual: Predict | None = predictor(self._score.calibration.times)
         else:
             usual = usual_steps(recorded)
-        return explain(recorded.engine, request, recorded.of(request), usual)
+        found = explain(recorded.engine, request, recorded.of(request), usual)
+        return found, [*map(_stood_in, recorded.around(request, BEFORE))]
+
+
+def _stood_in(record: Json) -> Json:
+    """Give a request a prompt in place of its own, of which nothing is cached."""
+    if record["type"] != "request":
+        return record
+    num_tokens = max(1, record["num_prompt_tokens"] - record["num_cached_tokens"])
+    return record | {"prompt_token_ids": (_NO_TOKEN + record["request_id"],) * num_tokens}
 
 
 def _reach(wanted: str, recorded: Recorded, num_known: int) -> str:

@@ -6,14 +6,17 @@ sampling, streaming and limits is that of ``/v1/completions``.
 
 from __future__ import annotations
 
+import time
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from ridgeline.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.errors import ApiError
-from ridgeline.server.protocol import CompletionRequest
+from ridgeline.server.protocol import CompletionRequest, NewText
 from ridgeline.server.replies import SSE, event
+from ridgeline.server.samplers import switched_off
 from ridgeline.server.strict import Strict, document
 from ridgeline.text.infill import File
 
@@ -25,14 +28,10 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "dynatemp_range": (0, 0.0),
     "lora": ([],),
     "mirostat": (0,),
-    "n_indent": (0,),
     "n_probs": (0,),
     "post_sampling_probs": (False,),
     "repeat_penalty": (1, 1.0),  # of the last 64 tokens only, unlike repetition_penalty
-    "response_fields": ([],),
     "return_tokens": (False,),
-    "samplers": (),
-    "t_max_predict_ms": (0,),
     "timings_per_token": (False,),
 }
 
@@ -65,6 +64,13 @@ class InfillRequest(CompletionRequest):
     prompt: str = ""  # follows the prefix: the part of the line before the cursor
     n_predict: int = Field(-1, ge=-1, lt=1 << 63)  # -1: as many as the model has room for
     seed: int | None = Field(None, ge=-1, lt=1 << 63)  # -1: a fresh one
+    # Where the answer ends by its lines (``decoding.lines``):
+    n_indent: int = Field(0, ge=0, lt=1 << 31)
+    t_max_predict_ms: float = Field(0, ge=0, lt=1e15)
+    # Those that act, in their order; the others are off:
+    samplers: list[str] | None = Field(None, max_length=32, fail_fast=True)
+    # What to show of the whole answer, as "content" or "timings/prompt_n":
+    response_fields: list[str] | None = Field(None, max_length=64, fail_fast=True)
 
     @model_validator(mode="after")
     def _translated(self) -> Self:
@@ -74,6 +80,9 @@ class InfillRequest(CompletionRequest):
                 raise ApiError(400, message, param=name, code="unknown_parameter")
         if self.seed == -1:
             self.seed = None
+        if self.samplers is not None:
+            for name, value in switched_off(self.samplers).items():
+                setattr(self, name, value)
         return self
 
     def ignored(self) -> list[str]:
@@ -85,6 +94,18 @@ class InfillRequest(CompletionRequest):
     def length_field(self) -> str:
         """Where the request says how long an answer may be."""
         return "n_predict"
+
+    @property
+    def narrows(self) -> bool:
+        """Whether llama.cpp's sampler for the middle of a text acts (``backends.middle``)."""
+        return "infill" in (self.samplers or ())
+
+    def watched(self, new_text: NewText) -> NewText:
+        """Return what makes the texts of answers, with the rules for their lines."""
+        rules = LineRules(self.n_indent, self.t_max_predict_ms / 1e3)
+        if rules == LineRules():
+            return new_text
+        return lambda prompt, params: LineText(new_text(prompt, params), rules, time.monotonic)
 
     def texts(self, max_chars: int) -> tuple[str, str, list[File]]:
         """Return what stands before and behind the cursor, and the last of the other files.
@@ -119,6 +140,7 @@ class LlamaCppShape:
     ) -> None:
         """Write ``answers``; ``is_truncated`` says that some of the input was left out."""
         self._answers, self._model, self._is_truncated = answers, model, is_truncated
+        self._fields = body.response_fields or []
         self._end: Choice = {}
 
     def whole(self) -> dict[str, Any]:
@@ -153,15 +175,20 @@ class LlamaCppShape:
 
     def _last(self, text: str) -> dict[str, Any]:
         reason = self._end.get("stop_reason")
-        kind = "limit" if self._end["finish_reason"] == "length" else "eos"
-        return {
+        is_cut = self._end["finish_reason"] == "length" or reason == ENDED
+        word = reason if isinstance(reason, str) else ""
+        last = {
             **self._object(text, is_end=True),
             "model": self._model,
-            "stop_type": "word" if isinstance(reason, str) else kind,
-            "stopping_word": reason if isinstance(reason, str) else "",
+            "stop_type": "limit" if is_cut else "word" if word else "eos",
+            "stopping_word": word,
             "truncated": self._is_truncated,
             "timings": self._timings(),
         }
+        if not self._fields:
+            return last
+        found = {path: _at(path, last) for path in self._fields}
+        return {path: value for path, value in found.items() if value is not None}
 
     def _timings(self) -> dict[str, Any]:
         times = self._answers.timings()
@@ -175,6 +202,13 @@ class LlamaCppShape:
             **_pace("prompt", usage["prompt_tokens"] - num_cached, prompt_ms),
             **_pace("predicted", num_predicted, times["generation_time_ms"]),
         }
+
+
+def _at(path: str, value: Any) -> Any:
+    """Return what stands at a path of names, None for nothing."""
+    for name in path.split("/"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _pace(name: str, count: int, time_ms: float) -> dict[str, Any]:

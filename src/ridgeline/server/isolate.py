@@ -52,6 +52,8 @@ class ContainedRunner:
             {**first.prompt_logprobs, **_moved(second.prompt_logprobs, middle)},
             {**first.errors, **_moved(second.errors, middle)},
             {**first.top, **_moved(second.top, middle)},
+            {**first.similarity, **_moved(second.similarity, middle)},
+            {**first.vectors, **_moved(second.vectors, middle)},
         )
 
 

@@ -25,6 +25,7 @@ from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter
+from ridgeline.server.lora import Loras
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.stream import StreamError
@@ -61,6 +62,7 @@ class Running:
             lambda: trace.num_lost if trace else 0,
             self.score,
             keys.labels or (ANYONE,),
+            lambda: llm.adapters.in_use,
         )
         self.bridge.listeners.append(self.metrics.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
@@ -78,6 +80,7 @@ class Running:
             fingerprint=_fingerprint(llm),
             path=llm.path,
             memory=llm.memory,
+            loras=Loras(llm.adapters, name, options.allow_lora_loading),
         )
         self.app = new_app(self.service)
         self.server = WebServer(

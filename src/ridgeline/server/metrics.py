@@ -95,14 +95,17 @@ class Metrics:
         num_lost: Callable[[], int],
         score: Score,
         keys: Iterable[str],
+        adapters: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Label everything with ``model_name``; ``gauges`` says how things stand now.
 
         ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted;
-        ``keys`` are the labels of keys that are known from the start.
+        ``keys`` are the labels of keys that are known from the start; ``adapters`` says how many
+        requests have each adapter.
         """
         self._model = model_name
         self._gauges, self._num_lost, self.score = gauges, num_lost, score
+        self._adapters = adapters
         self._lock = threading.Lock()
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
@@ -232,6 +235,14 @@ class Metrics:
             gauge = GaugeMetricFamily(f"ridgeline:{name}", name, labels=labels)
             gauge.add_metric(values, value)
             yield gauge
+        lora = GaugeMetricFamily(
+            "ridgeline:lora_requests",
+            "Requests that have an adapter.",
+            labels=[*labels, "lora_name"],
+        )
+        for name, value in self._adapters().items():
+            lora.add_metric([*values, name], value)
+        yield lora
         live = sum(count for count, _ in self._live.values())
         elsewhere = {"generation_tokens": live, "trace_records_lost": self._num_lost()}
         for name, text in _COUNTERS.items():

@@ -37,6 +37,9 @@ class ServeOptions:
     models_memory: str | None = flag_field(
         None, "Memory that several models may take together, as 8GiB. Default: what is free."
     )
+    allow_lora_loading: Path | None = flag_field(
+        None, "Folder below which adapters may be loaded from over HTTP. Default: no loading."
+    )
     served_model_name: str | None = flag_field(None, "Name in the API. Default: as it was given.")
     api_key: list[str] | None = flag_field(
         None, "A key that clients must show; repeatable.", envvar="RIDGELINE_API_KEY"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from datetime import date
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -37,6 +38,7 @@ from ridgeline.simulator.workload import parse_length
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
 _PLANNER = ThreadPoolExecutor(1, "plans")  # one at a time: answers to requests come first
+_NUM_KEPT = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8")
 
@@ -170,15 +172,15 @@ def add_plans(
     """
     app.router.route_class = BodyRoute
 
-    turns = Turns()
+    turns, kept = Turns(), _Kept()
 
     @app.post("/v1/plan", responses=ERRORS | _FORMS)
     async def plan(body: PlanRequest, request: Request) -> Response:
         """Say what a model needs in memory, and what fits; for a load, what to choose."""
-        if body.load_is_given:
-            return await turns.run(request.receive, lambda alive: _answer(body, find, alive))
+        if body.load_is_given and body not in kept:
+            return await turns.run(request.receive, lambda alive: _answer(body, find, kept, alive))
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PLANNER, _answer, body, find)
+        return await loop.run_in_executor(_PLANNER, _answer, body, find, kept)
 
     @app.get("/v1/plan/devices", responses=ERRORS)
     async def catalogue() -> dict[str, Any]:
@@ -193,12 +195,42 @@ def add_plans(
         }
 
 
-def _answer(body: PlanRequest, find: Find, alive: Alive = lambda: None) -> Response:
+class _Kept:
+    """The last plans for loads, which take seconds: the same one may be asked for in other forms.
+
+    A plan is of its day, because prices grow old.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[str, Plan] = {}
+
+    def __contains__(self, body: PlanRequest) -> bool:
+        return _key(body) in self._plans
+
+    def get(self, body: PlanRequest) -> Plan | None:
+        return self._plans.get(_key(body))
+
+    def put(self, body: PlanRequest, plan: Plan) -> None:
+        self._plans[_key(body)] = plan
+        while len(self._plans) > _NUM_KEPT:
+            self._plans.pop(next(iter(self._plans)), None)
+
+
+def _key(body: PlanRequest) -> str:
+    same = body.model_copy(update={"format": "json", "picture": None})
+    return f"{date.today()} {same.model_dump_json()}"
+
+
+def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: None) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
         asked, wishes = body.load(), body.wishes()
         subject = _subject(body, find)
-        found = plan_for(subject, wishes, bool(body.compare_published), asked, alive=alive)
+        found = kept.get(body)
+        if found is None:
+            found = plan_for(subject, wishes, bool(body.compare_published), asked, alive=alive)
+            if asked is not None:
+                kept.put(body, found)
         if body.format == "json":
             return JSONResponse(found.as_dict() | (_picture(found) if body.picture else {}))
         text, media = _DRAWN[body.format](found)

@@ -1,7 +1,9 @@
 """Deadlines: a request is promised to be in time, or refused at once.
 
-Verdicts are made in rounds, at most ten a second: the engine's state is copied between two steps,
-and forecasts are made in a thread of their own. Requests that come meanwhile share the next round.
+Verdicts are made in rounds: the engine's state is copied between two steps, and forecasts are made
+in a thread of their own, which takes at most an eighth of a processor. Requests that come meanwhile
+share the next round. Who is refused knows it at once; who is promised something enters the engine
+just when the forecast says so, or the forecast would be of something else.
 Nothing runs while nobody has a deadline. All but the forecasts lives on the event loop; what is
 decided there stands in ``planner.promise``.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,11 +42,15 @@ from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
 from ridgeline.simulator.forecast import Foreseen, Standing, State, new_standing, state_of
 from ridgeline.simulator.steptime import StepTime
 
-_PERIOD_S = 0.1  # from one round to the next
+_LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.1  # from one round to the next
+_SHARE = 1 / 8  # of a processor, for forecasts
+_ROUND_S = 0.05  # after which a round begins no other forecast
+_FIRST_LAG_S, _NUM_LAGS = 0.03, 20
 _PROMPTS = (5, 130, 20, 300, 60, 600, 10, 200)  # tokens, of requests that only measure
 _WORDS = "How long does a step take, and how much longer if there is more in it?"
 _MOST_WAVES = 100
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
+_UNKNOWN = Verdict(False, Foreseen(), Foreseen())  # there was no time for a forecast
 
 
 @dataclass(eq=False)
@@ -57,6 +64,7 @@ class Promise:
         outcome: kept, broken or refused; None while it is open, or if its client left.
         made_s: when it was foreseen.
         num_new: tokens of each answer that were reckoned with.
+        is_put_off: whether a round had no time for it.
     """
 
     stream: Stream
@@ -67,6 +75,7 @@ class Promise:
     expected: Foreseen = field(default_factory=Foreseen)
     made_s: float = 0.0
     num_new: int = 0
+    is_put_off: bool = False
     standings: tuple[Standing, ...] = ()  # as long as it is not in the engine
     begun: set[int] = field(default_factory=set)  # prompts with a first token
     records: list[RequestRecord] = field(default_factory=list)
@@ -116,7 +125,9 @@ class Promises:
         self._task: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "forecast")
-        self._lag_s = 0.03  # from a look at the engine until who was promised something enters
+        self._cost_s = 0.0  # of the processor, in the last round
+        # From a look at the engine until the verdicts were there, in each of the last rounds.
+        self._lags_s = deque((_FIRST_LAG_S,), maxlen=_NUM_LAGS)
 
     def close(self) -> None:
         """Make no more promises."""
@@ -143,7 +154,7 @@ class Promises:
             async with asyncio.timeout_at(loop.time() + min(due) - time.monotonic()):
                 found = await verdict
         except TimeoutError:
-            found = Verdict(False, Foreseen(), Foreseen())
+            found = _UNKNOWN
         except ApiError:
             self._end(promise, "refused")
             raise
@@ -248,7 +259,8 @@ class Promises:
             began_s = loop.time()
             if self._asking or self._bridge.num_queued:
                 await self._round()
-                await asyncio.sleep(max(0.0, began_s + _PERIOD_S - loop.time()))
+                period_s = min(_PERIOD_S, max(_LEAST_PERIOD_S, self._cost_s / _SHARE))
+                await asyncio.sleep(max(0.0, began_s + period_s - loop.time()))
             else:
                 self._news.clear()
                 with suppress(TimeoutError):
@@ -270,8 +282,9 @@ class Promises:
                 self._measuring = self._measuring or asyncio.create_task(self._measure())
                 raise _too_early(self._score.num_steps)
             times = self._score.calibration.times.scaled(self._score.factor)
+            lag_s = max(self._lags_s)
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
-                self._thread, self._decide, seen, promises[0], times
+                self._thread, self._decide, seen, promises[0], times, lag_s
             )
         except Exception as error:
             for _, future in asking:
@@ -284,16 +297,31 @@ class Promises:
             promise, _ = seen.promised[i]
             expected = promise.expected
             promise.expected = Foreseen(expected.first_s + first_s, expected.end_s + end_s)
-        for (promise, future), verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
+        accepted = []
+        for one, verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
+            promise, future = one
             if future.done():  # it had no time to wait
                 continue
-            if verdict.is_kept and not promise.stream.is_over:
-                self._accept(promise, verdict, standings, seen.now_s)
-            future.set_result(verdict)
+            if verdict is None and not promise.is_put_off:
+                promise.is_put_off = True
+                self._asking.append(one)
+            elif verdict is None or not verdict.is_kept:
+                future.set_result(verdict or _UNKNOWN)
+            else:
+                accepted.append((promise, future, verdict))
+                if not promise.stream.is_over:
+                    self._accept(promise, verdict, standings, seen.now_s)
         if self._open:
             self._bridge.permit(num_may_enter)
         if asking:
-            self._lag_s += 0.2 * (time.monotonic() - seen.now_s - self._lag_s)
+            self._lags_s.append(time.monotonic() - seen.now_s)
+        if accepted:
+            await asyncio.sleep(max(0.0, seen.now_s + lag_s - time.monotonic()))
+        for promise, future, verdict in accepted:
+            if future.done():  # its client has left
+                self._end(promise, None)
+            else:
+                future.set_result(verdict)
 
     def _accept(
         self, promise: Promise, verdict: Verdict, standings: tuple[Standing, ...], now_s: float
@@ -306,28 +334,35 @@ class Promises:
         self._open.append(promise)
 
     def _decide(
-        self, seen: _Seen, asking: list[Promise], times: StepTime
-    ) -> tuple[list[Verdict], int, dict[int, tuple[float, float]]]:
+        self, seen: _Seen, asking: list[Promise], times: StepTime, lag_s: float
+    ) -> tuple[list[Verdict | None], int, dict[int, tuple[float, float]]]:
         """Decide by forecasts, in the thread for them.
 
         Returns verdicts, how many others may enter, and how much both delay each promise.
         """
-        later_s = seen.now_s + self._lag_s
+        began_s, now_s = time.thread_time(), seen.now_s
         asked = [
-            Asked(tuple(_ranked(one, promise, times) for one in standings), _from(promise, later_s))
+            Asked(tuple(_ranked(one, promise, times) for one in standings), _from(promise, now_s))
             for promise, standings in zip(asking, seen.asked, strict=True)
         ]
         for i, one in enumerate(asked):
             seen.asked[i] = one.standings
         promised = {
-            i: Asked(standings, Due(*(at_s - seen.now_s for at_s in promise.left())))
+            i: Asked(standings, Due(*(at_s - now_s for at_s in promise.left())))
             for i, (promise, standings) in enumerate(seen.promised)
         }
-        book = Book(seen.state, times, self._safety, promised)
+        book = Book(
+            seen.state,
+            times,
+            self._safety,
+            promised,
+            lag_s,
+            has_time=lambda: time.monotonic() < now_s + _ROUND_S,
+        )
         verdicts = book.decide(asked)
-        unknown = Verdict(False, Foreseen(), Foreseen())  # there was no time for it
         num_may_enter = book.num_may_enter(seen.queued)
-        return [verdict or unknown for verdict in verdicts], num_may_enter, book.delays_s()
+        self._cost_s = time.thread_time() - began_s
+        return verdicts, num_may_enter, book.delays_s()
 
     def _look(
         self, asking: list[Promise], promised: list[Promise], looked: asyncio.Future[_Seen]
@@ -376,6 +411,7 @@ class Promises:
                 stream.params,
                 max_model_len=engine.max_model_len,
                 cache_root=stream.cache_root,
+                adapter=stream.adapter,
             )
             num_cached = engine.scheduler.queues.kv.num_cached(request.sequences[0])
             answers = tuple(answer._replace(num_cached=num_cached) for answer in one.answers)

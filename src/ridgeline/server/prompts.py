@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ridgeline.api.text_side import TextSide
@@ -26,6 +27,7 @@ from ridgeline.server.structured import wanted_form
 
 Ids = tuple[int, ...]
 _NUM_THREADS = 2
+_MOST_NARROWED = 256  # candidates: each is compared with each
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
 
@@ -45,6 +47,7 @@ class Prompts:
 
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
+        self._check_task(SamplingParams())
         options = request.template_options() | self._effort(request.reasoning_effort)
 
         def render() -> list[int]:
@@ -74,6 +77,50 @@ class Prompts:
             encode = self._text.tokenizer.encode
             return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
         return await self._away(param, lambda: self._text.encode(prompt))
+
+    async def of_whole(self, text: str | list[int], param: str, most: int | None) -> Ids:
+        """Return the ids of a text that becomes a vector, cut to ``most`` tokens; raises ApiError.
+
+        -1 cuts it to what the model takes; None refuses a longer one.
+        """
+        room = self._room(most)
+        if most is None:
+            self._check_bytes(text, param)
+        else:
+            text = text[: self.max_bytes]
+        return self._checked(
+            await self._away(param, lambda: self._text.encode_whole(text, room)), param
+        )
+
+    async def of_pair(self, pair: tuple[str, str], param: str, most: int | None) -> Ids:
+        """Return the ids of two texts that are read together; raises ApiError as ``of_whole``."""
+        room = self._room(most)
+        if most is None:
+            self._check_bytes(list(pair), param)
+        one, other = (text[: self.max_bytes] for text in pair)
+        return self._checked(
+            await self._away(param, lambda: self._text.encode_pair(one, other, room)), param
+        )
+
+    def _room(self, most: int | None) -> int | None:
+        """Return to how many tokens a text is cut, None for not at all; raises ApiError."""
+        if most == 0:
+            name = "truncate_prompt_tokens"
+            raise _bad(name, f"{name} is 0, which leaves no text: send -1, or at least 1")
+        return most and (self._max_model_len if most < 0 else min(most, self._max_model_len))
+
+    def _checked(self, ids: Ids, param: str) -> Ids:
+        """Return the ids. Raises ApiError if there are none, or more than the model takes."""
+        if not ids:
+            raise _bad(param, f"{param} has an empty text: give at least one token")
+        if len(ids) > self._max_model_len:
+            raise _bad(
+                param,
+                f"this model takes {self._max_model_len} tokens, but {param} has a text of "
+                f"{len(ids)}: send truncate_prompt_tokens: -1 to cut it",
+                "context_length_exceeded",
+            )
+        return ids
 
     async def of_middle(self, prompt: str | list[int], suffix: str) -> Ids:
         """Return the token ids that ask for what stands between two texts; raises ApiError."""
@@ -128,9 +175,8 @@ class Prompts:
         ]:
             form = wanted_form(given)
             constrained, param = params, form.param if form else "tools"
-            if params.searches and (form or (message and message.tools)):
-                search = "use_beam_search" if params.use_beam_search else "penalty_alpha"
-                raise _bad(param, f"{param} cannot be used with {search}")
+            if params.penalty_alpha and (form or (message and message.tools)):
+                raise _bad(param, f"{param} cannot be used with penalty_alpha")
             if form is not None:
                 if message and message.tools and message.tools[1].is_required:
                     raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
@@ -151,16 +197,21 @@ class Prompts:
 
         return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
 
-    async def token_rules(self, params: SamplingParams) -> TokenRules:
+    async def token_rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
         """Return what the parameters say of tokens; making it may take a search of their texts.
 
-        Raises ApiError if they leave no token.
+        Raises ApiError if they leave no token, or with ``narrows`` more than can be compared.
         """
-        if not (params.allowed_token_ids or params.bad_words or params.uses_dry):
+        if narrows and not 1 <= params.top_k <= _MOST_NARROWED:
+            message = f"samplers names infill, which needs top_k from 1 to {_MOST_NARROWED}"
+            raise _bad("samplers", message)
+        if not (params.allowed_token_ids or params.bad_words or params.uses_dry or narrows):
             return NO_RULES
-        loop = asyncio.get_running_loop()
+        loop, rules = asyncio.get_running_loop(), self._text.lexicon.rules
         try:
-            return await loop.run_in_executor(self._threads, self._text.lexicon.rules, params)
+            return await loop.run_in_executor(
+                self._threads, partial(rules, params, narrows=narrows)
+            )
         except ValueError as error:
             raise _bad(str(error).split(" ")[0], str(error)) from None
 
@@ -186,8 +237,15 @@ class Prompts:
         self, prompts: Sequence[Ids], params: SamplingParams, param: str, length_field: str
     ) -> None:
         """Raise ApiError, with the numbers, unless each prompt and its answer can ever fit."""
+        self._check_task(params)
         for prompt in prompts:
             self._check_one(len(prompt), params.max_tokens, param, length_field)
+
+    def _check_task(self, params: SamplingParams) -> None:
+        try:
+            self._text.check_task(params)
+        except ValueError as error:
+            raise _bad("model", str(error), "unsupported_endpoint") from None
 
     def _check_one(
         self, prompt_len: int, max_tokens: int | None, param: str, length_field: str

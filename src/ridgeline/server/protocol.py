@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Text
 from ridgeline.decoding.search import check_search
 from ridgeline.decoding.tools import ToolUse
 from ridgeline.server import samplers
@@ -21,6 +22,8 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.strict import Strict, contradiction, wrong
 from ridgeline.server.structured import FIELDS
 from ridgeline.server.tools import wanted_tools
+
+NewText = Callable[[tuple[int, ...], SamplingParams], Text]
 
 _INT64 = 1 << 63
 _MAX_METADATA = 16
@@ -197,6 +200,15 @@ class _Sampled(samplers.WithSamplers):
         """Where the request says how long an answer may be."""
         return "max_tokens"
 
+    @property
+    def narrows(self) -> bool:
+        """Whether llama.cpp's sampler for the middle of a text acts (``backends.middle``)."""
+        return False
+
+    def watched(self, new_text: NewText) -> NewText:
+        """Return what makes the texts of answers, of what makes them without rules of their own."""
+        return new_text
+
     def sampling(
         self, default: Callable[..., SamplingParams], vocab_size: int, **more: Any
     ) -> SamplingParams:
@@ -268,10 +280,10 @@ class ChatRequest(Rendering, _Sampled):
 
 
 _Ids = Annotated[list[int], Field(fail_fast=True)]
-_EACH = Field(fail_fast=True, max_length=1 << 14)  # more prompts would take too long to check
+EACH = Field(fail_fast=True, max_length=1 << 14)  # more prompts would take too long to check
 
 
-def _kind_of_prompt(prompt: Any) -> str:
+def kind_of_prompt(prompt: Any) -> str:
     """Return which kind a prompt is, by its first element, so that only that kind is validated."""
     if not isinstance(prompt, list):
         return "[text]"
@@ -281,18 +293,21 @@ def _kind_of_prompt(prompt: Any) -> str:
     return "[lists of ids]" if isinstance(first, list) else "[ids]"
 
 
+TextOrIds = Annotated[
+    Annotated[str, Tag("[text]")]
+    | Annotated[list[str], EACH, Tag("[texts]")]
+    | Annotated[_Ids, Tag("[ids]")]
+    | Annotated[list[_Ids], EACH, Tag("[lists of ids]")],
+    Discriminator(kind_of_prompt),
+]
+
+
 class CompletionRequest(_Sampled):
     """POST /v1/completions."""
 
     not_yet = _NOT_YET | {"prediction": ()}
 
-    prompt: Annotated[
-        Annotated[str, Tag("[text]")]
-        | Annotated[list[str], _EACH, Tag("[texts]")]
-        | Annotated[_Ids, Tag("[ids]")]
-        | Annotated[list[_Ids], _EACH, Tag("[lists of ids]")],
-        Discriminator(_kind_of_prompt),
-    ]
+    prompt: TextOrIds
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
     suffix: str | None = None  # empty: the answer just continues the prompt

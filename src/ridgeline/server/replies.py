@@ -22,11 +22,13 @@ from ridgeline.server.limits import Limits
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.promises import Promise
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.stream import ClientGone, Stream, StreamError
+from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
+from ridgeline.server.strict import Strict
 
 SSE = "text/event-stream; charset=utf-8"
 _JSON = {"content-type": "application/json"}
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
+_CONTENT |= {"input", "query", "documents", "text_1", "text_2"}
 
 
 class Shape(Protocol):
@@ -49,6 +51,36 @@ class Shape(Protocol):
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
+
+
+class Results(Protocol):
+    """What becomes of a stream: answers, or vectors.
+
+    Attributes:
+        promise: when it was promised to be there, if it was.
+        records: of the prompts that have ended.
+    """
+
+    promise: Promise | None
+    records: list[RequestRecord]
+
+    def take(self, event: StreamEvent) -> list[Choice]:
+        """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
+
+    @property
+    def finish_reasons(self) -> str:
+        """How it ended, each way once."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated."""
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+
+    def timings(self) -> dict[str, Any]:
+        """Return the engine's times, nothing if nothing came."""
 
 
 class OpenAiShape:
@@ -106,19 +138,19 @@ class OpenAiShape:
 
 
 class Reply(Response):
-    """The response to a completion."""
+    """The response to a completion, or to texts that become vectors."""
 
     def __init__(
         self,
         bridge: Bridge,
         limits: Limits,
         stream: Stream,
-        answers: Answers,
-        body: ChatRequest | CompletionRequest,
+        answers: Results,
+        body: Strict,
         shape: Shape,
         options: ServeOptions,
-        promising: Callable[[], Awaitable[Promise]] | None,
-        note_lengths: Callable[[str, Sequence[RequestRecord]], None],
+        promising: Callable[[], Awaitable[Promise]] | None = None,
+        note_lengths: Callable[[str, Sequence[RequestRecord]], None] = lambda tenant, records: None,
     ) -> None:
         """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``.
 
@@ -135,6 +167,7 @@ class Reply(Response):
         self._promising, self._note_lengths = promising, note_lengths
         self._extra: dict[str, str] = {}
         self._has_begun = False
+        self._is_streamed = bool(getattr(body, "stream", False))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError for a failure before the answer has begun."""
@@ -148,7 +181,7 @@ class Reply(Response):
                 if self._stream.is_over:
                     raise ClientGone
             self._bridge.submit(self._stream)
-            await (self._send_chunks(send) if self._body.stream else self._send_whole(send))
+            await (self._send_chunks(send) if self._is_streamed else self._send_whole(send))
         except ClientGone:
             self._note["finish"] = "abort"
         except TimeoutError:  # no error event would reach it
@@ -226,7 +259,7 @@ class Reply(Response):
         if self._answers.promise is not None:
             self._note["promise"] = self._answers.promise.outcome or "open"
         for name in ("user", "safety_identifier", "prompt_cache_key", "metadata"):
-            self._note[name] = getattr(self._body, name)
+            self._note[name] = getattr(self._body, name, None)
         if self._log_content:
             asked = self._body.model_dump(include=_CONTENT, exclude_none=True)
             self._note |= asked | {"response": self._content.decode()}

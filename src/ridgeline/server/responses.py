@@ -40,7 +40,7 @@ _NAMES = {
 # Words in quotes are the client's own, and stay.
 _NAME = re.compile(r"'[^']*'|" + "|".join(map(re.escape, _NAMES)))
 _SAME = (
-    *("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
+    *("metadata", "model", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
     *("stream", "temperature", "top_logprobs", "top_p", "user"),
 )
 

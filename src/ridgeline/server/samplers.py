@@ -5,11 +5,12 @@ What there is not is refused by name, with what there is instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, LiteralString, NamedTuple
 
 from pydantic import Field
 
+from ridgeline.server.errors import ApiError
 from ridgeline.server.strict import Strict, wrong
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -75,6 +76,34 @@ def refusal(name: str, given: Mapping[str, Any]) -> LiteralString | None:
     if most_off is None or isinstance(value, bool) or not isinstance(value, int | float):
         return why
     return None if value <= most_off else why
+
+
+# llama.cpp's names of samplers in the order in which they act here, and what switches each off.
+_IN_ORDER: Mapping[str, Mapping[str, float]] = {
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "xtc": {"xtc_probability": 0.0},
+    "infill": {},  # it does not act unless it is named
+}
+
+
+def switched_off(names: Sequence[str]) -> dict[str, float]:
+    """Return the fields, with values, that switch off all samplers but those of llama.cpp's list.
+
+    Raises ApiError for a sampler that there is not, and for another order than that here.
+    """
+    if list(names) != [name for name in _IN_ORDER if name in names]:
+        known = ", ".join(_IN_ORDER)
+        message = f"samplers is wrong: it may name these, each once, in this order: {known}"
+        raise ApiError(400, message, param="samplers", code="unsupported_parameter")
+    off = (values for name, values in _IN_ORDER.items() if name not in names)
+    return {field: value for values in off for field, value in values.items()}
 
 
 class WithSamplers(Strict):

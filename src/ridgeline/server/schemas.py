@@ -40,6 +40,73 @@ class Usage(Shaped):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
+class InputUsage(Shaped):
+    """The count of tokens where none are generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Embedding(Shaped):
+    """The vector of a text; in base64 it is little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Shaped):
+    """The vectors of all texts, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: InputUsage
+
+
+class RankedDocument(Shaped):
+    """A document as it was sent."""
+
+    text: str
+
+
+class Rank(Shaped):
+    """A document's place among those sent, and how relevant it is."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class Reranked(Shaped):
+    """Documents, the most relevant first."""
+
+    id: str
+    model: str
+    usage: InputUsage
+    results: list[Rank]
+
+
+class Score(Shaped):
+    """How near two texts are to each other."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scored(Shaped):
+    """The scores of all pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: InputUsage
+
+
 class SpeculativeDecoding(Shaped):
     """How often tokens were guessed, how many, and how many of them were right."""
 
@@ -173,8 +240,16 @@ class InfillTimings(Shaped):
     predicted_per_second: float | None = None
 
 
+def _some_fields(schema: dict[str, Any]) -> None:
+    """Leave out what holds only where a request has no ``response_fields``."""
+    del schema["required"]
+    schema["additionalProperties"] = {"description": "What stands at a path, as timings/prompt_n"}
+
+
 class Infilled(Shaped):
-    """What POST /infill returns, unless it streams."""
+    """What POST /infill returns, unless it streams; of this only ``response_fields``, if given."""
+
+    model_config = ConfigDict(json_schema_extra=_some_fields)
 
     index: Literal[0]
     content: str

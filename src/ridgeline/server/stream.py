@@ -13,7 +13,7 @@ from math import inf
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
-from ridgeline.core.request import Constraint, Request, Text
+from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Text
 from ridgeline.core.step import NO_RULES, Event, TokenRules
 
 # Which prompt, what about it: the engine's request comes first, and its record last.
@@ -50,6 +50,7 @@ class Stream:
         is_read: bool = True,
         name: str = "",
         cache_root: bytes = b"",
+        adapter: Adapter = NO_ADAPTER,
         prediction: tuple[int, ...] = (),
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
@@ -62,6 +63,7 @@ class Stream:
         self.is_read = is_read  # as it grows, not when it is complete
         self.name = name  # x-request-id
         self.cache_root = cache_root
+        self.adapter = adapter  # until the end: others may wait for its memory
         self.prediction = prediction
         self.new_constraint = new_constraint
         self.token_rules = token_rules
@@ -109,6 +111,8 @@ class Stream:
         self._events += events
         self.num_open -= len(records)
         self.is_over = not self.num_open
+        if self.is_over:
+            self.adapter = NO_ADAPTER
         self._wake.set()
         return len(self._events) <= self._max_behind
 
@@ -121,6 +125,7 @@ class Stream:
         """Let no more come: the reader gets what there is, then ``why``."""
         if not self.is_over:
             self.is_over, self._end = True, why
+            self.adapter = NO_ADAPTER
             if isinstance(why, ClientGone):
                 self._events.clear()
             self._wake.set()

@@ -18,7 +18,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ridgeline.core.kvcache import hash_block
-from ridgeline.core.records import EngineRecord
+from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.simulator.run import Asked, Clock, Times, new_replica
 from ridgeline.simulator.steptime import Features, Windows
 
@@ -117,6 +117,8 @@ class Ended:
         is_lost: it got no whole answer.
         num_moves: how often it was resumed elsewhere.
         num_again: tokens that were computed again because of that.
+        token_s: when each of its tokens was there.
+        num_cached_tokens: of its prompt, what the cache had where it began last.
     """
 
     asked: Asked
@@ -128,6 +130,8 @@ class Ended:
     is_lost: bool
     num_moves: int
     num_again: int
+    token_s: tuple[float, ...]
+    num_cached_tokens: int
 
 
 class _Pace:
@@ -156,6 +160,8 @@ class _Way:
         self.first_token_s: float | None = None
         self.num_new = self.num_moves = self.num_again = 0
         self.num_here = 0  # of num_new, those made by the replica that it is on
+        self.token_s: list[float] = []
+        self.num_cached = 0
 
     @property
     def num_pending(self) -> int:
@@ -169,6 +175,7 @@ class _Way:
             self.now = replace(self.now, prompt=prompt, num_new=(left,), params=None)
         else:  # several answers begin again
             self.num_new -= self.num_here
+            del self.token_s[self.num_new :]
         self.num_again += len(self.now.prompt)
         self.num_moves += 1
         self.num_here = 0
@@ -185,6 +192,8 @@ class _Way:
             is_lost=is_lost,
             num_moves=self.num_moves,
             num_again=self.num_again,
+            token_s=tuple(self.token_s),
+            num_cached_tokens=self.num_cached,
         )
 
 
@@ -201,12 +210,15 @@ class _Member:
         """Be a fresh replica, with nothing in its cache."""
         self.clock = Clock()
         self.clock.now_s = max(0.0, now_s)
-        self.replica, self.runner = new_replica(
-            self._settings, self.clock, self.pace, lambda record: None
-        )
+        self.replica, self.runner = new_replica(self._settings, self.clock, self.pace, self._note)
         self.ways: dict[int, _Way] = {}  # by the id of what the replica was asked
         self.num_pending = 0
         self._sent: dict[bytes, None] = {}
+
+    def _note(self, record: Record) -> None:
+        if isinstance(record, RequestRecord):
+            way = self.ways[id(self.runner.asked(record.request_id))]
+            way.num_cached = record.num_cached_tokens
 
     def take(self, way: _Way, now_s: float) -> None:
         """Let a request wait here."""
@@ -245,6 +257,7 @@ class _Member:
                 way.num_new += 1
                 way.num_here += 1
                 self.num_pending -= 1
+                way.token_s.append(self.clock.now_s)
                 if way.first_token_s is None:
                     way.first_token_s = self.clock.now_s
         ended_s = self.clock.now_s

@@ -109,7 +109,7 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
         work = seq.id[1], len(seq.tokens), num_computed
         answers.append(Answer(*work, seq.capacity, seq.table, max(1, num_seeds), num_cached))
     num_prompt = len(request.prompt)
-    num_new = request.max_len - num_prompt
+    num_new = max(request.max_len - num_prompt, 1)  # a vector is like one token
     return Standing(request.id, num_prompt, num_new, tuple(answers), request.due_s)
 
 
@@ -119,6 +119,8 @@ def forecast(
     wanted: Listing[int],
     *,
     queued: Listing[Standing] = (),
+    coming: Listing[Standing] = (),
+    coming_s: float = 0.0,
     within_s: float = inf,
 ) -> dict[int, Foreseen]:
     """Return what is foreseen of the requests with the numbers ``wanted``.
@@ -128,6 +130,8 @@ def forecast(
         times: how long steps take.
         wanted: it ends when all of these have.
         queued: who comes in as soon as there is room, in order.
+        coming: who enters before the first step that begins after ``coming_s`` seconds.
+        coming_s: until then, these are not in the engine.
         within_s: later than this, nobody wants to know.
     """
     scheduler = _scheduler(state)
@@ -137,6 +141,10 @@ def forecast(
     ends: dict[int, float] = {}
     left, now_s = set(wanted), 0.0
     while left and now_s <= within_s:
+        if coming and (now_s >= coming_s or not queues.has_work()):
+            now_s = max(now_s, coming_s)
+            _place(scheduler, coming)
+            coming = ()
         while waiting and min(scheduler.room()[:2]) > 0:
             _place(scheduler, [waiting.popleft()])
         step = scheduler.schedule(Load(len(waiting), state.is_read))

@@ -116,7 +116,9 @@ def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, st
         error = matcher.get_error()
         if not error:
             mask = matcher.compute_bitmask()
-            error = matcher.get_error() or ("" if any(mask) else "it allows nothing")
+            failed = matcher.get_error()
+            if failed or not any(mask):
+                error = f"no answer can begin with it ({failed or 'it allows nothing'})"
         answer.update({"error": _line(error)} if error else {"grammar": grammar})
     except Exception as error:  # foreign code may raise anything
         answer["error"] = _line(str(error) or type(error).__name__)

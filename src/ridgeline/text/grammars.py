@@ -177,6 +177,10 @@ class GrammarState:
         """Take the next token of the answer."""
         self._matcher.consume_token(token)
 
+    def fork(self) -> GrammarState:
+        """Return another that has come as far, for an answer with the same beginning."""
+        return GrammarState(self._matcher.deep_copy(), self._eos_ids)
+
 
 def _size(source: Source) -> int:
     return len((source.text + source.frame).encode("utf-8", errors="surrogatepass"))

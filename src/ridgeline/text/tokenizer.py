@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.models.gguf_tokenizer import tokenizer_json
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.text.vocabulary import checked, ids_behind, reader
 
 if TYPE_CHECKING:
     import tokenizers
 
 _MAX_FILE_BYTES = 128 << 20  # the largest in use today have 35 MB
-_MAX_IDS = 1 << 21
 
 # Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -41,7 +41,12 @@ _PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16)
 
 
 def load_tokenizer(
-    source: Path | Mapping[str, Any], bos_id: int | None = None, add_bos: bool = False
+    source: Path | Mapping[str, Any],
+    bos_id: int | None = None,
+    add_bos: bool = False,
+    end_ids: tuple[int, ...] | None = None,
+    eos_ids: Sequence[int] = (),
+    named_in: str = "",
 ) -> Tokenizer:
     """Load from the path of a tokenizer.json, or from GGUF metadata (``tokenizer.ggml.*``).
 
@@ -49,14 +54,19 @@ def load_tokenizer(
         source: the file, or the metadata.
         bos_id: token that begins a text, None where the model has none.
         add_bos: whether ``encode`` puts ``bos_id`` in front unless told otherwise.
+        end_ids: what it puts behind a text unless told otherwise, None for what the source says.
+        eos_ids: tokens that end an answer.
+        named_in: the chat template. Added tokens that it names are control tokens, as are special
+            ones, BOS and ``eos_ids``; all others, such as Gemma's ``<table>``, are text whoever
+            writes them.
 
     Raises:
         ModelFileError: damaged, hostile or not supported; the message says what.
     """
     if isinstance(source, Mapping):
-        return Tokenizer(tokenizer_json(source), bos_id, add_bos)
+        return Tokenizer(tokenizer_json(source), bos_id, add_bos, end_ids, eos_ids, named_in)
     try:
-        tokenizer = Tokenizer(_read(source), bos_id, add_bos)
+        tokenizer = Tokenizer(_read(source), bos_id, add_bos, end_ids, eos_ids, named_in)
         tokenizer.prepare()  # a damaged file must fail here, not at the first text
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
@@ -89,26 +99,44 @@ class Tokenizer:
     Attributes:
         bos_id: token that begins a text, or None.
         add_bos: whether ``encode`` puts it in front unless told otherwise.
+        end_ids: what ``encode`` puts behind a text unless told otherwise: an encoder's [SEP].
         vocab_size: one more than the highest id. A model may have more rows than that.
         building: what the library's tokenizer is built in, if that is still to come.
     """
 
-    def __init__(self, spec: dict[str, Any], bos_id: int | None = None, add_bos: bool = False):
-        self._pieces, added = _checked(spec)  # turned into bytes one by one, when asked for
-        self._strip_space, self._bytes_of = _reader(spec)
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        bos_id: int | None = None,
+        add_bos: bool = False,
+        end_ids: tuple[int, ...] | None = None,
+        eos_ids: Sequence[int] = (),
+        named_in: str = "",
+    ):
+        self._pieces, added = checked(spec)  # turned into bytes one by one, when asked for
+        self._strip_space, self._gap, self._bytes_of = reader(spec)
         self._added = {token["id"]: token["content"].encode() for token in added}
         self.vocab_size = max([len(self._pieces) - 1, *self._added]) + 1
         if bos_id is not None and not 0 <= bos_id < self.vocab_size:
             raise ModelFileError(f"the BOS id {bos_id} is not in the vocabulary")
         self.bos_id, self.add_bos = bos_id, add_bos
+        self.end_ids = ids_behind(spec) if end_ids is None else end_ids
+        if self.end_ids and max(self.end_ids) >= self.vocab_size:
+            raise ModelFileError(f"the id {max(self.end_ids)}, behind a text, is no token")
 
         special = [token for token in added if token.get("special")]
         self._special_ids = frozenset(token["id"] for token in special)
         # Runs of spaces, of ▁ and of line ends are text (Gemma's are added tokens).
-        control = [t for t in added if t.get("special") or t["content"].replace("▁", "").strip()]
+        kept = {bos_id, *self.end_ids, *eos_ids}
+        control = [
+            t
+            for t in added
+            if t.get("special")
+            or ((t["id"] in kept or t["content"] in named_in) and t["content"].strip("▁ \t\r\n"))
+        ]
         if self._bytes_of("▁") == b" ":
-            plain = {t["id"]: t["content"] for t in added if t not in control}
-            self._added |= {i: text.replace("▁", " ").encode() for i, text in plain.items()}
+            plain = self._added.keys() - {t["id"] for t in control}
+            self._added |= {i: self._added[i].replace("▁".encode(), b" ") for i in plain}
         self._private = {t["content"]: f"{_PRIVATE}{t['id']};" for t in control}
         self._control = re.compile(_any_of(self._private))
         # A token of one character has no inside for _BREAK; then _BREAK follows it.
@@ -132,7 +160,7 @@ class Tokenizer:
         with self._lock:
             if self._built is None:
                 with self.building():
-                    from ridgeline.text.bpe import new_library  # here: ids need no such library
+                    from ridgeline.text.library import new_library  # here: ids need no such library
 
                     self._built = new_library(*self._parts)
                     self._parts = ()  # a vocabulary's worth of memory
@@ -147,14 +175,15 @@ class Tokenizer:
             text: any text without lone surrogates.
             parse_special: whether the spelling of a control token is that token; otherwise it is
                 text like any other.
-            add_bos: whether to begin with BOS (never doubled); None takes the model's habit.
+            add_bos: whether to begin with BOS (never doubled) and to end with ``end_ids``; None
+                takes the model's habit.
 
         Raises:
             ValueError: ``text`` has a lone surrogate.
         """
         if parse_special:
             text = self._control.sub(lambda match: self._private[match[0]], text)
-        return self._ids(text, add_bos)
+        return self._ids(text, add_bos) + list(self.end_ids if add_bos is not False else ())
 
     def shield(self, text: str, *, special_only: bool = False) -> str:
         """Return ``text`` marked so that ``encode_shielded`` takes none of it for a control token.
@@ -253,6 +282,7 @@ class Decoder:
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], before: bytes):
         self._token_bytes = tokenizer.token_bytes
+        self._gap, self._controls = tokenizer._gap, tokenizer._added.keys()
         self._skipped = skipped
         self._at_start = tokenizer._strip_space and not before
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -261,6 +291,8 @@ class Decoder:
     def __call__(self, token_id: int) -> str:
         """Return the text that this token makes final; may be empty."""
         data = b"" if token_id in self._skipped else self._token_bytes(token_id)
+        if self._gap and data and token_id in self._controls:
+            data = self._gap + data
         if self._at_start and data:
             data = data.removeprefix(b" ")  # SentencePiece puts a space before every text
             self._at_start = False
@@ -287,102 +319,6 @@ class _Spellings:
             if any(s.startswith(body[k:]) for s in self._spellings):
                 found.add(k)
         return sorted(found)
-
-
-def _checked(spec: dict[str, Any]) -> tuple[list[str | None], list[dict[str, Any]]]:
-    """Return the pieces by id and the added tokens, or raise ModelFileError.
-
-    What only encoding needs of a vocabulary is checked by ``new_library``.
-    """
-    model, added = spec.get("model"), spec.get("added_tokens") or []
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        kind = model.get("type") if isinstance(model, dict) else None
-        raise ModelFileError(f"the tokenizer model is {kind!r:.40}; supported: BPE")
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise ModelFileError("BPE with subword prefixes or word suffixes is not supported")
-    vocab = model.get("vocab")
-    known = isinstance(vocab, dict) or (isinstance(vocab, list) and set(map(type, vocab)) == {str})
-    if not known or not vocab or not isinstance(model.get("merges"), list):
-        raise ModelFileError("the tokenizer model needs vocab (an object) and merges (a list)")
-    if not isinstance(added, list) or not all(
-        isinstance(t, dict) and isinstance(t.get("content"), str) and t["content"] for t in added
-    ):
-        raise ModelFileError("added_tokens must be a list of tokens with content")
-    pieces = vocab if isinstance(vocab, list) else _by_id(vocab)
-    _check_ids({t["content"]: t.get("id") for t in added})
-    once = len({t["content"] for t in added}) == len({t["id"] for t in added}) == len(added)
-    ids = [(t["id"], t["content"]) for t in added if t["id"] < len(pieces)]
-    if not once or any(pieces[i] not in (None, content) for i, content in ids):
-        raise ModelFileError("two tokens have the same id, or an added token stands twice")
-    return pieces, added
-
-
-def _by_id(vocab: Mapping[str, Any]) -> list[str | None]:
-    """Return the pieces of a vocabulary by id, None where an id has none."""
-    _check_ids(vocab)
-    pieces: list[str | None] = [None] * (max(vocab.values()) + 1)
-    for piece, number in vocab.items():
-        pieces[number] = piece
-    if len(pieces) - pieces.count(None) < len(vocab):
-        raise ModelFileError("two tokens have the same id")
-    return pieces
-
-
-def _check_ids(ids: Mapping[str, Any]) -> None:
-    """Raise ModelFileError for a token whose id is not an id."""
-    for piece, number in ids.items():
-        if type(number) is not int or not 0 <= number < _MAX_IDS:
-            raise ModelFileError(f"token {piece[:40]!r} has the id {number!r:.40}")
-
-
-def _steps(part: Any, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a pipeline part: of its sequence, or itself."""
-    if not isinstance(part, dict):
-        return []
-    steps = part.get(key) if part.get("type") == "Sequence" else [part]
-    return [s for s in steps if isinstance(s, dict)] if isinstance(steps, list) else []
-
-
-def _reader(spec: dict[str, Any]) -> tuple[bool, Callable[[str], bytes]]:
-    """Return whether a text loses its first space, and what turns a piece into its bytes."""
-    steps = {str(step.get("type")): step for step in _steps(spec.get("decoder"), "decoders")}
-    metaspace, replace = steps.get("Metaspace", {}), steps.get("Replace", {})
-    if "ByteLevel" in steps:
-        return False, _byte_level_bytes
-    if metaspace.get("replacement") == "▁":
-        scheme = metaspace.get("prepend_scheme", "always")
-        strip = scheme != "never" and metaspace.get("add_prefix_space") is not False
-    elif replace.get("pattern") == {"String": "▁"}:
-        strip = "Strip" in steps
-    else:
-        raise ModelFileError(
-            f"the tokenizer's decoder is {[*steps]!r:.80}; supported: ByteLevel, "
-            "Metaspace with '▁', Replace of '▁'"
-        )
-    falls_back = "ByteFallback" in steps
-    bytes_by_name = {f"<0x{b:02X}>": bytes([b]) for b in range(256)} if falls_back else {}
-    return strip, lambda piece: bytes_by_name.get(piece) or piece.replace("▁", " ").encode()
-
-
-def _byte_alphabet() -> dict[int, int]:
-    """Return GPT-2's alphabet for the 256 bytes: code point to byte, for ``str.translate``.
-
-    Printable Latin-1 stands for itself, the others in order for U+0100 and on. A character outside
-    of the alphabet becomes, or is, one beyond Latin-1.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return dict.fromkeys(others, 0xFFFF) | {256 + i: byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
-def _byte_level_bytes(piece: str) -> bytes:
-    try:
-        return piece.translate(_ALPHABET).encode("latin-1")
-    except UnicodeEncodeError:  # not in the alphabet: the piece means itself, as in the library
-        return piece.encode()
 
 
 def _any_of(spellings: Iterable[str]) -> str:

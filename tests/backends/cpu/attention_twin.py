@@ -91,12 +91,13 @@ def layout(heads: Heads, records: Array, table: list[int], length: int) -> Cache
 
 
 class Biases(Protocol):
-    """What was kept out of keys, and the rope tables ``[positions, half]`` that turn it."""
+    """What was kept out of keys, the rope tables ``[positions, half]`` that turn it, and sinks."""
 
     key_bias: Array
     pairs: Array
     cos: Array
     sin: Array
+    sinks: Array
 
 
 def attend(
@@ -109,23 +110,20 @@ def attend(
     visible[low - begin : position + 1 - begin] = True
     seen = slice(begin, position + 1)
     return np.stack(
-        [
-            _attend_head(heads, q[h], cache, h // heads.group, seen, visible, biases)
-            for h in range(len(q))
-        ]
+        [_attend_head(heads, h, q[h], cache, seen, visible, biases) for h in range(len(q))]
     )
 
 
 def _attend_head(
     heads: Heads,
+    head: int,
     q: Array,
     cache: Cached,
-    kv_head: int,
     seen: slice,
     visible: Array,
     biases: Biases,
 ) -> Array:
-    softmax_scale = F32(heads.num_channels**-0.5)
+    softmax_scale, kv_head = F32(heads.num_channels**-0.5), head // heads.group
     k, v = (part[seen, kv_head] for part in (cache.k, cache.v))
     scores = np.zeros(len(visible), np.float32)  # what is behind the last token is not visible
     if heads.cache == "int8":
@@ -151,11 +149,13 @@ def _attend_head(
         for channel in range(heads.size):
             total = fma(k[:, channel].astype(np.float32), scaled[channel], total)
         scores[: len(k)] = total
-    top = max(scores[visible].max(), LOWEST)
+    top = max(scores[visible].max(), biases.sinks[head] if heads.sinks else LOWEST)
     p = np.where(visible, exp(scores - top), F32(0))
     lanes = np.zeros(16, np.float32)
     for block in p.reshape(-1, 16):
         lanes = lanes + block
+    if heads.sinks:
+        lanes[0] += exp(biases.sinks[head : head + 1] - top)[0]
     denominator = halves(lanes)
     if heads.cache == "int8":
         assert cache.v_scale is not None

@@ -37,10 +37,15 @@ SHAPES = {
         PLAIN, num_heads=14, num_kv_heads=2, half=32, num_channels=64, qkv_bias=True
     ),
     "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm="head"),
+    "group 2, sinks": replace(PLAIN, num_heads=4, num_kv_heads=2, sinks=True),
 }
 # What is built on which processor: everything here, and one of each elsewhere.
 CASES = [("host", shape, "int8") for shape in SHAPES]
-CASES += [("host", shape, kind) for shape in list(SHAPES)[::2] for kind in ("f16", "f32")]
+CASES += [
+    ("host", shape, kind)
+    for shape in [*list(SHAPES)[::2], "group 2, sinks"]
+    for kind in ("f16", "f32")
+]
 CASES += [(name, "group 3", "int8") for name in LOCAL[1:-1]]
 CASES += [(LOCAL[-1], "group 1, padded", "f16")]
 CASES += [("arm-i8mm", "group 4, partial rope", "int8"), ("arm", "group 8, norms", "f16")]
@@ -70,6 +75,7 @@ class Text:
     q: Array
     key_bias: Array  # [kv heads, first and second channels of pairs]: what is kept out of keys
     pairs: Array  # [kv heads, how many and which]
+    sinks: Array  # [heads]
     cached: twin.Cached
     known: dict[tuple[int, int | None], Array] = field(default_factory=dict)
 
@@ -98,7 +104,7 @@ def text(shape: str, kind: str) -> Text:
     k = twin.rotated(heads, k, norms[1], cos, sin)
     return Text(
         heads, at(rows), at(bias), at(norms), cos, sin, q, at(key_bias), at(pairs),
-        twin.cached(heads, k, v),
+        at(np.linspace(-3, 12, heads.num_heads, dtype=np.float32)), twin.cached(heads, k, v),
     )  # fmt: skip
 
 
@@ -177,7 +183,7 @@ class Attention:
                 low = max(0, high + begin - reach) - begin
                 run(
                     "softmax", scores[row:], scores.strides[0], low, high, blocks, walk[0], stride,
-                    walk[2], planes[row:], scales[row:],
+                    walk[2], planes[row:], scales[row:], self.text.sinks[kv_head * heads.group :],
                 )  # fmt: skip
             weights = planes if heads.cache == "int8" else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]
@@ -335,7 +341,8 @@ def test_the_twin_is_attention(attention: Attention) -> None:
         kv_head = head // heads.group
         scores = keys[seen, kv_head] @ known.q[position, head]
         p = np.exp(scores * heads.num_channels**-0.5)
-        exact = p @ v[seen, kv_head] / p.sum()
+        lost = np.exp(float(known.sinks[head])) if heads.sinks else 0.0
+        exact = p @ v[seen, kv_head] / (p.sum() + lost)
         got = attention.wanted(position, window=window)[0, head]
         error = np.abs(got - exact).max() / np.abs(v).max()
         assert error < {"int8": 0.02, "f16": 1e-3, "f32": 1e-6}[heads.cache]

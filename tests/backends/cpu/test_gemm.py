@@ -32,10 +32,10 @@ NOWHERE = 0  # next address: to prefetch what is not there does no harm
 CASES: list[tuple[str, ...]] = [
     (name, kind)
     for name in TARGETS
-    for kind in ("w4", "w5", "s4", "s5", "k4", "k5", "k6", "w8", "r8")
+    for kind in ("w4", "w5", "s4", "s5", "z4", "t4", "k4", "k5", "k6", "w8", "r8")
     if TARGETS[name].processor.dot != Dot.PLAIN
 ]
-CASES += [("baseline", "w8")]
+CASES += [("baseline", "w8"), ("baseline", "t4")]
 CASES += [(name, kind) for name in ("host", "baseline", "arm") for kind in ("f32", "bf16")]
 # A GEMV reads one tile or four at once; this machine prefers one of them, both must be right.
 if TARGETS["host"].processor.dot is Dot.VNNI512:
@@ -70,6 +70,21 @@ def packed(kind: str) -> Array:
         data = at(rng.integers(0, 256, (TILES, FORMATS[kind].tile_bytes(records)), np.uint8))
         data[1] = 255
         data[:, -128:] = rng.normal(0, 0.1, (TILES, 32)).astype(np.float32).view(np.uint8)
+        return data
+    if kind == "t4":
+        data = at(rng.integers(0, 256, (TILES, FORMATS[kind].tile_bytes(records)), np.uint8))
+        table = rng.permutation(256)[:16].astype(np.uint8)
+        table[3], table[4] = 1, 255  # the smallest and the largest, of -127 .. 127
+        data[:, -64:] = np.tile(table, 4)
+        scales = rng.normal(0, 0.1, (TILES, records, 32)).astype(np.float16)
+        for k in range(records):
+            data[:, 576 * k + 512 : 576 * (k + 1)] = scales[:, k].view(np.uint8)
+        return data
+    if kind == "z4":
+        data = at(rng.integers(0, 256, shape, np.uint8))
+        data[1] = 255
+        scales = rng.normal(0, 0.1, (*shape[:2], 32)).astype(np.float16)
+        data[:, :, 512:576] = scales.view(np.uint8)
         return data
     if head := twins.K_HEADS.get(kind):
         data = at(

@@ -33,6 +33,8 @@ def matrix(shape: tuple[int, int] = SHAPE, seed: int = 0) -> Floats:
 def encoded(dtype: str, shape: tuple[int, int] = SHAPE) -> Tensor:
     if dtype in ("Q4_K", "Q5_K", "Q6_K"):
         return random_blocks(dtype, shape)
+    if dtype in MADE_OF_BLOCKS:
+        return made_of_blocks(dtype, shape)
     data = gguf.quants.quantize(matrix(shape), gguf.GGMLQuantizationType[dtype])
     return Tensor("w", dtype, shape, np.ascontiguousarray(data).view(np.uint8))
 
@@ -50,12 +52,41 @@ def random_blocks(dtype: str, shape: tuple[int, int]) -> Tensor:
     return Tensor("w", dtype, shape, blocks.reshape(shape[0], -1))
 
 
+MADE_OF_BLOCKS = {  # bytes before those of a block's weights
+    "INT4": 8, "INT4_ZERO": 8, "INT4_FLOAT_ZERO": 8, "INT8": 8, "INT8_ZERO": 8, "FP8": 4, "NF4": 4,
+    "MXFP4": 1, "IQ4_NL": 2,
+}  # fmt: skip
+
+
+def made_of_blocks(dtype: str, shape: tuple[int, int]) -> Tensor:
+    """Blocks of any bits behind scales that are half floats, as ``models.encodings`` has them."""
+    rng = np.random.default_rng(6)
+    head, body = MADE_OF_BLOCKS[dtype], 32 if "8" in dtype else 16
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // 32, head + body), np.uint8)
+    count = blocks.shape[:2]
+    scale = rng.normal(0, 0.01, count).astype(np.float16)
+    if dtype == "MXFP4":
+        blocks[:, :, 0] = rng.integers(104, 144, count)  # what half floats have
+    elif dtype == "IQ4_NL":
+        blocks[:, :, :2] = scale[:, :, None].view(np.uint8)
+    else:
+        blocks[:, :, :4] = scale.astype(np.float32)[:, :, None].view(np.uint8)
+    if head == 8:
+        zero = {"INT4": np.full(count, 8.0), "INT8": np.full(count, 128.0)}.get(dtype)
+        if zero is None:
+            zero = rng.integers(0, 17, count) + 0.25 * (dtype == "INT4_FLOAT_ZERO")
+        blocks[:, :, 4:8] = zero.astype(np.float32)[:, :, None].view(np.uint8)
+    if dtype == "FP8":
+        blocks[:, :, 4:][blocks[:, :, 4:] & 127 == 127] = 3  # not a number
+    return Tensor("w", dtype, shape, blocks.reshape(shape[0], -1))
+
+
 def floats(values: Floats) -> Tensor:
     return Tensor("w", "F32", values.shape, values.view(np.uint8))
 
 
 def weights(packed: Matrix) -> NDArray[np.float64]:
-    if packed.kind != "r8":  # which has scales behind the records
+    if packed.kind not in ("r8", "t4"):  # which have something behind the records
         records = 8 if packed.kind in twins.K_HEADS else 1
         assert packed.data.shape[2] == records * FORMATS[packed.kind].record_bytes
     return twins.weights(packed.kind, packed.data)
@@ -116,6 +147,70 @@ def test_blocks_of_256_are_the_files_own(dtype: str, kind: str) -> None:
     assert np.abs(file).max() > 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("INT4", "s4"), ("INT4_ZERO", "z4"), ("INT8", "w8"), ("MXFP4", "t4"), ("IQ4_NL", "t4")],
+)
+@pytest.mark.parametrize("wish", ["auto", "int4", "f32"])
+def test_encoded_blocks_are_kept(dtype: str, kind: str, wish: str) -> None:
+    """Every weight, as long as scales are half floats."""
+    tensor = encoded(dtype)
+    packed = pack(tensor, wish)
+    if wish == "int4" and kind == "w8":
+        assert packed.kind == "w4"
+        return
+    assert packed.kind == ("f32" if wish == "f32" else kind)
+    assert (inside(packed) == tensor.to_f32()).all()
+    assert np.unique(tensor.to_f32()).size > 100
+
+
+def test_zeros_that_are_no_whole_numbers_become_offsets() -> None:
+    tensor = encoded("INT4_FLOAT_ZERO")
+    packed, file = pack(tensor, "auto"), tensor.to_f32()
+    assert packed.kind == "w4"
+    error = np.abs(inside(packed) - file).reshape(SHAPE[0], -1, 32)
+    offset = np.abs(file).reshape(error.shape).max(axis=2, keepdims=True) + 0.6
+    assert (error <= offset * HALF_STEP).all()
+
+
+def test_the_levels_of_nf4_are_rounded() -> None:
+    """To 1 / 127 of the largest, and its scale to a half float."""
+    tensor = encoded("NF4")
+    packed, file = pack(tensor, "auto"), tensor.to_f32()
+    assert packed.kind == "t4"
+    blocks = tensor.stored.reshape(SHAPE[0], -1, 20)
+    largest = np.abs(blocks[:, :, :4].copy().view(np.float32))
+    error = np.abs(inside(packed) - file).reshape(SHAPE[0], -1, 32)
+    assert (error <= largest * (0.5 / 127 + HALF_STEP) + 127 * 2.0**-25).all()
+
+
+def test_the_factors_of_iq4_xs_are_rounded_to_half_floats() -> None:
+    rng = np.random.default_rng(7)
+    blocks = rng.integers(0, 256, (40, 3, 136), np.uint8)
+    blocks[:, :, :2] = rng.uniform(5e-4, 2e-2, (40, 3, 1)).astype(np.float16).view(np.uint8)
+    tensor = Tensor("w", "IQ4_XS", (40, 768), blocks.reshape(40, -1))
+    packed, file = pack(tensor, "auto"), tensor.to_f32()
+    assert packed.kind == "t4"
+    assert (np.abs(inside(packed, (40, 768)) - file) <= np.abs(file) * HALF_STEP).all()
+    assert np.abs(file).max() > 10
+
+
+@pytest.mark.parametrize(("dtype", "byte"), [("MXFP4", 103), ("MXFP4", 144), ("INT4", 0)])
+def test_scales_that_are_no_half_floats_are_refused(dtype: str, byte: int) -> None:
+    tensor = encoded(dtype)
+    blocks = tensor.stored.reshape(SHAPE[0], SHAPE[1] // 32, -1)
+    blocks[3, 2, :4] = np.array([1e6], np.float32).view(np.uint8)
+    if dtype == "MXFP4":
+        blocks[3, 2, 0] = byte
+        blocks[3, 2, 1:] = 1
+    with pytest.raises(ValueError, match=r"'w' has a scale of .* which is no half float: use"):
+        pack(tensor, "auto")
+    assert (inside(pack(tensor, "f32")) == tensor.to_f32()).all()
+    blocks[3, 2, 1:] = 0x88  # minus zero: no scale is needed
+    if dtype == "MXFP4":
+        assert (inside(pack(tensor, "auto")) == tensor.to_f32()).all()
+
+
 # --- quantised again ---------------------------------------------------------------------------
 
 
@@ -138,8 +233,9 @@ def assert_eight_bits(packed: Matrix, values: Floats) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "wish"),
-    [*((dtype, wish) for dtype in ("F32", "F16", "BF16") for wish in ("auto", "int8")),
-     ("Q6_K", "int8")],
+    [*((dtype, wish) for dtype in ("F32", "F16", "BF16", "FP8", "INT8_ZERO")
+       for wish in ("auto", "int8")),
+     ("Q6_K", "int8"), ("INT4_ZERO", "int8"), ("NF4", "int8")],
 )  # fmt: skip
 def test_everything_else_gets_eight_bits(dtype: str, wish: str) -> None:
     tensor = encoded(dtype) if dtype != "F32" else floats(matrix())
@@ -254,7 +350,9 @@ def test_tiny_and_zero_weights_stay_tiny() -> None:
 PLACES = np.array([5, -1, 0, 39, -1, 7, 5, -1])
 
 
-@pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q8_0", "Q6_K", "F16"])
+@pytest.mark.parametrize(
+    "dtype", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q8_0", "Q6_K", "F16", "INT4_ZERO", "MXFP4"]
+)
 @pytest.mark.parametrize("wish", ["auto", "f32", "bf16", "int8-row", "int4"])
 def test_rows_go_where_they_are_wanted(dtype: str, wish: str) -> None:
     tensor = encoded(dtype)

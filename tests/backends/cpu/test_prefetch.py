@@ -15,7 +15,7 @@ from ridgeline.backends.cpu.emit.prefetch import (
 )
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, MATRICES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.cpu.layout.load import model_sizes
+from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from tests.backends.cpu.machine import Machine, at, build, prefetched
 from tests.backends.cpu.test_compile import PLAIN

@@ -46,6 +46,7 @@ ROUNDED += [
     "learnt positions",
     "experts",
     "many experts",
+    "sinks",
 ]
 
 Make = Callable[..., CpuRunner]
@@ -241,6 +242,38 @@ def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:
     assert "not finite" in runner.execute(with_logits).errors[0]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_with_masks_the_pruned_head_gives_what_the_whole_one_does(make: Make, count: int) -> None:
+    runner = make(checkpoint(MANY, random_arrays(MANY)), num_threads=2)
+    plain = streams(count, PLAIN_GREEDY)
+    likeliest = [token for (token,) in runner.execute(plain).tokens]
+    assert runner._buffers.get("prunes")
+
+    def ranked(top: int, masks: list[tuple[bytes, ...]]) -> list[list[int]]:
+        work = [
+            item._replace(seeds=(), top=top, masks=mask)
+            for item, mask in zip(plain.work, masks, strict=True)
+        ]
+        found = runner.execute(plain._replace(work=tuple(work))).top
+        return [[token for token, _ in found[i]] for i in range(count)]
+
+    orders = ranked(3000, [()] * count)
+    assert [order[0] for order in orders] == likeliest
+    rng = np.random.default_rng(8)
+    for share in (0.999, 0.5, 0.1, 0.002):
+        bits = rng.random((count, 3000)) < share
+        bits[:, 7] = True  # never none
+        masks = [(np.packbits(row, bitorder="little").tobytes(),) for row in bits]
+        work = [item._replace(masks=mask) for item, mask in zip(plain.work, masks, strict=True)]
+        left = [
+            [token for token in order if row[token]]
+            for order, row in zip(orders, bits, strict=True)
+        ]
+        drawn = runner.execute(plain._replace(work=tuple(work))).tokens
+        assert [token for (token,) in drawn] == [order[0] for order in left]
+        assert ranked(5, masks) == [order[:5] for order in left]
+
+
 @pytest.mark.parametrize("factor", [1e-24, 1e18, 1e25, np.nan])
 def test_a_row_too_short_or_long_for_bounds_gets_all_its_logits(make: Make, factor: float) -> None:
     runner = make(checkpoint(MANY, random_arrays(MANY)))
@@ -394,3 +427,52 @@ def test_copied_blocks_part_ways(make: Make, block_size: int) -> None:
     output = runner.execute(step(*forked, copies=((0, 1), (1, 2))))
     for i, tokens in enumerate(longer):
         assert runner.execute(step(work(tokens, (10,)))).logprobs[0] == output.logprobs[i]
+
+
+# --- vectors -----------------------------------------------------------------------------------
+
+
+def pool(tokens: tuple[int, ...], block: int, how: str, start: int = 0) -> Work:
+    table = tuple(range(block, block + 6))
+    found = work(tokens, table, start=start, seeds=(), params=PLAIN_GREEDY)
+    return found._replace(pool=how)
+
+
+@pytest.mark.parametrize("how", ["last", "mean", "cls"])
+@pytest.mark.parametrize("name", ["plain", "beside", "learnt positions"])
+def test_vectors_are_the_references(make: Make, name: str, how: str) -> None:
+    for kind, bound in (("f32", 1e-5), ("int8", 0.2)):
+        for size in (5, 12, 40):
+            text = step(pool(TOKENS[:size], 0, how))
+            (wanted,) = reference(checkpoint(ARCHS[name])).execute(text).vectors.values()
+            (found,) = make(name, kind).execute(text).vectors.values()
+            assert error(np.array(found), np.array(wanted)) < bound
+
+
+@pytest.mark.parametrize("how", ["last", "mean", "cls"])
+@pytest.mark.parametrize("kind", ["f32", "int8", "int8-row", "bf16"])
+def test_a_vector_depends_on_its_text_alone(make: Make, kind: str, how: str) -> None:
+    """Bit for bit: beside anything, on any number of threads; the last state also in pieces."""
+    (wanted,) = make("plain", kind).execute(step(pool(TOKENS[:37], 0, how))).vectors.values()
+    others = crowd().work
+    for num_threads in (1, 2, 3):
+        runner = make("plain", kind, num_threads=num_threads)
+        for before in (0, 1, 2, 5):
+            items = (*others[:before], pool(TOKENS[:37], 16, how), *others[before:])
+            assert runner.execute(step(*items)).vectors == {before: wanted}
+        if how == "last":
+            for cut in (1, 3, 16, 30, 36):
+                runner.cache[:] = 0
+                runner.execute(step(work(TOKENS[:37], tuple(range(16, 22)), end=cut)))
+                rest = pool(TOKENS[:37], 16, how, start=cut)
+                assert runner.execute(step(*others[:2], rest)).vectors == {2: wanted}
+        runner.close()
+
+
+def test_a_text_with_damaged_keys_has_no_vector(make: Make) -> None:
+    arrays = random_arrays(PLAIN)
+    arrays["embed"][7] = np.inf
+    runner = make(checkpoint(PLAIN, arrays), "f32")
+    output = runner.execute(step(pool((3, 7, 5), 0, "mean"), pool((3, 4, 5), 8, "mean")))
+    assert output.errors.keys() == {0}
+    assert output.vectors.keys() == {1}

@@ -181,6 +181,9 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
     if kind == "r8":
         scales = data[:, -128:].copy().view(np.float32).reshape(outputs, 1)
         data = data[:, :-128].reshape(tiles, -1, 1024)
+    if kind == "t4":
+        tables = np.repeat(data[:, -64:-48].astype(np.int32) - 128, 32, axis=0)
+        data = data[:, :-64].reshape(tiles, -1, 576)
     records = data.shape[1]
     if kind in ("f32", "bf16"):
         if kind == "f32":
@@ -190,17 +193,22 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
             q = widened(words.transpose(0, 2, 4, 1, 3, 5))
         return q.reshape(outputs, -1), np.ones((outputs, records)), np.zeros((outputs, records))
     q = values_of(kind, data)
+    if kind == "t4":
+        q = np.stack([table[row] for table, row in zip(tables, q, strict=True)])
     scale, offset = (np.zeros((outputs, records), np.float32) for _ in range(2))
     for half in range(2):
         for o in range(16):
             rows = slice(16 * half + o, None, 32)
             if kind == "r8":
                 continue
-            at = {"w4": 512, "s4": 512, "w5": 640, "s5": 640}.get(kind, 1024)
+            at = {"w8": 1024, "w5": 640, "s5": 640}.get(kind, 512)
             at += (64 if kind in ("w4", "w5") else 32) * half + 2 * o
             scale[rows] = data[:, :, at : at + 2].copy().view(np.float16)[..., 0]
             if kind in ("w4", "w5"):
                 offset[rows] = data[:, :, at + 32 : at + 34].copy().view(np.float16)[..., 0]
+            if kind == "z4":  # exactly: a half float times a byte
+                zero = data[:, :, 576 + 16 * half + o].astype(np.float32)
+                offset[rows] = -(scale[rows] * zero)
     if kind == "r8":
         scale = np.repeat(scales, records, axis=1)
     q -= {"s4": 8, "s5": 16}.get(kind, 0)
@@ -237,7 +245,7 @@ def linear(kind: str, data: Array, x: Array, act_scales: Array | None = None) ->
         integers = x.astype(np.int32) @ (q + 128).T + act_scales["shift"][:, None]
         result: Array = integers.astype(np.float32) * act_scales["scale"][:, None] * scale[:, 0]
         return result
-    has_offset = kind in ("w4", "w5", "k4", "k5")
+    has_offset = kind in ("w4", "w5", "z4", "k4", "k5")
     finer = {"s4": 16, "s5": 8}.get(kind, 1)
     middle = 0 if has_offset else 32 if kind == "k6" else 128
     bytes_q = q * finer + middle  # as the products see them

@@ -72,6 +72,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
             setup.max_model_len,
             setup.num_threads,
             setup.max_num_seqs,
+            setup.max_lora_rank,
         )
     )
 
@@ -93,6 +94,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         max_model_len=setup.max_model_len,
         max_num_batched_tokens=setup.max_num_batched_tokens,
         num_threads=setup.num_threads,
+        max_rank=setup.max_lora_rank,
         kernel_cache=home / "kernels",
         weights_cache=home / "packed",
         progress=surroundings.progress,

@@ -27,12 +27,14 @@ class Batch:
     tokens: list[int]
     positions: list[int]
     sequences: list[int]  # where the row's block table begins in ``tables``
+    text_lengths: list[int]  # of the row's sequence, with all its tokens in this step
     tables: list[int]  # of all sequences, one after another
     items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
     blocks: list[tuple[int, int]]  # first row and item of each; last the end; none of few rows
     block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
     output_begins: list[int]  # by thread: its first block of rows with an output, or its end
     row_of_token: list[int]  # row of the i-th token, in the order of the work
+    adapters: list[int]  # number of each row's
     ends: list[int]  # index behind each work item's last token, in that order
 
 
@@ -61,8 +63,8 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
     tables, table_begins = _tables(work, records_per_block)
     sequences = [table_begins[i] for i in rows.sequences]
     return Batch(
-        rows.tokens, rows.positions, sequences, tables, rows.items, rows.blocks, bounds, begins,
-        rows.row_of_token, ends,
+        rows.tokens, rows.positions, sequences, rows.text_lengths, tables, rows.items, rows.blocks,
+        bounds, begins, rows.row_of_token, rows.adapters, ends,
     )  # fmt: skip
 
 
@@ -77,6 +79,8 @@ class _Rows:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
+    adapters: list[int] = field(default_factory=list)
+    text_lengths: list[int] = field(default_factory=list)
     items: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
@@ -99,6 +103,8 @@ class _Rows:
         self.tokens += item.tokens[low:high]
         self.positions += range(item.start + low, item.start + high)
         self.sequences += [index] * (high - low)
+        self.adapters += [item.adapter] * (high - low)
+        self.text_lengths += [item.start + len(item.tokens)] * (high - low)
         for row in range(first, end, self.tile):
             if row + self.tile <= end:
                 self.items.append((row, self.tile))
@@ -117,6 +123,7 @@ def _assigned(
         for low in range(0, count, size):
             high = min(low + size, count)
             has_output = item.targets or item.similar or high > sampled_from(item)
+            has_output = has_output or item.pool not in ("", "last")
             chunks[bool(has_output)].append((i, low, high))
     assigned: list[tuple[list[Chunk], list[Chunk]]] = [([], []) for _ in range(num_threads)]
     held = [0] * num_threads

@@ -64,6 +64,8 @@ class Buffers:
         self.by_row: dict[str, NDArray[np.generic]] = {
             "positions": np.zeros(rows, np.int32),
             "sequences": np.zeros(rows, np.int32),
+            "adapters": np.zeros(rows, np.int64),
+            "text_lengths": np.zeros(rows, np.int32),
             "items": np.zeros((rows, 2), np.int32),
             "blocks": np.zeros((rows + 1, 2), np.int32),
             "block_bounds": np.zeros(num_threads + 1, np.int32),

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +24,27 @@ from ridgeline.backends.cpu.emit.compile import Kernels, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
 from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.draw_entries import Draws
-from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
+from ridgeline.backends.cpu.layout.load import load_weights
+from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
+from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
-from ridgeline.backends.results import Answer, Ask, Pick, finish
+from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
+from ridgeline.backends.vectors import Scorer, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
-_BATCHED = ("positions", "sequences", "items", "blocks", "block_bounds", "output_begins")
+_BATCHED = (
+    *("positions", "sequences", "text_lengths", "items"),
+    *("blocks", "block_bounds", "output_begins"),
+)
 
 
 class CpuRunner:
@@ -53,6 +61,7 @@ class CpuRunner:
         max_model_len: int,
         max_num_batched_tokens: int,
         num_threads: int,
+        max_rank: int = 0,
         kernel_cache: Path,
         weights_cache: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -69,6 +78,7 @@ class CpuRunner:
             max_model_len: longest sequence, tokens.
             max_num_batched_tokens: longest step, tokens.
             num_threads: threads, this one included.
+            max_rank: of adapters; 0 leaves them out.
             kernel_cache: directory for compiled kernels.
             weights_cache: directory for packed weights; None packs them each time.
             progress: told how many of how many bytes of the file are packed.
@@ -76,7 +86,7 @@ class CpuRunner:
         """
         arch = checkpoint.arch
         self.arch, self.num_blocks, self.block_size = arch, num_blocks, block_size
-        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype)
+        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
         self.weights = load_weights(
             checkpoint, sizes, dtype, max_model_len, weights_cache, progress
         )
@@ -98,6 +108,8 @@ class CpuRunner:
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
         self._states = States(num_blocks, block_size, arch.hidden_size)
+        self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
+        self._scorer = [Scorer(checkpoint)] if arch.scores else []
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -126,9 +138,14 @@ class CpuRunner:
         self._start(kernels)
         return self._counters
 
-    def traffic(self, step: StepRecord) -> dict[str, Traffic]:
+    def add_adapter(self, number: int, weights: AdapterWeights) -> PackedAdapter:
+        """Let work name an adapter by this number while what is returned is kept."""
+        packed = self._adapters[number] = pack_adapter(weights, self.arch, self.sizes)
+        return packed
+
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return the bytes read and operations done in a step, by kind."""
-        return step_traffic(self.arch, self.sizes, self.weights, step)
+        return step_traffic(self.arch, self.sizes, self.weights, step, num_experts)
 
     def memory(self) -> dict[str, Held]:
         """Return what every array takes, and by how much the process grew for the kernels."""
@@ -137,7 +154,11 @@ class CpuRunner:
         found = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
         found |= {f"weights.{k}": held(v) for k, v in made}
         found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
+        if self._scorer:
+            found["weights.scores"] = held(self._scorer[0].arrays)
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
+        if adapters := list(self._adapters.values()):
+            found["adapters"] = held(array for one in adapters for array in one.arrays)
         return found | {"kernels": Held(grown_bytes, grown_bytes)}
 
     def execute(self, step: Step) -> StepOutput:
@@ -148,7 +169,11 @@ class CpuRunner:
         batch = self._prepare(step.work)
         damaged = partial(self._damaged, step.work, batch)
         output = finish(step.work, partial(self._answers, batch=batch), damaged)
-        return self._states.compare(step, output, partial(self._hidden, batch=batch))
+        output = self._states.compare(step, output, partial(self._hidden, batch=batch))
+        scale = self.arch.logit_scale  # of the final norm's weights
+        return pooled(
+            step, output, lambda tokens: self._hidden(tokens, batch) / scale, *self._scorer
+        )
 
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the kernels' arguments."""
@@ -164,13 +189,28 @@ class CpuRunner:
             rows *= np.float32(self.arch.embed_scale)
         if self.arch.position_rows:
             places = np.array(batch.positions) + self.arch.position_offset
+            if self.arch.num_segments > 1:
+                size = self.arch.position_rows // self.arch.num_segments
+                of_tokens = segments(work, self.arch.separator)
+                for row, segment in zip(batch.row_of_token, of_tokens, strict=True):
+                    places[row] += segment * size
             rows += self.weights.positions[places]
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
                 buffers.by_row[name][: len(values)] = values
+        self._adapt(batch)
         buffers.put_tables(batch.tables)
         buffers.put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
         return batch
+
+    def _adapt(self, batch: Batch) -> None:
+        """Say which rows have an adapter, and where it is; requests keep those of their work."""
+        used = [number for number in dict.fromkeys(batch.adapters) if number]
+        self._buffers.put(num_adapted=len(used))
+        if used:
+            places = {number: address(self._adapters[number].words) for number in used} | {0: 0}
+            rows = self._buffers.by_row["adapters"]
+            rows[: len(batch.tokens)] = [places[number] for number in batch.adapters]
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
         """Return the logits after each of ``tokens``, ``[tokens, vocabulary]``.
@@ -216,24 +256,31 @@ class CpuRunner:
         found = iter(draws.results())
         answers: list[Answer] = []
         for ask, row, (likeliest, is_finite) in zip(asks, logits_rows, best, strict=True):
-            count = len(ask.draws) or 1
+            is_plain = ask.is_plain and row >= 0
+            count = 1 if is_plain else len(ask.draws) or 1
             greedy: list[Pick] = [(likeliest, None)] * count
-            answers.append(Answer(list(islice(found, count)) if row >= 0 else greedy, is_finite))
+            answer = Answer(list(islice(found, count)) if row >= 0 else greedy, is_finite)
+            if is_plain and is_finite:
+                answer = answered(self._buffers.logits[row, : self.arch.vocab_size], ask)
+            answers.append(answer)
         return answers
 
     def _enter(self, ask: Ask) -> int:
         """Enter a draw or a rank; return its row of logits."""
-        if not ask.draws:
+        if not ask.draws or ask.is_plain:
             return self._draws.rank(ask.known, ask.num_top or 0)
         return self._draws.add(ask.draws, ask.num_top)
 
     def _hidden(self, tokens: range, batch: Batch) -> NDArray[np.float32]:
         """Return the final states of tokens that have an output, normed."""
-        size = self.arch.hidden_size
+        arch, size = self.arch, self.arch.hidden_size
         x = self._buffers.x[batch.row_of_token[tokens.start : tokens.stop], :size]
-        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + self.arch.norm_eps
+        if arch.norm == "layer":
+            x = x.astype(np.float64)  # first: a cast amid a sum would cut it anywhere
+            x -= x.mean(axis=1, keepdims=True)
+        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + arch.norm_eps
         normed: NDArray[np.float32] = x / np.sqrt(mean) * self.weights.final_norm[:size]
-        return normed
+        return normed + self.weights.final_norm_bias[:size] if arch.norm_bias else normed
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[tuple[int, int]]:
         """Yield the items whose keys or values are not finite, with the first such token."""

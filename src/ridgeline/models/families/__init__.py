@@ -13,36 +13,54 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
 from ridgeline.models.families.gguf import FAMILIES as GGUF_FAMILIES
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.models.families.hf import FAMILIES as HF_FAMILIES
+from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
 from ridgeline.models.families.rows import row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Layer, ModelArch
+from ridgeline.physics.arch import Attention, Layer, ModelArch
+from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 __all__ = [
     "GGUF_FAMILIES",
     "HF_FAMILIES",
+    "TEXT_HALVES",
     "Family",
     "arch_from_config",
+    "architecture",
+    "halves_order",
     "model_from_config",
     "model_from_gguf",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+HF_FAMILIES = _DECODERS | _ENCODERS
+_ACTIVATION = "sbert_ce_default_activation_function"
+_OF_PAIRS = "sentence_transformers"  # newer files have it in this object
+_BEFORE = "../"  # begins what stands in the layer before
 # Of models that also see: their text half stands below one of these.
-_TEXT_HALVES = ("language_model.model.", "model.language_model.")
+TEXT_HALVES = ("language_model.model.", "model.language_model.")
+_OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
+_OF_OTHER_HALVES = ("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
+                    "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
+                    "spatial_merge_size", "video_token_id", "vision_config", "vision_end_token_id",
+                    "vision_feature_layer", "vision_start_token_id")  # fmt: skip
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.", "model.visual.")  # fmt: skip
 
 
 def model_from_config(
-    values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+    values: Mapping[str, Any],
+    raw: Mapping[str, Tensor],
+    where: str,
+    spare: Set[str] = frozenset(),
 ) -> tuple[ModelArch, dict[str, Tensor]]:
     """Return the architecture and the canonical tensors of a Hugging Face directory.
 
@@ -50,19 +68,20 @@ def model_from_config(
         values: config.json.
         raw: tensors under the file's names.
         where: the directory, for messages.
+        spare: names of tensors that may be left over.
 
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
-    if type(values.get("text_config")) is dict:
-        values, raw = _text_half(values), _text_tensors(raw)
     arch = arch_from_config(values, raw, where)
-    family = HF_FAMILIES[_architecture(values)]
+    family = HF_FAMILIES[architecture(values)]
+    if _has_other_halves(values):
+        raw = _text_tensors(raw)
     buffers = (".rotary_emb.inv_freq", *family.buffers)
     ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
     if arch.tied_embeddings:
-        ignored.append(family.outer["head"])
-    return arch, _bind(Facts(values, where), arch, raw, family, {*ignored})
+        ignored.append(family.outer.get("head", ""))
+    return arch, _bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 
 def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelArch:
@@ -71,14 +90,18 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     Raises:
         ModelFileError: something is missing, out of range or not supported.
     """
-    name = _architecture(values)
+    name = architecture(values)
     family = HF_FAMILIES.get(name) if type(name) is str else None
-    names = family.aliases if family else {}
-    values = {names.get(key, key): value for key, value in values.items()}
-    values = {**family.defaults, **values} if family else values
-    config = Facts(values, where, tensors=raw.keys())
+    if type(of_pairs := values.get(_OF_PAIRS)) is dict:
+        values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
     if family is None:
-        config.fail(f"architecture {name!r} is not supported; supported: {', '.join(HF_FAMILIES)}")
+        known = ", ".join(HF_FAMILIES)
+        Facts(values, where).fail(f"architecture {name!r} is not supported; supported: {known}")
+    if _has_other_halves(values):
+        values, raw = _text_half(values, where), _text_tensors(raw)
+    values = {family.aliases.get(key, key): value for key, value in values.items()}
+    values = {**family.defaults, **values}
+    config = Facts(values, where, tensors=raw.keys())
     _refuse(config, (*family.refuse, "quantization_config"))
     for key, value in family.must.items():
         if config.get(key) not in (None, value):
@@ -89,7 +112,8 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     return arch
 
 
-def _architecture(values: Mapping[str, Any]) -> Any:
+def architecture(values: Mapping[str, Any]) -> Any:
+    """Return the first name under a config's ``architectures``."""
     named = values.get("architectures")
     return named[0] if type(named) is list and named else named
 
@@ -110,8 +134,11 @@ def model_from_gguf(
     name = Facts(metadata, where).text("general.architecture")
     meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
     if name not in GGUF_FAMILIES:
-        meta.fail(f"architecture {name!r} is not supported; supported: {', '.join(GGUF_FAMILIES)}")
+        known = ", ".join(name for name in GGUF_FAMILIES if " " not in name)
+        meta.fail(f"architecture {name!r} is not supported; supported: {known}")
     family = GGUF_FAMILIES[name]
+    if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
+        family = GGUF_FAMILIES[f"{name} of experts"]
     _refuse(meta, family.refuse)
     if "token_embd.weight" not in raw:
         meta.fail("tensor 'token_embd.weight' is missing")
@@ -128,10 +155,18 @@ def model_from_gguf(
     return arch, _bind(meta, arch, raw, family, {*_GGUF_ROPE_TENSORS})
 
 
-def _text_half(values: Mapping[str, Any]) -> dict[str, Any]:
+def _has_other_halves(values: Mapping[str, Any]) -> bool:
+    return type(values.get("text_config")) is dict
+
+
+def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the config of a model's text half, under the whole model's name."""
-    shared = {key: values[key] for key in ("architectures", "tie_word_embeddings") if key in values}
-    return {**shared, **values["text_config"], "architectures": values.get("architectures")}
+    of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
+    outside = {key: value for key, value in values.items() if key != "text_config"}
+    _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *_OF_OTHER_HALVES})
+    of_text = {key: value for key, value in values["text_config"].items() if value is not None}
+    defaults = TEXT_DEFAULTS.get(str(of_text.get("model_type")), {})
+    return {**defaults, **of_all, **of_text, "architectures": values["architectures"]}
 
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -140,7 +175,7 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in raw.items():
         if name.startswith(_OTHER_HALVES):
             continue
-        for prefix in _TEXT_HALVES:
+        for prefix in TEXT_HALVES:
             if name.startswith(prefix):
                 name = "model." + name.removeprefix(prefix)
         found[name.removeprefix("language_model.")] = tensor
@@ -158,8 +193,14 @@ def _model(
         in_file = family.outer["positions"]
         if in_file not in raw:
             facts.fail(f"tensor {in_file!r} is missing")
-        known["position_rows"] = raw[in_file].shape[0]
-    return ModelArch(layers=layers, **(family.read(facts) | known))
+        num_rows = raw[in_file].shape[0]
+        known |= {"position_rows": num_rows * family.num_segments}
+        known |= {"num_segments": family.num_segments}
+    found = family.read(facts) | known
+    if "positions" in family.outer:
+        longest = num_rows - found.get("position_offset", 0)
+        found["max_position"] = min(found["max_position"], longest)
+    return ModelArch(layers=layers, **found)
 
 
 def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
@@ -188,14 +229,19 @@ def _bind(
 ) -> dict[str, Tensor]:
     """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
     shapes = arch.matrix_shapes()
+    if "types" in family.outer:
+        raw = _with_types(facts, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
         if name in family.outer:
-            in_file = family.outer[name]
+            in_file = family.outer[name].format(arch.num_layers - 1)
         else:
             _, index, part = name.split(".")
-            prefix, other = family.prefix.format(index), family.instead.get(part, "")
-            in_file = prefix + (other if prefix + other in raw else family.layer[part])
+            number, in_file = int(index), family.layer[part]
+            if in_file.startswith(_BEFORE):
+                number, in_file = number - 1, in_file.removeprefix(_BEFORE)
+            prefix, other = family.prefix.format(number), family.instead.get(part, "")
+            in_file = prefix + (other if prefix + other in raw else in_file)
         stacked.setdefault(in_file, []).append(name)
 
     tensors: dict[str, Tensor] = {}
@@ -227,6 +273,23 @@ def _bind(
     return {name: tensors[name] for name in shapes}
 
 
+def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Return the tensors with positions for each segment of a text, one below the other.
+
+    What a type of tokens adds is added to them: the tokens of a segment are all of one type.
+    """
+    names = [family.outer[name] for name in ("positions", "types")]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} is missing")
+    positions, types = (raw[name].to_f32() for name in names)
+    if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
+        facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
+    values = np.concatenate([positions + row for row in types[: family.num_segments]])
+    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+
+
 def _found(
     facts: Facts,
     raw: Mapping[str, Tensor],
@@ -246,15 +309,30 @@ def _found(
             facts.fail(f"tensor {name!r} of shape {wanted} is missing")
     parts = [raw[name] for name in names]
     tensor = parts[0]
-    if family.transposed and len(wanted) == 2 and in_file not in family.outer.values():
+    # Whoever quantises a matrix turns it the usual way round.
+    is_turned = family.transposed and tensor.make is None
+    if is_turned and len(wanted) == 2 and in_file not in family.outer.values():
         tensor = _transposed(tensor)
     elif len(parts) > 1:
         tensor = Tensor.stacked(in_file, parts)
-    elif len(tensor.shape) == 3:  # a stack of experts
-        tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
+    elif len(tensor.shape) > len(wanted):
+        tensor = _stack_of_experts(tensor, family)
     if tensor.shape != wanted:
         facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
     return tensor, names
+
+
+def _stack_of_experts(tensor: Tensor, family: Family) -> Tensor:
+    """Return the rows of all experts, one below the other; or all their biases."""
+    if len(tensor.shape) == 2:
+        count = tensor.shape[0] * tensor.shape[1]
+        return replace(tensor, shape=(count,), stored=tensor.stored.reshape(count, -1))
+    if family.gates_by_turns and tensor.dtype in ("F32", "F16", "BF16"):
+        values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
+        tensor = Tensor(tensor.name, "F32", values.shape, values.view(np.uint8))
+    num, rows, width = tensor.shape
+    stored = tensor.stored.reshape(num * rows, -1)
+    return replace(tensor, shape=(num * rows, width), stored=stored)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
@@ -273,12 +351,19 @@ def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
     Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
     """
     for i, layer in enumerate(arch.layers):
-        if layer.attention is None or layer.attention.rope is None:
+        attention = layer.attention
+        if attention is None or attention.rope is None:
             continue
-        rope, head_dim = layer.attention.rope, layer.attention.head_dim
-        order = np.arange(head_dim)
-        order[: rope.dim] = order[: rope.dim].reshape(-1, 2).T.reshape(-1)
         for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
             if name in tensors:
-                heads = np.arange(0, tensors[name].shape[0], head_dim)
-                tensors[name] = tensors[name].reordered((heads[:, None] + order).reshape(-1))
+                order = halves_order(attention, tensors[name].shape[0])
+                tensors[name] = tensors[name].reordered(order)
+
+
+def halves_order(mixer: Attention, num_rows: int) -> NDArray[np.intp]:
+    """Return which of a file's rows of q or k, stored for neighbours that turn, stands where."""
+    order = np.arange(mixer.head_dim)
+    dim = mixer.rope.dim if mixer.rope else 0
+    order[:dim] = order[:dim].reshape(-1, 2).T.reshape(-1)
+    heads = np.arange(0, num_rows, mixer.head_dim)
+    return np.asarray((heads[:, None] + order).reshape(-1))

@@ -46,6 +46,14 @@ _EXPERTS = _LAYER | {
     "up": "ffn_up_exps.weight",
     "down": "ffn_down_exps.weight",
 }
+_GPT_OSS_NAMES = {
+    "sinks": "attn_sinks.weight",
+    "mlp_norm": "post_attention_norm.weight",
+    "router_bias": "ffn_gate_inp.bias",
+    "gate_bias": "ffn_gate_exps.bias",
+    "up_bias": "ffn_up_exps.bias",
+    "down_bias": "ffn_down_exps.bias",
+}
 _MODEL = {
     "hidden_size": integer("embedding_length"),
     "norm_eps": number("attention.layer_norm_rms_epsilon"),
@@ -80,6 +88,8 @@ _REFUSED = (
     "rope.scaling.yarn_log_multiplier",
     "expert_count",
 )
+# Converters copy a window that these models' configs switch off.
+_SWITCHED_OFF = ("attention.sliding_window",)
 
 
 def _refused_but(*keys: str) -> tuple[str, ...]:
@@ -88,15 +98,33 @@ def _refused_but(*keys: str) -> tuple[str, ...]:
 
 FAMILIES = {
     "llama": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL, windows="all", interleaved=True, refuse=_REFUSED
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL,
+        windows="all",
+        default_window=0,
+        interleaved=True,
+        refuse=_REFUSED,
     ),
-    "phi3": Family(_OUTER, _FUSED, _PREFIX, _MODEL, windows="all", refuse=_REFUSED),
-    # Converters copy a window that these models' configs switch off.
+    "phi3": Family(
+        _OUTER, _FUSED, _PREFIX, _MODEL, windows="all", default_window=0, refuse=_REFUSED
+    ),
     "qwen2": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL | {"mixer.qkv_bias": const(True)}, refuse=_REFUSED
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | {"mixer.qkv_bias": const(True)},
+        refuse=_REFUSED,
+        unused=_SWITCHED_OFF,
     ),
     "qwen3": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL | {"mixer.qk_norm": const("head")}, refuse=_REFUSED
+        _OUTER,
+        _LAYER,
+        _PREFIX,
+        _MODEL | {"mixer.qk_norm": const("head")},
+        refuse=_REFUSED,
+        unused=_SWITCHED_OFF,
     ),
     "gemma3": Family(
         _OUTER,
@@ -137,7 +165,11 @@ FAMILIES = {
         _LAYER,
         _PREFIX,
         _MODEL | {"layer.norms": const("behind"), "mixer.qk_norm": const("width")},
-        refuse=_REFUSED,
+        windows="pattern",  # of OLMo 3; OLMo 2 has no window
+        default_window=0,
+        pattern=4,
+        ropes={"sliding": "rope.freq_base"},
+        refuse=_refused_but("attention.sliding_window_pattern"),
     ),
     "smollm3": Family(
         _OUTER,
@@ -148,6 +180,52 @@ FAMILIES = {
         ropes={"no_rope_layers": "none"},
         refuse=_REFUSED,
     ),
+    "llama of experts": Family(  # Mixtral
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _SPARSE,
+        windows="all",
+        default_window=0,
+        interleaved=True,
+        has_experts=True,
+        refuse=_refused_but("expert_count"),
+    ),
+    "olmoe": Family(
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _SPARSE | {"mixer.qk_norm": const("width"), "ffn.normalised": const(False)},
+        has_experts=True,
+        refuse=_refused_but("expert_count"),
+    ),
+    "granitemoe": Family(
+        _OUTER,
+        _EXPERTS,
+        _PREFIX,
+        _MODEL | _SPARSE | _SCALES | {"mixer.scale": number("attention.scale", default=1.0)},
+        interleaved=True,
+        has_experts=True,
+        refuse=_refused_but(
+            "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "expert_count"
+        ),
+    ),
+    "gpt-oss": Family(
+        _OUTER,
+        _EXPERTS | _GPT_OSS_NAMES,
+        _PREFIX,
+        _MODEL
+        | _SPARSE
+        | {
+            "mixer.sinks": const(True),
+            "ffn.bias": const(True),
+            "ffn.activation": const("swiglu_clamped"),
+        },
+        windows="pattern",
+        pattern=2,
+        has_experts=True,
+        refuse=_refused_but("attention.sliding_window_pattern", "expert_count"),
+    ),
     "qwen3moe": Family(
         _OUTER,
         _EXPERTS,
@@ -155,6 +233,7 @@ FAMILIES = {
         _MODEL | _SPARSE | {"mixer.qk_norm": const("head")},
         has_experts=True,
         refuse=_refused_but("expert_count"),
+        unused=_SWITCHED_OFF,
     ),
 }
 FAMILIES["lfm2"] = Family(
@@ -171,7 +250,7 @@ FAMILIES["lfm2"] = Family(
     refuse=_REFUSED,
 )
 HARMLESS = frozenset((
-    "attention.key_length_swa", "attention.sliding_window", "attention.value_length_swa",
+    "attention.key_length_swa", "attention.value_length_swa",
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",
     "rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.factor",
     "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type",

@@ -2,135 +2,62 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.hf_recurrent import FAMILIES as RECURRENT_FAMILIES
+from ridgeline.models.families.hf_moe import FAMILIES as OF_EXPERTS
+from ridgeline.models.families.hf_parts import (
+    ACTIVATIONS,
+    AROUND,
+    BIASES,
+    FUSED,
+    GEMMA,
+    LAYER,
+    LAYER_NORM,
+    MODEL,
+    OLMO,
+    OLMO_NAMES,
+    OUTER,
+    PREFIX,
+    QWEN3,
+    SCALES,
+)
+from ridgeline.models.families.hf_recurrent import FAMILIES as RECURRENT
 from ridgeline.models.families.table import (
     Family,
     choice,
     const,
     flag,
     integer,
-    inverse,
     number,
-    power,
 )
 
-_PREFIX = "model.layers.{}."
-_OUTER = {
-    "embed": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "norm_bias": "model.norm.bias",
-    "head": "lm_head.weight",
-    "head_bias": "lm_head.bias",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm.weight",
-    "attn_norm_bias": "input_layernorm.bias",
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "o": "self_attn.o_proj.weight",
-    "q_bias": "self_attn.q_proj.bias",
-    "k_bias": "self_attn.k_proj.bias",
-    "v_bias": "self_attn.v_proj.bias",
-    "o_bias": "self_attn.o_proj.bias",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "mlp_norm_bias": "post_attention_layernorm.bias",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-}
-_FUSED = _LAYER | {
-    "q": "self_attn.qkv_proj.weight",
-    "k": "self_attn.qkv_proj.weight",
-    "v": "self_attn.qkv_proj.weight",
-    "gate": "mlp.gate_up_proj.weight",
-    "up": "mlp.gate_up_proj.weight",
-}
-_AROUND = _LAYER | {
-    "attn_post_norm": "post_attention_layernorm.weight",
-    "mlp_norm": "pre_feedforward_layernorm.weight",
-    "mlp_post_norm": "post_feedforward_layernorm.weight",
-}
-_EXPERTS = _LAYER | {
-    "router": "mlp.gate.weight",
-    "gate": "mlp.experts.{e}.gate_proj.weight",
-    "up": "mlp.experts.{e}.up_proj.weight",
-    "down": "mlp.experts.{e}.down_proj.weight",
-}
-_SILU = {"silu": "silu", "swish": "silu"}
-_ACTIVATIONS = _SILU | {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-}  # fmt: skip
-_MODEL = {
-    "hidden_size": integer("hidden_size"),
-    "vocab_size": integer("vocab_size"),
-    "norm_eps": number("rms_norm_eps"),
-    "tied_embeddings": flag("tie_word_embeddings"),
-    "mixer.num_heads": integer("num_attention_heads"),
-    "ffn.size": integer("intermediate_size"),
-    "ffn.activation": choice("hidden_act", among=_SILU, default="silu"),
-}
-_BIASES = {"mixer.qkv_bias": flag("attention_bias"), "mixer.o_bias": flag("attention_bias")}
-_LAYER_NORM = {"norm": const("layer"), "norm_eps": number("layer_norm_eps", default=1e-5)}
-_GEMMA = {
-    "embed_scale": power("hidden_size", 0.5),
-    "tied_embeddings": flag("tie_word_embeddings", default=True),
-    "layer.norms": const("around"),
-    "mixer.head_dim": integer("head_dim", default=256),
-    "mixer.scale": power("query_pre_attn_scalar", -0.5, 256),
-    "ffn.activation": choice("hidden_activation", among=_ACTIVATIONS, default="gelu_pytorch_tanh"),
-}
-_SCALES = {
-    "embed_scale": number("embedding_multiplier", default=1.0),
-    "residual_scale": number("residual_multiplier", default=1.0),
-    "logit_scale": inverse("logits_scaling", 1.0),
-    "mixer.scale": number("attention_multiplier", default=1.0),
-}
-_SPARSE = {
-    "ffn.num": integer("num_experts", "num_local_experts"),
-    "ffn.per_token": integer("num_experts_per_tok"),
-    "ffn.normalised": flag("norm_topk_prob"),
-}
-
-LLAMA = Family(_OUTER, _LAYER, _PREFIX, _MODEL | _BIASES, refuse=("mlp_bias",))
-QWEN3 = {"mixer.qk_norm": const("head"), "mixer.head_dim": integer("head_dim", default=128)}
-_OLMO = {"layer.norms": const("behind"), "mixer.qk_norm": const("width")}
-_OLMO_NAMES = {
-    "attn_post_norm": "post_attention_layernorm.weight",
-    "mlp_post_norm": "post_feedforward_layernorm.weight",
-}
-
 FAMILIES = {
-    "LlamaForCausalLM": LLAMA,
+    "LlamaForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL | BIASES, refuse=("mlp_bias",)),
     "MistralForCausalLM": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL | _BIASES, windows="all", default_window=4096
+        OUTER, LAYER, PREFIX, MODEL | BIASES, windows="all", default_window=4096
     ),
-    "Phi3ForCausalLM": Family(_OUTER, _FUSED, _PREFIX, _MODEL | _BIASES, windows="all"),
+    "Phi3ForCausalLM": Family(OUTER, FUSED, PREFIX, MODEL | BIASES, windows="all"),
     "Qwen2ForCausalLM": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
-        _MODEL | {"mixer.qkv_bias": const(True)},
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL | {"mixer.qkv_bias": const(True)},
         windows="switch",
         default_window=4096,
     ),
     "Qwen3ForCausalLM": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
-        _MODEL | _BIASES | QWEN3,
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL | BIASES | QWEN3,
         windows="switch",
         default_window=4096,
     ),
     "Gemma2ForCausalLM": Family(
-        _OUTER,
-        _AROUND,
-        _PREFIX,
-        _MODEL
-        | _BIASES
-        | _GEMMA
+        OUTER,
+        AROUND,
+        PREFIX,
+        MODEL
+        | BIASES
+        | GEMMA
         | {
             "mixer.softcap": number("attn_logit_softcapping", default=50.0),
             "logit_softcap": number("final_logit_softcapping", default=30.0),
@@ -143,10 +70,10 @@ FAMILIES = {
         refuse=("use_bidirectional_attention",),
     ),
     "Gemma3ForCausalLM": Family(
-        _OUTER,
-        _AROUND,
-        _PREFIX,
-        _MODEL | _BIASES | _GEMMA | {"mixer.qk_norm": const("head")},
+        OUTER,
+        AROUND,
+        PREFIX,
+        MODEL | BIASES | GEMMA | {"mixer.qk_norm": const("head")},
         windows="pattern",
         default_window=4096,
         pattern=6,
@@ -160,42 +87,42 @@ FAMILIES = {
         ),
     ),
     "SmolLM3ForCausalLM": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
-        _MODEL | _BIASES,
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL | BIASES | {"tied_embeddings": flag("tie_word_embeddings", default=True)},
         windows="switch",
         ropes={"no_rope_layers": "none"},
         refuse=("mlp_bias",),
     ),
     "GraniteForCausalLM": Family(
-        _OUTER, _LAYER, _PREFIX, _MODEL | _BIASES | _SCALES, refuse=("mlp_bias",)
+        OUTER, LAYER, PREFIX, MODEL | BIASES | SCALES, refuse=("mlp_bias",)
     ),
-    "Olmo2ForCausalLM": Family(_OUTER, _LAYER | _OLMO_NAMES, _PREFIX, _MODEL | _BIASES | _OLMO),
+    "Olmo2ForCausalLM": Family(OUTER, LAYER | OLMO_NAMES, PREFIX, MODEL | BIASES | OLMO),
     "Olmo3ForCausalLM": Family(
-        _OUTER,
-        _LAYER | _OLMO_NAMES,
-        _PREFIX,
-        _MODEL | _BIASES | _OLMO,
+        OUTER,
+        LAYER | OLMO_NAMES,
+        PREFIX,
+        MODEL | BIASES | OLMO,
         windows="pattern",
         default_window=4096,
         pattern=4,
         ropes={"sliding": "rope_theta"},
     ),
     "StableLmForCausalLM": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
-        _MODEL | _LAYER_NORM | {"norm_bias": const(True), "mixer.qkv_bias": flag("use_qkv_bias")},
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL | LAYER_NORM | {"norm_bias": const(True), "mixer.qkv_bias": flag("use_qkv_bias")},
         refuse=("use_parallel_residual", "qk_layernorm"),
     ),
     "CohereForCausalLM": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
-        _MODEL
-        | _BIASES
-        | _LAYER_NORM
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL
+        | BIASES
+        | LAYER_NORM
         | {
             "tied_embeddings": flag("tie_word_embeddings", default=True),
             "logit_scale": number("logit_scale", default=0.0625),
@@ -203,14 +130,15 @@ FAMILIES = {
         },
         interleaved=True,
         refuse=("use_qk_norm",),
+        unused=("model_max_length",),
     ),
     "Cohere2ForCausalLM": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
-        _MODEL
-        | _BIASES
-        | _LAYER_NORM
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL
+        | BIASES
+        | LAYER_NORM
         | {
             "tied_embeddings": flag("tie_word_embeddings", default=True),
             "logit_scale": number("logit_scale", default=0.0625),
@@ -222,11 +150,18 @@ FAMILIES = {
         ropes={"full": "none"},
         interleaved=True,
         refuse=("use_qk_norm",),
+        unused=("layer_switch", "use_embedding_sharing", "use_parallel_embedding"),
+        must={
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+            "use_gated_activation": True,
+            "use_parallel_block": True,
+        },
     ),
     "PhiForCausalLM": Family(
-        _OUTER
-        | {"norm": "model.final_layernorm.weight", "norm_bias": "model.final_layernorm.bias"},
-        _LAYER
+        OUTER | {"norm": "model.final_layernorm.weight", "norm_bias": "model.final_layernorm.bias"},
+        LAYER
         | {
             "o": "self_attn.dense.weight",
             "o_bias": "self_attn.dense.bias",
@@ -235,9 +170,9 @@ FAMILIES = {
             "down": "mlp.fc2.weight",
             "down_bias": "mlp.fc2.bias",
         },
-        _PREFIX,
-        _MODEL
-        | _LAYER_NORM
+        PREFIX,
+        MODEL
+        | LAYER_NORM
         | {
             "norm_bias": const(True),
             "head_bias": const(True),
@@ -246,7 +181,7 @@ FAMILIES = {
             "mixer.o_bias": const(True),
             "ffn.gated": const(False),
             "ffn.bias": const(True),
-            "ffn.activation": choice("hidden_act", among=_ACTIVATIONS, default="gelu_new"),
+            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu_new"),
         },
         refuse=("qk_layernorm",),
     ),
@@ -258,7 +193,7 @@ FAMILIES = {
             "norm_bias": "model.decoder.final_layer_norm.bias",
             "head": "lm_head.weight",
         },
-        _LAYER
+        LAYER
         | {
             "attn_norm": "self_attn_layer_norm.weight",
             "attn_norm_bias": "self_attn_layer_norm.bias",
@@ -272,8 +207,8 @@ FAMILIES = {
             "down_bias": "fc2.bias",
         },
         "model.decoder.layers.{}.",
-        _MODEL
-        | _LAYER_NORM
+        MODEL
+        | LAYER_NORM
         | {
             "norm_bias": const(True),
             "tied_embeddings": flag("tie_word_embeddings", default=True),
@@ -283,7 +218,7 @@ FAMILIES = {
             "ffn.size": integer("ffn_dim"),
             "ffn.gated": const(False),
             "ffn.bias": const(True),
-            "ffn.activation": choice("activation_function", among=_ACTIVATIONS, default="relu"),
+            "ffn.activation": choice("activation_function", among=ACTIVATIONS, default="relu"),
         },
         ropes={"full": "none"},
         refuse=("_remove_final_layer_norm",),
@@ -296,7 +231,7 @@ FAMILIES = {
             "norm_bias": "gpt_neox.final_layer_norm.bias",
             "head": "embed_out.weight",
         },
-        _LAYER
+        LAYER
         | dict.fromkeys("qkv", "attention.query_key_value.weight")
         | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attention.query_key_value.bias")
         | {
@@ -308,8 +243,8 @@ FAMILIES = {
             "down_bias": "mlp.dense_4h_to_h.bias",
         },
         "gpt_neox.layers.{}.",
-        _MODEL
-        | _LAYER_NORM
+        MODEL
+        | LAYER_NORM
         | {
             "norm_bias": const(True),
             "layer.norms": const("beside, own"),
@@ -317,7 +252,7 @@ FAMILIES = {
             "mixer.o_bias": const(True),
             "ffn.gated": const(False),
             "ffn.bias": const(True),
-            "ffn.activation": choice("hidden_act", among=_ACTIVATIONS, default="gelu"),
+            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu"),
         },
         heads_inside=True,
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
@@ -347,8 +282,8 @@ FAMILIES = {
             "down_bias": "mlp.c_proj.bias",
         },
         "transformer.h.{}.",
-        _MODEL
-        | _LAYER_NORM
+        MODEL
+        | LAYER_NORM
         | {
             "norm_bias": const(True),
             "tied_embeddings": flag("tie_word_embeddings", default=True),
@@ -357,7 +292,7 @@ FAMILIES = {
             "ffn.size": integer("intermediate_size", times_hidden=4),
             "ffn.gated": const(False),
             "ffn.bias": const(True),
-            "ffn.activation": choice("activation_function", among=_ACTIVATIONS, default="gelu_new"),
+            "ffn.activation": choice("activation_function", among=ACTIVATIONS, default="gelu_new"),
         },
         ropes={"full": "none"},
         transposed=True,
@@ -373,47 +308,11 @@ FAMILIES = {
         unused=("n_ctx", "reorder_and_upcast_attn"),
         must={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
     ),
-    "MixtralForCausalLM": Family(
-        _OUTER,
-        _LAYER
-        | {
-            "router": "block_sparse_moe.gate.weight",
-            "gate": "block_sparse_moe.experts.{e}.w1.weight",
-            "up": "block_sparse_moe.experts.{e}.w3.weight",
-            "down": "block_sparse_moe.experts.{e}.w2.weight",
-        },
-        _PREFIX,
-        _MODEL
-        | {
-            "ffn.num": integer("num_local_experts", default=8),
-            "ffn.per_token": integer("num_experts_per_tok", default=2),
-        },
-        windows="all",
-        has_experts=True,
-    ),
-    "Qwen3MoeForCausalLM": Family(
-        _OUTER,
-        _EXPERTS,
-        _PREFIX,
-        _MODEL | _BIASES | QWEN3 | _SPARSE | {"ffn.size": integer("moe_intermediate_size")},
-        windows="switch",
-        default_window=4096,
-        has_experts=True,
-        refuse=("mlp_only_layers",),
-        unused=("intermediate_size",),  # of layers without experts: there are none
-        must={"decoder_sparse_step": 1},
-    ),
-    "OlmoeForCausalLM": Family(
-        _OUTER,
-        _EXPERTS,
-        _PREFIX,
-        _MODEL | _BIASES | _SPARSE | {"mixer.qk_norm": const("width")},
-        has_experts=True,
-        refuse=("clip_qkv",),
-    ),
+    **OF_EXPERTS,
 }
 FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
-FAMILIES |= RECURRENT_FAMILIES
+FAMILIES["Mistral3ForConditionalGeneration"] = FAMILIES["MistralForCausalLM"]
+FAMILIES |= RECURRENT
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((

@@ -75,9 +75,9 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
                   f"supported")  # fmt: skip
     window = 0
     if family.windows != "none":
-        window = meta.integer("attention.sliding_window", 0, low=0)
+        window = meta.integer("attention.sliding_window", family.default_window, low=0)
     kinds = ["sliding" if window else "full"] * num_layers
-    if family.windows == "pattern":
+    if family.windows == "pattern" and window:
         kinds = _pattern(meta, "attention.sliding_window_pattern", family, num_layers)
     kv_heads = _kv_heads_by_layer(meta, heads, num_layers)
     if family.recurrent:
@@ -87,7 +87,9 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
     rope = rope_from_gguf(meta, head_dim, raw)
     ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
     if "sliding" in family.ropes:
-        theta = meta.number("rope.freq_base_swa", float(family.ropes["sliding"]))
+        local = family.ropes["sliding"]
+        base = float(local) if local.isdigit() else meta.number(local, 10_000.0)
+        theta = meta.number("rope.freq_base_swa", base)
         ropes["sliding"] = Rope(theta, rope.dim)
     attention = Attention(
         heads,

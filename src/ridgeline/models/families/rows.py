@@ -20,12 +20,15 @@ def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None
     index, names = parts[0].split(".")[1:2], tuple(part.rpartition(".")[2] for part in parts)
     if family.heads_inside and len(parts) == 3:
         return _by_part((arch.attentions[0].head_dim,) * 3, arch.attentions[0].num_heads)
+    if names in (("gate", "up"), ("gate_bias", "up_bias")):
+        ffn = arch.layers[int(index[0])].ffn
+        if not isinstance(ffn, Experts):
+            return None
+        run = 1 if family.gates_by_turns else ffn.size
+        return _by_part((run, run), ffn.num * ffn.size // run)
     if names == ("q", "q_gate"):
         attention = arch.layers[int(index[0])].known_attention
         return _by_part((attention.head_dim,) * 2, attention.num_heads)
-    if names == ("gate", "up"):
-        ffn = arch.layers[int(index[0])].ffn
-        return _by_part((ffn.size,) * 2, ffn.num) if isinstance(ffn, Experts) else None
     if names in (("qkv", "z"), ("beta", "decay")):
         mixer = arch.layers[int(index[0])].mixer
         assert isinstance(mixer, Delta)

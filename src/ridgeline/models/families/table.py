@@ -130,18 +130,21 @@ class Family:
     """A family of models.
 
     Attributes:
-        outer: canonical names before and behind the layers to the file's.
+        outer: canonical names before and behind the layers to the file's; ``{}`` stands for the
+            last layer's number. "types" is an embedding of kinds of tokens, added to positions.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
+            What begins with ``../`` stands in the layer before.
         instead: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
         facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
             and a field, or a field of the model, to its reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
-        default_window: where the config does not mention one.
+        default_window: where the file does not mention one; in GGUF files 0 means none, and None
+            that it must be there.
         pattern: every so manyth layer sees everything, if the config does not say it.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
-            to "none", or the key of the base of one that is not scaled.
+            to "none", or the base of one that is not scaled: its key or its digits.
         norm_offset: norm weights lack this number.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
@@ -149,6 +152,9 @@ class Family:
         attention_layers: the key of their numbers, or of a number that says that every so manyth
             has attention (else ``pattern``), where the config has no ``layer_types``.
         has_experts: the feed-forward network is a mixture of experts.
+        gates_by_turns: of each expert a row of the gate comes first, then one of ups; else the
+            whole gate. Such tensors are stored as ``(experts, in, out)`` unless they are quantised.
+        num_segments: parts of a text, of which each has a type of tokens of its own.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by head first.
         defaults: values of keys that a config may leave out.
@@ -175,6 +181,8 @@ class Family:
     beside: bool = False
     attention_layers: str = ""
     has_experts: bool = False
+    gates_by_turns: bool = False
+    num_segments: int = 1
     instead: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     heads_inside: bool = False

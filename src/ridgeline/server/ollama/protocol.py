@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, LiteralString
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ridgeline.server import samplers
+from ridgeline.server.protocol import EACH, kind_of_prompt
 from ridgeline.server.strict import Strict
 
 _INT64 = 1 << 63
@@ -145,8 +146,35 @@ class ShowAsked(Strict):
 
 
 class EmbedAsked(Strict):
-    """POST /api/embed, which is refused: there are no embeddings yet."""
+    """POST /api/embed."""
 
-    droppable = ("dimensions", "input", "keep_alive", "options", "prompt", "truncate")
+    droppable = ("keep_alive", "options")
 
     model: str
+    input: Annotated[
+        Annotated[str, Tag("[text]")] | Annotated[list[str], EACH, Tag("[texts]")],
+        Discriminator(kind_of_prompt),
+    ] = ""
+    dimensions: int | None = Field(None, ge=1, lt=_INT64)
+    truncate: bool | None = None  # absent: true
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts; none of an empty input, by which clients load a model."""
+        given = [self.input] if isinstance(self.input, str) else self.input
+        return [] if given == [""] else given
+
+    @property
+    def truncate_prompt_tokens(self) -> int | None:
+        """As vLLM's field of this name."""
+        return None if self.truncate is False else -1
+
+
+class EmbeddingAsked(Strict):
+    """POST /api/embeddings, the older route, for one text."""
+
+    droppable = ("keep_alive", "options", "truncate")
+
+    model: str
+    prompt: str = ""
+    truncate_prompt_tokens: ClassVar[int] = -1

@@ -11,18 +11,21 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from ridgeline import __version__
+from ridgeline.api.vectors import shaped
 from ridgeline.machine import memory_of
+from ridgeline.server.embeddings import Vectors, check_dimensions, vectors_of
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ollama import models, schemas
 from ridgeline.server.ollama.protocol import (
     Asked,
     ChatAsked,
     EmbedAsked,
+    EmbeddingAsked,
     GenerateAsked,
     ShowAsked,
 )
 from ridgeline.server.ollama.request import chat_request, prompt_request, raw_request, renamed
-from ridgeline.server.ollama.shape import OllamaShape, now
+from ridgeline.server.ollama.shape import NS_PER_MS, OllamaShape, now
 from ridgeline.server.schemas import documented, errors_of
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ _LINES = partial(documented, stream=schemas.LINES, media=OllamaShape.stream_type
 def add_ollama(app: FastAPI, service: Service) -> None:
     """Add the routes to an application."""
     _add_answers(app, service)
+    _add_vectors(app, service)
     _add_models(app, service)
 
 
@@ -78,13 +82,40 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         except ApiError as error:
             raise renamed(error) from None
 
-    for path in ("/api/embed", "/api/embeddings"):
 
-        @app.post(path, include_in_schema=False)
-        async def embed(body: EmbedAsked) -> None:
-            service.check_open(body.model)
-            message = "embeddings are not supported yet"
-            raise ApiError(400, message, code="unsupported_endpoint")
+def _add_vectors(app: FastAPI, service: Service) -> None:
+    @app.post("/api/embed", responses=_ERRORS | {200: {"model": schemas.Embedded}})
+    async def embed(body: EmbedAsked, request: Request) -> Response:
+        """Return the vectors of texts, as Ollama does."""
+        service.check_open(body.model)
+
+        def answer(vectors: Vectors | None) -> dict[str, Any]:
+            found = vectors.found if vectors else []
+            prompt_ms = vectors.timings().get("time_to_first_token_ms", 0.0) if vectors else 0.0
+            return {
+                "model": body.model,
+                "embeddings": [shaped(vector, body.dimensions) for vector in found],
+                "total_duration": int(prompt_ms * NS_PER_MS),
+                "load_duration": 0,
+                "prompt_eval_count": vectors.usage()["prompt_tokens"] if vectors else 0,
+            }
+
+        check_dimensions(service, body.dimensions)
+        if not body.texts:
+            return JSONResponse(answer(None))
+        return await vectors_of(service, request, body, body.texts, "input", answer)
+
+    @app.post("/api/embeddings", responses=_ERRORS | {200: {"model": schemas.EmbeddedOne}})
+    async def embeddings(body: EmbeddingAsked, request: Request) -> Response:
+        """Return the vector of one text as the model makes it, as Ollama once did."""
+        service.check_open(body.model)
+
+        def answer(vectors: Vectors) -> dict[str, Any]:
+            return {"embedding": shaped(vectors.found[0], normalises=False)}
+
+        if not body.prompt:
+            return JSONResponse({"embedding": []})
+        return await vectors_of(service, request, body, [body.prompt], "prompt", answer)
 
 
 def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
@@ -115,7 +146,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def show(body: ShowAsked) -> dict[str, Any]:
         """Say what the model is and can."""
         service.check_open(body.model)
-        can = {"completion": True, "tools": text.can_chat, "insert": text.fim is not None}
+        can = {
+            "completion": not text.is_encoder,
+            "embedding": text.is_encoder,
+            "tools": text.can_chat,
+            "insert": text.fim is not None,
+        }
         can["thinking"] = text.reasoning is not None
         names = [name for name, has in can.items() if has]
         template = text.chat_template.source if text.can_chat else "{{ .Prompt }}"

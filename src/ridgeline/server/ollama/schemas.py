@@ -61,6 +61,22 @@ class GenerateAnswered(Answered):
     thinking: str | None = None
 
 
+class Embedded(Shaped):
+    """The answer of /api/embed; times in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddedOne(Shaped):
+    """The answer of /api/embeddings."""
+
+    embedding: list[float]
+
+
 class ModelDetails(Shaped):
     """What a model is."""
 

@@ -16,7 +16,7 @@ from ridgeline.server.choices import Answers, Choice
 from ridgeline.server.errors import ApiError
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
 
-_NS_PER_MS = 1_000_000
+NS_PER_MS = 1_000_000
 
 
 class OllamaShape:
@@ -118,12 +118,12 @@ class OllamaShape:
         return {
             "done": True,
             "done_reason": self._reason,
-            "total_duration": int(total_ms * _NS_PER_MS),
+            "total_duration": int(total_ms * NS_PER_MS),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": int(prompt_ms * _NS_PER_MS),
+            "prompt_eval_duration": int(prompt_ms * NS_PER_MS),
             "eval_count": usage["completion_tokens"],
-            "eval_duration": int(answer_ms * _NS_PER_MS),
+            "eval_duration": int(answer_ms * NS_PER_MS),
         }
 
 

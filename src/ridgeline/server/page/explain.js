@@ -43,8 +43,11 @@ async function explain(request) {
   let shown;
   try {
     const [told, picture] = await Promise.all([ask(request, 'json'), ask(request, 'svg')]);
-    const { sentences } = await told.json();
+    const { sentences, would_help: helpful } = await told.json();
     shown = [parse(await picture.text()), element('p', {}, sentences.join(' '))];
+    if (helpful.length > 0) {
+      shown.push(element('p', {}, 'What would have helped:'), element('ul', {}, ...helpful.map((one) => element('li', {}, one.text))));
+    }
   } catch (error) {
     shown = [element('p', { className: 'problem', role: 'alert' }, error.message)];
   }

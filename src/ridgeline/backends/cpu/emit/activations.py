@@ -20,6 +20,19 @@ def activated(name: str, x: Value) -> Value:
     return {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu}[name](x)
 
 
+def gated(name: str, gate: Value, up: Value) -> Value:
+    """Return inner values that gates let through: see ``physics.arch.Mlp``."""
+    if name != "swiglu_clamped":
+        return activated(name, gate) * up
+    gate = _at_most(gate, 7.0)
+    up = _at_most(-_at_most(-up, 7.0), 7.0)
+    return gate / (exp(gate * -1.702) + 1.0) * (up + 1.0)
+
+
+def _at_most(x: Value, limit: float) -> Value:
+    return select((x > limit).equals(0), x, limit)  # not a number stays what it is
+
+
 def softcapped(x: Value, cap: float) -> Value:
     """Return ``cap * tanh(x / cap)``, with tanh(z) as 1 - 2 / (exp(2 z) + 1)."""
     return cap - (2.0 * cap) / (exp(x * (2.0 / cap)) + 1.0)

@@ -15,6 +15,7 @@ from ridgeline.backends.cpu.emit.experts import ROUTE
 from ridgeline.backends.cpu.emit.gemm import GEMV_TILES, MATMUL
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.lora import expand, shrink
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, SHARE_BYTES, STOLEN
@@ -28,12 +29,18 @@ _MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
 # ``step`` emits it, from a ``Thread``.
 ATTEND = Kernel(
     "attend",
-    ("args", "thread", "window", "pairs", "records", "first", "count", "kv_head", "out"),
+    ("args", "thread", "window", "pairs", "sinks", "records", "first", "count", "kv_head", "out"),
 )
 
 
 class Thread:
-    """What one thread sees of a step: arguments, thread-local memory, and short names for both."""
+    """What one thread sees of a step: arguments, thread-local memory, and short names for both.
+
+    Attributes:
+        first_row: the step's row that is row 0 of activations.
+        owns_rows: whether its rows are its own, and what belongs to them in thread-local memory.
+        shares_ranks: whether all threads have the same rows and share what adapters compute.
+    """
 
     def __init__(self, fn: Function, sizes: Sizes) -> None:
         self.fn = fn
@@ -42,6 +49,8 @@ class Thread:
         self.args = Words(fn, self.args_address, ARGUMENTS)
         self._offsets = sizes.local_offsets()
         self._local_memory = self.args["local_memory"]
+        self.first_row = fn.i64(0)
+        self.owns_rows = self.shares_ranks = False
 
     def pieces(
         self, layer: Value, name: str, num_tiles: Value, size: Value | None = None
@@ -134,13 +143,22 @@ class Thread:
         base: Value = getattr(self, scope if keeps else "local")(f"{group}_floats")
         return base + row * self.sizes.float_stride
 
-    def norm(self, layer: Words, name: str, x: Value, row: Value, scope: str = "local") -> None:
-        """Take a row of x, after this norm if the model has it, into row ``row`` of activations."""
+    def norm(
+        self, layer: Words, name: str, x: Value, row: Value, scope: str, readers: tuple[str, ...]
+    ) -> None:
+        """Take a row of x, after this norm if the model has it, into row ``row`` of activations.
+
+        ``readers`` are the matrices that read it. Where norms replace the residual stream, it is x
+        from then on.
+        """
         floats = self.floats("in", row, scope)
         if name in self.sizes.block.norm_names:
             self._norm(layer, name, x, floats)
         else:
             COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
+        shrink(self, layer, readers, floats, row)
+        if self.sizes.block.norms_replace:
+            COPY.call(self.fn, x=x, y=floats, size=self.sizes.hidden)
         self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
 
     def _norm(self, layer: Words, name: str, x: Value, out: Value) -> None:
@@ -156,25 +174,26 @@ class Thread:
             y, made = self.local("rotated"), y
             self._norm(layer, post_norm, made, y)
         ADD.call(fn, x=x, y=y, size=sizes.hidden)
-        has_bias = sizes.o_bias if part == "attn" else sizes.block.mlp_bias
+        has_bias = sizes.o_bias if part == "attn" else sizes.block.mlp_bias and not sizes.experts
         if has_bias:
             bias = layer["o_bias" if part == "attn" else "down_bias"]
             ADD.call(fn, x=x, y=bias, size=sizes.hidden)
 
     def after_attention(self, layer: Words, x: Value, y: Value, row: Value, scope: str) -> None:
         """Add what attention made to a row of x; leave what the feed-forward network reads."""
+        readers = () if self.sizes.experts else self.sizes.block.inner
         if self.sizes.block.is_parallel:  # of x as it is before
             names = self.sizes.block.norm_names
             name = "mlp_norm" if "mlp_norm" in names else "attn_norm"
-            self.norm(layer, name, x, row, scope)
+            self.norm(layer, name, x, row, scope, readers)
         self.add(layer, "attn", x, y)
         if not self.sizes.block.is_parallel:
-            self.norm(layer, "mlp_norm", x, row, scope)
+            self.norm(layer, "mlp_norm", x, row, scope, readers)
         if experts := self.sizes.experts:
             out = getattr(self, scope)("routes") + row * experts.route_stride
             ROUTE.call(
                 self.fn, x=self.floats("in", row, scope), router=layer["router"],
-                size=self.sizes.hidden, out=out,
+                bias=layer["router_bias"], size=self.sizes.hidden, out=out,
             )  # fmt: skip
 
     def gate(
@@ -230,6 +249,7 @@ class Thread:
             act_scales_stride=sizes.act_scales_stride, y=y, y_stride=y_stride,
             next_address=next_address,
         )  # fmt: skip
+        expand(self, layer, matrix, tiles, num_rows, y, y_stride)
 
     def qkv(self) -> Iterator[tuple[str, int]]:
         """Yield the matrices of queries, keys and values, and where in a row their results go."""
@@ -268,6 +288,7 @@ class Thread:
         ATTEND.call(
             self.fn, args=self.args_address, thread=self.number, window=layer["window"],
             pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
+            sinks=layer["sinks"] + kv_head * (heads.group * 4),
             records=cache + kv_head * heads.record_bytes, first=first, count=count, kv_head=kv_head,
             out=out + kv_head * (heads.group * heads.size * 4),
         )  # fmt: skip

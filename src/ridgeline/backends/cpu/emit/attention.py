@@ -92,7 +92,7 @@ SOFTMAX = Kernel(
     "softmax",
     (
         "scores", "score_stride", "low", "high", "count", "records", "stride", "table",
-        "planes", "scales",
+        "planes", "scales", "sinks",
     ),
 )  # fmt: skip
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
@@ -399,7 +399,7 @@ def _emit_softmax(module: object, heads: Heads) -> None:
     are, else as floats in place. ``scales`` receive what the weighted sums must be multiplied by.
     """
     fn = SOFTMAX.begin(module)
-    scores, score_stride, low, high, count, records, stride, table, planes, scales = fn.args
+    scores, score_stride, low, high, count, records, stride, table, planes, scales, sinks = fn.args
     is_int8 = heads.cache == "int8"
     lanes = fn.lanes(I32, list(range(16)))
     low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
@@ -432,6 +432,10 @@ def _emit_softmax(module: object, heads: Heads) -> None:
                     score = softcapped(score, heads.softcap)
                     fn.store(score, row + block * 64, 4)
                 top.set(maximum(visible(score, _LOWEST), top.get()))
+        if heads.sinks:
+            of_rows = [fn.load(sinks + 4 * g, F32, 4).splat(16) for g in group]
+            for top, sink in zip(tops, of_rows, strict=True):
+                top.set(maximum(sink, top.get()))
         highest = [top.get().reduce(maximum).splat(16) for top in tops]
         for block, visible in blocks():
             values = record_at(fn, records, stride, table, block) + heads.scales_at
@@ -442,6 +446,9 @@ def _emit_softmax(module: object, heads: Heads) -> None:
                     p = visible(p * fn.load(values, FLOATS, 64), 0.0)
                     most.set(maximum(p, most.get()))
                 fn.store(p, row + block * 64, 4)
+        if heads.sinks:  # in one lane, as the sums have sixteen
+            for sink, peak, total in zip(of_rows, highest, totals, strict=True):
+                total.set(total.get() + select(lanes < 1, exp(sink - peak), 0.0))
         factors = [fn.value(1.0, F32) for _ in group]
         if is_int8:
             largest = [most.get().reduce(maximum) for most in mosts]

@@ -11,12 +11,13 @@ from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.formats import VALUE_BYTES
 
-# ``step`` is all of a step, the kinds before it included.
-KINDS = ("linears", "head", "attention", "row operations", "barrier", "step")
+# ``step`` is all of a step, the kinds before it included. ``experts`` are no cycles but how many
+# experts' matrices were read, in all layers; of those whose tiles threads share, thread 0 counts.
+KINDS = ("linears", "head", "attention", "row operations", "barrier", "step", "experts")
 _CLOCK = Kernel("clock", ("out",))
 ROW_WORDS = 8  # of a thread's counters: one cache line
 _KIND_OF = {
-    "matmul": "linears",
+    **dict.fromkeys(("matmul", "lora_down", "lora_up"), "linears"),
     "argmax": "head",
     "draw": "head",
     "attend": "attention",
@@ -57,6 +58,13 @@ class TimedFunction(Function):
 
     def _cycles(self) -> Value:
         return read_cycles(self)
+
+
+def count_expert(fn: Function, args: Value, thread: Value) -> None:
+    """Count that this thread reads one expert's matrices."""
+    counters = fn.load(args + 8 * ARGUMENTS.index("counters"), I64, 8)
+    at = counters + thread * (8 * ROW_WORDS) + 8 * KINDS.index("experts")
+    fn.store(fn.load(at, I64, 8) + 1, at, 8)
 
 
 def read_cycles(fn: Function) -> Value:

@@ -28,6 +28,7 @@ from ridgeline.backends.cpu.emit.draw import emit_draw
 from ridgeline.backends.cpu.emit.experts import emit_experts
 from ridgeline.backends.cpu.emit.gemm import emit_linear
 from ridgeline.backends.cpu.emit.isa import Processor, arm_features, describe, emit_half_floats
+from ridgeline.backends.cpu.emit.lora import emit_lora
 from ridgeline.backends.cpu.emit.rows import emit_rows
 from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
@@ -133,6 +134,8 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     emit_draw(module, sizes.vocab_size)
     if sizes.experts:
         emit_experts(module, sizes.experts)
+    if sizes.max_rank:
+        emit_lora(module)
     emit_step(module, sizes, kinds)
     emit_threads(module, is_x86, futex)
     return str(module)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
@@ -19,7 +20,7 @@ from ridgeline.backends.cpu.layout.shapes import Experts
 if TYPE_CHECKING:
     from ridgeline.backends.cpu.emit.args import Thread
 
-ROUTE = Kernel("route", ("x", "router", "size", "out"))
+ROUTE = Kernel("route", ("x", "router", "bias", "size", "out"))
 _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
 _MOVE = Kernel("move", ("x", "y", "num_bytes"))
 
@@ -49,7 +50,7 @@ def _emit_route(module: object, experts: Experts) -> None:
     They are then divided by their sum where the model asks for it.
     """
     fn = ROUTE.begin(module)
-    x, router, size, out = fn.args
+    x, router, bias, size, out = fn.args
     with fn.loop(experts.num) as e:
         sums = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
         row = router + e * (size * 4)
@@ -59,6 +60,8 @@ def _emit_route(module: object, experts: Experts) -> None:
                 value = fn.load(x + place, FLOATS, 4)
                 total.set(fma(value, fn.load(row + place, FLOATS, 4), total.get()))
         dot = (sums[0].get() + sums[1].get()).reduce(lambda a, b: a + b)
+        if experts.bias:
+            dot = dot + fn.load(bias + e * 4, F32, 4)
         fn.store(dot, out + e * 4, 4)
     lanes = fn.lanes(I32, list(range(16)))
     highest = fn.var(fn.lanes(F32, [-math.inf] * 16))
@@ -126,6 +129,10 @@ def met_experts(
         fn.store(fn.lanes(F32, [0.0] * 16), y + m * y_stride + at, 4)
     with fn.loop(experts.num) as e:
         count = _gather(thread, routes + e * 4, num_rows, scope)
+        if sizes.profiled:
+            counts = thread.number.equals(0) if shares_tiles else fn.i64(1) > 0
+            with fn.when((count > 0) & counts):
+                count_expert(fn, thread.args_address, thread.number)
         with fn.when(count > 0):
             _inner_values(thread, layer, e * inner, own(inner), count, shares_tiles)
             made = thread.local("expert_y") - e * (outer * TILE * 4)
@@ -136,11 +143,14 @@ def met_experts(
             at, width = first * (TILE * 4), (end - first) * TILE
             with fn.loop(count) as j:
                 m = thread.index(thread.local("picked") + j * 4)
-                _ADD_WEIGHTED.call(
-                    fn, x=y + m * y_stride + at,
-                    y=thread.local("expert_y") + j * y_stride + at,
-                    weight=routes + m * experts.route_stride + e * 4, size=width,
-                )  # fmt: skip
+                parts = [thread.local("expert_y") + j * y_stride]
+                if experts.bias:
+                    parts.append(layer["down_bias"] + e * y_stride)
+                for part in parts:
+                    _ADD_WEIGHTED.call(
+                        fn, x=y + m * y_stride + at, y=part + at,
+                        weight=routes + m * experts.route_stride + e * 4, size=width,
+                    )  # fmt: skip
             if shares_tiles:
                 thread.barrier()
 
@@ -193,14 +203,15 @@ def _inner_values(
         place = target - before * (TILE * 4)
         thread.matmul(layer, matrix, tiles, count, place, stride, behind, "gathered")
     first, size = own[0] * TILE, (own[1] - own[0]) * TILE
+    of_expert = before * TILE + first
     whole_rows = sizes.activations == "rows"  # whose scale needs all of a row
     with fn.loop(count) as m:
         at = m * stride + first * 4
         if whole_rows:
-            thread.gate(layer, first, gate + at, up + at, gate + at, size)
+            thread.gate(layer, of_expert, gate + at, up + at, gate + at, size)
         else:
             out = thread.floats("gated", m, scope) + first * 4
-            thread.gate(layer, first, gate + at, up + at, out, size)
+            thread.gate(layer, of_expert, gate + at, up + at, out, size)
             thread.quantise("gated", out, m, size, first, scope)
     if shared:
         thread.barrier()

@@ -33,6 +33,7 @@ from ridgeline.backends.cpu.emit.isa import (
     dot,
     dot_bf16,
     dots,
+    lookup,
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.prefetch import RecordPrefetch, TilePrefetch
@@ -180,6 +181,7 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
     records_bytes = num_records * packed.record_bytes
     stride = records_bytes + packed.tail_bytes
     whence = [(weights + stride * (h // 2), half + h % 2) for h in range(halves)]
+    table = fn.load(weights + records_bytes, vec(I8, 64), 64) if packed.has_table else None
     ahead = RecordPrefetch(
         fn, processor, packed, (rows, halves), weights, stride, half, prefetch_at, prefetch_step
     )
@@ -188,7 +190,7 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
         places = [(*_place(packed, tile, k), part) for tile, part in whence]
         match packed.activations:
             case "groups":
-                _add_groups(fn, processor.dot, packed, places, operand, k, sums)
+                _add_groups(fn, processor.dot, packed, table, places, operand, k, sums)
             case "rows":
                 _add_bytes(fn, processor.dot, places, operand, k, sums)
             case "bf16":
@@ -221,6 +223,7 @@ def _add_groups(
     fn: Function,
     form: Dot,
     packed: WeightFormat,
+    table: Value | None,
     places: list[_Place],
     operand: Operand,
     k: Value,
@@ -235,9 +238,11 @@ def _add_groups(
     # Where small bytes are quicker to multiply, sums move to the left instead.
     left = packed.shift_to_middle or 0
     before = left if form is Dot.VNNI512 else 0
-    most = ((1 << packed.bits) - 1) << before
+    most = 255 if table is not None else ((1 << packed.bits) - 1) << before
     for h, (record, block, half) in enumerate(places):
         weights = _values(fn, packed, record, half, before)
+        if table is not None:
+            weights = [lookup(form, table, places_of) for places_of in weights]
         scale, other = _scales(fn, packed, record, block, half)
 
         def added(m: int, part: int, weights: list[Value] = weights) -> Value:
@@ -276,7 +281,8 @@ def _values(
         return [fn.load(record + half * 512 + 64 * v, bytes64, 64) for v in range(8)]
     base = record + half * 256
     # Shifting words instead of bytes is one instruction; the mask drops what crossed over.
-    words = [fn.load(base + 64 * v, bytes64, 64).bits(words16) for v in range(4)]
+    align = 32 if packed.has_zero else 64
+    words = [fn.load(base + 64 * v, bytes64, align).bits(words16) for v in range(4)]
     moved = [word << left for word in words] + [word >> (4 - left) for word in words]
     weights = [word.bits(bytes64) & (15 << left) for word in moved]
     if packed.bits == 5:
@@ -316,6 +322,10 @@ def _scales(
             return d * first, d * second
         d, e = (floats(block + half * 64 + 32 * i) for i in range(2))
         return d * first, -(e * second)
+    if packed.has_zero:
+        scale = floats(record + 512 + half * 32)
+        zeros = fn.load(record + 576 + half * 16, vec(I8, 16), 16).unsigned(I32).signed(F32)
+        return scale, -(scale * zeros)
     if packed.shift_to_middle is not None:
         scale = floats(record + (packed.record_bytes - 64) + half * 32)
         return scale * 0.5**packed.shift_to_middle, scale  # no offset

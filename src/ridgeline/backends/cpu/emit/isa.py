@@ -13,7 +13,19 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.ir import F16, F32, I8, I16, I32, VOID, Function, Value, fma, vec
+from ridgeline.backends.cpu.emit.ir import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    VOID,
+    Function,
+    Value,
+    fma,
+    select,
+    vec,
+)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
@@ -108,9 +120,41 @@ def dots(
     return sums
 
 
+def lookup(form: Dot, table: Value, places: Value) -> Value:
+    """Return the byte of ``table`` at each of ``places``.
+
+    Args:
+        form: the processor, by how it multiplies.
+        table: 64 x u8, 16 of them four times.
+        places: 64 x u8, none above 15.
+    """
+    fn, wide = table.fn, table.type
+    match form:
+        case Dot.VNNI512:
+            return fn.intrinsic("llvm.x86.avx512.pshuf.b.512", wide, table, places)
+        case Dot.VNNI256 | Dot.AVX2:
+            return _in_parts(2, _shuffled_32, table, places)
+        case Dot.USDOT | Dot.SDOT:
+            return _in_parts(4, _shuffled_16, table, places)
+        case Dot.PLAIN:  # halve the table by each bit of the place
+            level = [table.lane(i).splat(64) for i in range(16)]
+            for bit in (8, 4, 2, 1):
+                is_upper, half = (places & bit).equals(bit), len(level) // 2
+                level = [select(is_upper, level[half + i], level[i]) for i in range(half)]
+            return level[0]
+
+
+def _shuffled_32(table: Value, places: Value) -> Value:
+    return table.fn.intrinsic("llvm.x86.avx2.pshuf.b", table.type, table, places)
+
+
+def _shuffled_16(table: Value, places: Value) -> Value:
+    return table.fn.intrinsic("llvm.aarch64.neon.tbl1.v16i8", table.type, table, places)
+
+
 def _in_parts(count: int, part: Callable[..., Value], sums: Value, *operands: Value) -> Value:
     """Apply ``part`` to equal slices and put the sums together again."""
-    size, size_bytes = 16 // count, 64 // count
+    size, size_bytes = sums.type.count // count, 64 // count
     done = []
     for i in range(count):
         lanes = range(i * size, (i + 1) * size)

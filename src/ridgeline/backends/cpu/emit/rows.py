@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.backends.cpu.emit.activations import activated
+from ridgeline.backends.cpu.emit.activations import activated, gated
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I8,
@@ -134,7 +134,7 @@ def _emit_gate(module: object, block: Block) -> None:
     with fn.loop(size * 4, step=64) as at:
         inner = load(up, up_bias, at)
         if block.gated:
-            inner = activated(block.activation, load(gate, gate_bias, at)) * inner
+            inner = gated(block.activation, load(gate, gate_bias, at), inner)
         else:
             inner = activated(block.activation, inner)
         fn.store(inner, out + at, 4)

@@ -27,6 +27,7 @@ from ridgeline.backends.cpu.emit.experts import met_experts
 from ridgeline.backends.cpu.emit.gemm import emit_matmul
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import next_address, next_share, prefetch_next_head
 from ridgeline.backends.cpu.emit.rows import COPY
@@ -38,6 +39,8 @@ from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, OUTPUT_SPLIT_ROWS, 
 _BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD = (
     Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head")
 )
+
+_QKV = ("q", "k", "v")
 
 
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
@@ -77,13 +80,17 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
 def _emit_attend(module: object, sizes: Sizes) -> None:
     """``attend``: see ``Thread.attend``."""
     fn = ATTEND.begin(module)
-    _, _, window, pairs, records, first, count, kv_head, out = fn.args
+    _, _, window, pairs, sinks, records, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
     args, heads = thread.args, sizes.heads
     position = thread.index(args["positions"] + first * 4)
     reach = select(window > 0, window, fn.i64(1 << 40))
     start = maximum(position - reach + 1, 0) >> 4 << 4  # of the first visible block
-    num_blocks = (position + count - start + TOKENS - 1) >> 4
+    end = position + count  # behind the last visible token of all
+    if not heads.causal:
+        length = thread.index(args["text_lengths"] + first * 4)
+        end = fn.lower(length, position + count - 1 + reach)
+    num_blocks = (end - start + TOKENS - 1) >> 4
     table = thread.table(first) + (start >> 2)
     stride, query = args["records_stride"], args["queries"] + first * heads.query_bytes
     out_scores, scales = thread.local("scores"), thread.local("scales")
@@ -110,10 +117,12 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
+                if not heads.causal:
+                    high = fn.lower(length, at + reach) - start
                 SOFTMAX.call(
                     fn, scores=out_scores + row * score_stride, score_stride=score_stride,
                     low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),
-                    scales=scales + row * 4,
+                    scales=scales + row * 4, sinks=sinks,
                 )  # fmt: skip
             weighted_values(queries).call(
                 fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,
@@ -134,14 +143,15 @@ def _by_outputs(thread: Thread, scope: str) -> None:
         x = args["x"]
         rows = tuple(num_rows * (thread.number + j) // args["num_threads"] for j in (0, 1))
     else:
-        x, rows = thread.local("x"), (fn.i64(0), num_rows)
+        x, rows, thread.shares_ranks = thread.local("x"), (fn.i64(0), num_rows), True
         with fn.loop(num_rows) as m:
             COPY.call(fn, x=x + m * x_bytes, y=args["x"] + m * x_bytes, size=sizes.hidden)
     attend = _attend_rows if scope == "shared" else _attend_heads
     with thread.layers() as (i, layer, cache):
         with fn.loop(rows[1], start=rows[0]) as m:
-            thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope)
+            thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, _QKV)
         thread.barrier(scope)
+        meet(thread, scope)
         for matrix, column in thread.qkv():
             out = thread.shared("qkv") + column
             _share_of_matmul(thread, i, layer, matrix, out, sizes.qkv * 4, "in", scope)
@@ -165,7 +175,8 @@ def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value,
             thread.attend(layer, cache, (m, fn.i64(1)), h, out)
     thread.barrier()
     with fn.loop(num_rows) as m:
-        _attended_to_activations(thread, attended + m * (sizes.attention * 4), m)
+        _attended_to_activations(thread, layer, attended + m * (sizes.attention * 4), m)
+    meet(thread)
 
 
 def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
@@ -178,7 +189,7 @@ def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, 
         out = thread.shared("attended") + m * (sizes.attention * 4)
         with fn.loop(sizes.heads.num_kv_heads) as h:
             thread.attend(layer, cache, (m, fn.i64(1)), h, out)
-        _attended_to_activations(thread, out, m, "shared")
+        _attended_to_activations(thread, layer, out, m, "shared")
     thread.barrier()
 
 
@@ -193,6 +204,7 @@ def _feed_forward(
     with fn.loop(rows[1], start=rows[0]) as m:
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
     thread.barrier(scope)
+    meet(thread, "local")
     if sizes.experts:
         met_experts(thread, layer, thread.args["num_rows"], scope, shares_tiles=True)
     else:
@@ -216,13 +228,27 @@ def _gated_mlp(thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], 
             whole = thread.shared("gate_up") + m * sizes.gate_up_stride
             thread.quantise("gated", whole, m, sizes.intermediate, scope=scope)
         thread.barrier(scope)
+    if sizes.max_rank:
+        _shrink_gated(thread, layer, rows)
     _share_of_matmul(thread, i, layer, "down", y, x_bytes, "gated", gated)
 
 
+def _shrink_gated(thread: Thread, layer: Words, rows: tuple[Value, ...]) -> None:
+    """Multiply rows of inner values by the A of the matrix that reads them, once all are there."""
+    sizes = thread.sizes
+    source, stride = thread.shared("gate_up"), sizes.gate_up_stride
+    if sizes.activations == "floats":
+        source, stride = thread.shared("gated_floats"), sizes.float_stride
+    with thread.fn.loop(rows[1], start=rows[0]) as m:
+        shrink(thread, layer, ("down",), source + m * stride, m)
+    meet(thread)
+
+
 def _attended_to_activations(
-    thread: Thread, attended: Value, row: Value, scope: str = "local"
+    thread: Thread, layer: Words, attended: Value, row: Value, scope: str = "local"
 ) -> None:
     size = thread.sizes.attention
+    shrink(thread, layer, ("o",), attended, row)
     if thread.sizes.activations == "floats":
         COPY.call(thread.fn, x=thread.floats("in", row, scope), y=attended, size=size)
     thread.quantise("in", attended, row, size, scope=scope)
@@ -241,7 +267,8 @@ def _share_of_matmul(
 def _gated_share(thread: Thread, i: Value, layer: Words, scope: str) -> None:
     """Compute this thread's share of the gated channels, into the shared activations.
 
-    Where their scale needs the whole row they stay floats, in place of the gates.
+    Where their scale needs the whole row they stay floats, in place of the gates; an adapter reads
+    them there, too.
     """
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.args["num_rows"]
     gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
@@ -256,10 +283,10 @@ def _gated_share(thread: Thread, i: Value, layer: Words, scope: str) -> None:
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
             at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
-            if sizes.activations == "rows":
-                thread.gate(layer, first, gate + at, up + at, gate + at, size)
-            else:
-                thread.gate(layer, first, gate + at, up + at, out, size)
+            if sizes.activations == "rows" or (sizes.max_rank and sizes.activations != "floats"):
+                out = gate + at
+            thread.gate(layer, first, gate + at, up + at, out, size)
+            if sizes.activations != "rows":
                 thread.quantise("gated", out, m, size, first, "shared")
 
 
@@ -293,8 +320,10 @@ def _ends(thread: Thread, block: Value, part: int) -> tuple[Value, Value]:
 def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value) -> None:
     """Norm a block of rows, compute queries, keys and values, and store them."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
+    thread.first_row, thread.owns_rows = low, True
     with fn.loop(high - low) as m:
-        thread.norm(layer, "attn_norm", args["x"] + (low + m) * (sizes.hidden * 4), m)
+        x = args["x"] + (low + m) * (sizes.hidden * 4)
+        thread.norm(layer, "attn_norm", x, m, "local", _QKV)
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
         _whole_matmul(thread, layer, matrix, high - low, out, sizes.qkv * 4)
@@ -327,11 +356,11 @@ def _attend_block(
 def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:
     """Take a block of rows from what they attended to through the rest of the layer."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
-    num_rows = high - low
+    num_rows, thread.first_row, thread.owns_rows = high - low, low, True
     x, y, x_bytes = args["x"] + low * (sizes.hidden * 4), thread.local("y"), sizes.hidden * 4
     with fn.loop(num_rows) as m:
         attended = thread.local("attended") + m * (sizes.attention * 4)
-        _attended_to_activations(thread, attended, m)
+        _attended_to_activations(thread, layer, attended, m)
     _whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
     with fn.loop(num_rows) as m:
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
@@ -355,5 +384,6 @@ def _whole_mlp(thread: Thread, layer: Words, num_rows: Value) -> None:
     with fn.loop(num_rows) as m:
         out = thread.floats("gated", m)
         thread.gate(layer, 0, gate + m * stride, up + m * stride, out, sizes.intermediate)
+        shrink(thread, layer, ("down",), out, m)
         thread.quantise("gated", out, m, sizes.intermediate)
     _whole_matmul(thread, layer, "down", num_rows, thread.local("y"), sizes.hidden * 4, "gated")

@@ -10,6 +10,10 @@ read front to back exactly once:
                     fifth bit of input 4 v + i; then d and m as in w4
     s4   576 bytes  the nibbles as in w4; [2 halves][16] f16 scales d: weight = d (q - 8)
     s5   704 bytes  nibbles and fifth bits as in w5; scales d as in s4: weight = d (q - 16)
+    z4   608 bytes  as s4, and then the zero z of each output, [2 halves][16] bytes:
+                    weight = d (q - z)
+    t4   576 bytes  as s4, but the nibble is a place in a table t of 16 signed bytes: weight =
+                    d t[q]. The table stands behind a tile's records, 128 added, four times
     k4   592 bytes  in blocks of 8: [2 halves][2][16] f16 d and e, then 8 times the nibbles as in
                     w4 and [2 halves][2][16] bytes f and g: weight = d f q - e g
     k5   720 bytes  the same with nibbles and fifth bits as in w5
@@ -61,6 +65,8 @@ class WeightFormat:
         activations: the form of activations in products with these weights.
         head_bytes: in front of each block of 8 records; 0 if there are no blocks.
         tail_bytes: after the records of a tile.
+        has_table: nibbles are places in the table in the tail.
+        has_zero: a byte for each output stands behind the scales.
         shift_to_middle: by how many bits values move to the left to become bytes around 128, as
             those of w8 are; None where they have offsets instead of a middle.
         tile_shapes: rows x halves that a kernel computes at once, the largest first. They fill the
@@ -73,6 +79,8 @@ class WeightFormat:
     activations: str = "groups"
     head_bytes: int = 0
     tail_bytes: int = 0
+    has_table: bool = False
+    has_zero: bool = False
     shift_to_middle: int | None = None
     tile_shapes: _Shapes = _GROUPS
 
@@ -91,6 +99,8 @@ FORMATS: Mapping[str, WeightFormat] = {
     "w5": WeightFormat(5, 768),
     "s4": WeightFormat(4, 576, shift_to_middle=4),
     "s5": WeightFormat(5, 704, shift_to_middle=3),
+    "z4": WeightFormat(4, 608, has_zero=True),
+    "t4": WeightFormat(4, 576, tail_bytes=64, has_table=True, shift_to_middle=0),
     "k4": WeightFormat(4, 592, head_bytes=128),
     "k5": WeightFormat(5, 720, head_bytes=128),
     "k6": WeightFormat(6, 840, head_bytes=64),

@@ -6,7 +6,7 @@ It turns a ``Checkpoint`` into one array of layer words and keeps the memory the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
+from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Block, Experts, Heads, Sizes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics import arch as arch_parts
 from ridgeline.physics.arch import ModelArch, Rope
 from ridgeline.physics.costs import weight_bytes
 
@@ -43,8 +43,6 @@ _PARTS = {
     "positions": "embedding",
     "router": "mlp",
 }
-# What products take, of dtypes that are not blocks of 32 weights.
-_ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 
 @dataclass
@@ -90,88 +88,6 @@ class Weights:
         return self.sketch is not None and num_rows <= PRUNED_ROWS
 
 
-def head_shape(arch: ModelArch, cache: str) -> Heads:
-    """Return the padded shape of a model's heads, and the cache's format."""
-    attention = arch.layers[0].known_attention
-    pairs = _pairs(arch)
-    return Heads(
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        half=_to_lanes(pairs),
-        rest=_to_lanes(attention.head_dim - 2 * pairs),
-        num_channels=attention.head_dim,
-        cache=cache,
-        qkv_bias=attention.qkv_bias,
-        qk_norm=attention.qk_norm,
-        eps=arch.norm_eps,
-        scale=attention.scale,
-        softcap=attention.softcap,
-    )
-
-
-def model_sizes(arch: ModelArch, dtype: str, cache: str) -> Sizes:
-    """Return the padded widths of a model.
-
-    Raises ValueError for layers that differ in more than their window and rope.
-    """
-    _check_layers(arch)
-    first, experts = arch.layers[0], None
-    if isinstance(first.ffn, arch_parts.Experts):
-        ffn = first.ffn
-        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale)
-    return Sizes(
-        num_layers=arch.num_layers,
-        num_channels=arch.hidden_size,
-        hidden=padded(arch.hidden_size),
-        intermediate=padded(arch.layers[0].ffn.size),
-        heads=head_shape(arch, cache),
-        activations=_ACTIVATIONS.get(dtype, "groups"),
-        o_bias=arch.layers[0].known_attention.o_bias,
-        vocab_size=arch.vocab_size,
-        block=Block(
-            norm_names=first.norm_names,
-            norm=arch.norm,
-            norm_bias=arch.norm_bias,
-            is_parallel=first.is_parallel,
-            residual_scale=arch.residual_scale,
-            activation=first.ffn.activation,
-            gated=first.ffn.gated,
-            mlp_bias=first.ffn.bias,
-        ),
-        experts=experts,
-        head_bias=arch.head_bias,
-        logit_softcap=arch.logit_softcap,
-    )
-
-
-def _check_layers(arch: ModelArch) -> None:
-    first = arch.layers[0]
-    for i, layer in enumerate(arch.layers):
-        if layer.recurrent is not None:
-            raise ValueError(f"layer {i} keeps a state: use --backend reference")
-        if layer.known_attention.gated:
-            raise ValueError(f"the attention of layer {i} is gated: use --backend reference")
-        if isinstance(layer.ffn, arch_parts.Experts) and layer.ffn.shared is not None:
-            raise ValueError(f"layer {i} has a shared expert: use --backend reference")
-        mixer = layer.mixer
-        if isinstance(first.mixer, arch_parts.Attention) and isinstance(
-            mixer, arch_parts.Attention
-        ):
-            mixer = replace(mixer, window=first.mixer.window, rope=first.mixer.rope)
-        if replace(layer, mixer=mixer) != first:
-            raise ValueError(f"layer {i} has another shape than layer 0: use --backend reference")
-    ropes = {layer.known_attention.rope for layer in arch.layers}
-    has_post_norm = "attn_post_norm" in first.norm_names
-    if len({rope.dim for rope in ropes if rope}) > 1:
-        raise ValueError("layers rotate different numbers of channels: use --backend reference")
-    if first.known_attention.qkv_bias and (
-        len(ropes) > 1 or first.known_attention.qk_norm == "width"
-    ):
-        raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
-    if has_post_norm and (first.known_attention.o_bias or first.ffn.bias):
-        raise ValueError("a bias before a norm behind: use --backend reference")
-
-
 def scores_stride(max_model_len: int) -> int:
     """Return the bytes from one row of scores to the next: whole vectors, off the page grid."""
     return (-(-max_model_len // _LANES) * _LANES + 2 * _LANES) * 4
@@ -190,9 +106,10 @@ def footprint(
     max_model_len: int,
     num_threads: int,
     max_num_seqs: int,
+    max_rank: int = 0,
 ) -> tuple[int, int, int]:
     """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
-    sizes = model_sizes(arch, dtype, cache_dtype)
+    sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
@@ -243,10 +160,10 @@ def _pack_all(
     arch, heads = checkpoint.arch, sizes.heads
     total, done = checkpoint.nbytes, 0
     arrays: dict[str, Packed] = {}
-    rope_order, plain = _channels(arch, heads)
-    counts = heads.num_heads, heads.num_kv_heads
-    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
-    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
+    rope_order, _ = _channels(arch, heads)
+    head_rows, head_columns = head_places(arch, heads)
+    q_rows, k_rows, v_rows = head_rows.values()
+    o_columns = head_columns["o"]
 
     def matrix(
         name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
@@ -277,7 +194,8 @@ def _pack_all(
     for i in range(arch.num_layers):
         prefix = f"layers.{i}."
         for name, size in vectors.items():
-            arrays[prefix + name] = Packed("", vector(prefix + name, size))
+            rows = places.get(name.removesuffix("_bias"), (None, None))[0]
+            arrays[prefix + name] = Packed("", vector(prefix + name, size, rows))
         if heads.qkv_bias:
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
@@ -326,6 +244,7 @@ def _assemble(
     """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
+    layers[:, words["number"]] = np.arange(arch.num_layers)
     layers[:, words["window"]] = [layer.known_attention.window or 0 for layer in arch.layers]
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
@@ -353,7 +272,7 @@ def _assemble(
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
     )
-    pairs, (cos, sin) = _pairs(arch), tables[arch.layers[0].known_attention.rope]
+    pairs, (cos, sin) = rotating_pairs(arch), tables[arch.layers[0].known_attention.rope]
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
@@ -401,9 +320,14 @@ def vector_sizes(sizes: Sizes) -> dict[str, int]:
         found |= {f"{name}_bias": hidden for name in block.norm_names}
     if sizes.o_bias:
         found["o_bias"] = hidden
+    if sizes.heads.sinks:
+        found["sinks"] = sizes.heads.num_heads
     if block.mlp_bias:
-        found |= {f"{name}_bias": sizes.intermediate for name in block.inner}
-        found["down_bias"] = hidden
+        num = sizes.experts.num if sizes.experts else 1
+        found |= {f"{name}_bias": num * sizes.intermediate for name in block.inner}
+        found["down_bias"] = num * hidden
+    if sizes.experts and sizes.experts.bias:
+        found["router_bias"] = sizes.experts.num
     return found
 
 
@@ -468,7 +392,7 @@ def head_dtype(dtype: str, file_dtype: str) -> str:
 
 def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
     """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
-    pairs, num_channels = _pairs(arch), heads.num_channels
+    pairs, num_channels = rotating_pairs(arch), heads.num_channels
     rope_order = np.full(heads.size, -1)
     rope_order[:pairs] = np.arange(pairs)
     rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
@@ -479,22 +403,15 @@ def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
     return rope_order, plain
 
 
+def head_places(arch: ModelArch, heads: Heads) -> tuple[dict[str, Index], dict[str, Index]]:
+    """Return where outputs of q, k and v come from, and inputs of o; -1 is padding."""
+    rope_order, plain = _channels(arch, heads)
+    counts = heads.num_heads, heads.num_kv_heads
+    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
+    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
+    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
+
+
 def _heads(channels: Index, count: int, heads: Heads) -> Index:
     first = np.arange(count)[:, None] * heads.num_channels
     return np.where(channels < 0, -1, channels + first).reshape(-1)
-
-
-def _pairs(arch: ModelArch) -> int:
-    """Pairs of channels that rotate."""
-    return max(
-        (
-            layer.known_attention.rope.dim // 2
-            for layer in arch.layers
-            if layer.known_attention.rope
-        ),
-        default=0,
-    )
-
-
-def _to_lanes(count: int) -> int:
-    return -(-count // _LANES) * _LANES

@@ -1,9 +1,10 @@
 """From a file's tensors to the layouts that kernels read (``formats``).
 
-Blocks are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K run exactly as they
-are in the file. Other types are quantised again (``quantise``), to 8 bits per weight with a scale
-for each 32, or with ``int4`` to 4 bits. ``int8-row`` has one scale for all weights of an output,
-which only a rotation makes good enough.
+Blocks are moved, not changed: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4 and the
+integers of ``models.encodings`` run exactly as they are in the file, as far as their scales are
+half floats; IQ4_XS and NF4 nearly so. Other types are quantised again (``quantise``), to 8 bits per
+weight with a scale for each 32, or with ``int4`` to 4 bits. ``int8-row`` has one scale for all
+weights of an output, which only a rotation makes good enough.
 
 It knows nothing of kernels and steps; it makes one buffer of bytes.
 """
@@ -20,6 +21,7 @@ from ridgeline.backends.cpu.layout.quantise import (
     Bytes,
     hadamard,
     k_blocks,
+    levels,
     simple_blocks,
     to_bf16,
     to_eight_bits,
@@ -33,9 +35,12 @@ _HALF = np.float16
 # Kinds of a file's blocks, and which stay as they are, by dtype.
 _KINDS = {
     "Q4_0": "s4", "Q4_1": "w4", "Q4_K": "k4", "Q5_0": "s5", "Q5_1": "w5", "Q5_K": "k5",
-    "Q6_K": "k6", "Q8_0": "w8",
+    "Q6_K": "k6", "Q8_0": "w8", "INT4": "s4", "INT4_ZERO": "z4", "INT4_FLOAT_ZERO": "w4",
+    "INT8": "w8", "IQ4_NL": "t4", "IQ4_XS": "t4", "MXFP4": "t4", "NF4": "t4",
 }  # fmt: skip
-_KEPT = {"auto": tuple(_KINDS.values()), "int4": ("s4", "w4", "k4"), "int8": ("w8",)}
+_KEPT = {
+    "auto": tuple(_KINDS.values()), "int4": ("s4", "z4", "t4", "w4", "k4"), "int8": ("w8",),
+}  # fmt: skip
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -78,6 +83,10 @@ def pack(
         has_blocks = FORMATS[kind].head_bytes > 0
         parts = k_blocks(tensor) if has_blocks else simple_blocks(tensor)
         values, *scales = (_taken(part, rows) for part in parts)
+        if kind == "t4":
+            return _pack_t4(levels(tensor.dtype), values, *scales)
+        if kind == "z4":
+            return _pack_z4(values, *scales)
         if has_blocks:
             return _pack_k(kind, values, *scales)
         return pack_nibbles(kind, values, *scales) if kind != "w8" else _pack_w8(values, *scales)
@@ -134,6 +143,19 @@ def pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
     each = np.stack([part.reshape(tiles, 2, 16, records) for part in scales], axis=2)
     out[:, :, -64 * len(scales) :] = _as_bytes(each.transpose(0, 4, 1, 2, 3), tiles, records)
     return Matrix(kind, out)
+
+
+def _pack_t4(table: NDArray[np.int8], q: Bytes, scale: NDArray[np.float16]) -> Matrix:
+    records = pack_nibbles("t4", q, scale).data
+    tail = np.tile(table.view(np.uint8) ^ np.uint8(128), (len(records), 4))
+    return Matrix("t4", np.hstack([records.reshape(len(records), -1), tail]))
+
+
+def _pack_z4(q: Bytes, scale: NDArray[np.float16], zero: Bytes) -> Matrix:
+    tiles, records = len(q) // TILE, q.shape[1] // TILE
+    zeros = zero.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
+    parts = pack_nibbles("s4", q, scale).data, _as_bytes(zeros, tiles, records)
+    return Matrix("z4", np.concatenate(parts, axis=2))
 
 
 def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) -> Matrix:

@@ -8,10 +8,10 @@ from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.load import (
     embedding_type,
     head_dtype,
-    model_sizes,
     outer_sizes,
     vector_sizes,
 )
+from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.pack import packed_kind, padded
 from ridgeline.models.tensors import Checkpoint
 

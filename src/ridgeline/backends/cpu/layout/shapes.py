@@ -12,6 +12,7 @@ OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
 MIXED_ROWS = 16  # most rows whose work is split both ways; above, by tokens
 PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic
 ROW_BLOCK = 64  # most rows that a thread takes through a layer together
+RANK_STEP = 4  # ranks of an adapter that are computed side by side
 HEAD_TILES = 8  # tiles of logits that are searched while they are in the nearest cache
 
 
@@ -30,6 +31,8 @@ class Heads:
     eps: float
     scale: float | None = None  # of scores, if it does not follow from the number of channels
     softcap: float = 0.0  # of scores; 0 for none
+    sinks: bool = False  # each query head has a score without a value
+    causal: bool = True  # a token does not see those that follow it
 
     @property
     def size(self) -> int:
@@ -107,6 +110,7 @@ class Block:
     norm: str = "rms"
     norm_bias: bool = False
     is_parallel: bool = False  # attention and the feed-forward network read the same rows
+    norms_replace: bool = False  # a norm's result is the residual stream from there on
     residual_scale: float = 1.0
     activation: str = "silu"
     gated: bool = True
@@ -126,6 +130,7 @@ class Experts:
     per_token: int
     normalised: bool
     scale: float
+    bias: bool = False  # of the router and of all projections
 
     @property
     def route_stride(self) -> int:
@@ -149,6 +154,7 @@ class Sizes:
     head_bias: bool = False
     logit_softcap: float = 0.0
     experts: Experts | None = None
+    max_rank: int = 0  # of adapters; 0 leaves them out
     profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
 
     @property
@@ -206,6 +212,25 @@ class Sizes:
         """Bytes from row to row of gates and ups; off the multiples of a page."""
         return (2 * self.intermediate + 48) * 4
 
+    @property
+    def readers(self) -> tuple[tuple[str, ...], ...]:
+        """Matrices that read the same row."""
+        return ("q", "k", "v"), ("o",), self.block.inner, ("down",)
+
+    def inputs(self, matrix: str) -> int:
+        """Return the padded width of what a matrix of a layer reads."""
+        return {"o": self.attention, "down": self.intermediate}.get(matrix, self.hidden)
+
+    @property
+    def low_rank_stride(self) -> int:
+        """Bytes from row to row of products with the A of adapters, of at most three matrices."""
+        return 3 * self.rank_bytes
+
+    @property
+    def rank_bytes(self) -> int:
+        """Bytes of a row's products with one A."""
+        return -(-self.max_rank // RANK_STEP) * RANK_STEP * 4
+
     def local_offsets(self) -> dict[str, int]:
         """Return the offset of each buffer in a thread's local memory.
 
@@ -230,6 +255,7 @@ class Sizes:
             "logits": ROW_BLOCK * 4 * HEAD_TILES * TILE * 4,
             **scratch_bytes(self.vocab_size),
             **self._expert_bytes(),
+            **({"low_rank": ROW_BLOCK * self.low_rank_stride} if self.max_rank else {}),
         }
         offsets, at = {}, 0
         for name, length in lengths.items():

@@ -28,7 +28,10 @@ class Counters:
         return address(self._words)
 
     def take(self) -> Mapping[str, NDArray[np.int64]]:
-        """Return the cycles of each thread ``[num_threads]`` by kind, since the last call."""
+        """Return the cycles of each thread ``[num_threads]`` by kind, since the last call.
+
+        Of the kind "experts" it is how many experts' matrices it read.
+        """
         now = self._words.copy()
         cycles, self._taken = now - self._taken, now
         return {kind: cycles[:, i] for i, kind in enumerate(KINDS)}

@@ -12,7 +12,7 @@ from ridgeline.backends.cpu.layout.load import Weights
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
 from ridgeline.backends.face import Traffic
 from ridgeline.core.records import StepRecord
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import Experts, ModelArch
 from ridgeline.physics.costs import (
     attention_flops,
     head_flops,
@@ -25,9 +25,17 @@ _FORMS = {"floats": "f32", "bf16": "bf16"}  # of activations; all others are byt
 
 
 def step_traffic(
-    arch: ModelArch, sizes: Sizes, weights: Weights, step: StepRecord
+    arch: ModelArch,
+    sizes: Sizes,
+    weights: Weights,
+    step: StepRecord,
+    num_experts: int | None = None,
 ) -> dict[str, Traffic]:
-    """Return the traffic of a step by kind: linears, head and attention."""
+    """Return the traffic of a step by kind: linears, head and attention.
+
+    Of the matrices of experts those of ``num_experts`` were read, in all layers; if that is not
+    known, of as many as the tokens meet if all are equally likely.
+    """
     heads = sizes.heads
     form = _FORMS.get(sizes.activations, "int8")
     num_tokens = sum(count for _, _, count in step.work)
@@ -54,11 +62,7 @@ def step_traffic(
     )
     return {
         "linears": Traffic(
-            sum(
-                data.nbytes
-                for name, (_, data) in weights.arrays.items()
-                if name.startswith("layers.")
-            ),
+            _layer_bytes(arch, weights, num_tokens, num_experts),
             linear_flops(arch, num_tokens) - left_out,
             form,
         ),
@@ -69,3 +73,22 @@ def step_traffic(
             "int8" if heads.cache == "int8" else "f32",
         ),
     }
+
+
+def _layer_bytes(
+    arch: ModelArch, weights: Weights, num_tokens: int, num_experts: int | None
+) -> int:
+    """Return the bytes of the layers' weights that a step reads."""
+    experts = [layer.ffn for layer in arch.layers if isinstance(layer.ffn, Experts)]
+    in_all = sum(ffn.num for ffn in experts)
+    met: float = sum(ffn.expected_met(num_tokens) for ffn in experts)
+    if num_experts is not None:
+        met = min(num_experts, in_all)  # threads with rows of their own read some twice
+    read = of_experts = 0
+    for name, (kind, data) in weights.arrays.items():
+        first, _, part = name.rpartition(".")
+        if in_all and kind and part in ("gate", "up", "down"):
+            of_experts += data.nbytes
+        elif first.startswith("layers."):
+            read += data.nbytes
+    return read + int(of_experts * met / max(in_all, 1))

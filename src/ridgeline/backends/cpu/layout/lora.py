@@ -1,0 +1,96 @@
+"""An adapter as kernels read it: padded and in tiles, with words that say where each matrix is.
+
+A lies in groups of four ranks: of each, 16 inputs after another, the four side by side,
+``[rank / 4, inputs / 16, 4, 16]``. B lies as 16 outputs after another with all ranks,
+``[outputs / 16, rank, 16]``. Both are read front to back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.layout.arguments import ADAPTER
+from ridgeline.backends.cpu.layout.arrays import address, aligned
+from ridgeline.backends.cpu.layout.load import head_places
+from ridgeline.backends.cpu.layout.pack import Index, padded
+from ridgeline.backends.cpu.layout.shapes import RANK_STEP, Sizes
+from ridgeline.models.adapters import AdapterWeights
+from ridgeline.physics.arch import ModelArch
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class PackedAdapter:
+    """An adapter in memory.
+
+    Attributes:
+        words: ``[layers, words]``, by the names of ``layout.arguments.ADAPTER``.
+        values: all that they point to.
+    """
+
+    words: NDArray[np.int64]
+    values: Floats
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return int(self.words.nbytes + self.values.nbytes)
+
+    @property
+    def arrays(self) -> list[NDArray[np.generic]]:
+        """All of its arrays."""
+        return [self.words, self.values]
+
+
+def pack_adapter(weights: AdapterWeights, arch: ModelArch, sizes: Sizes) -> PackedAdapter:
+    """Return an adapter as the kernels of a model of these sizes read it.
+
+    Raises ValueError if its rank is larger than they have room for.
+    """
+    if weights.rank > sizes.max_rank:
+        raise ValueError(f"rank {weights.rank}: these kernels have room for {sizes.max_rank}")
+    rows, columns = head_places(arch, sizes.heads)
+    words = np.zeros((arch.num_layers, len(ADAPTER)), np.int64)
+    tiles: list[tuple[int, str, int, Floats, Floats]] = []
+    for name, part in weights.parts.items():
+        _, layer, matrix = name.split(".")
+        rank = -(-len(part.a) // RANK_STEP) * RANK_STEP
+        a = np.zeros((rank, sizes.inputs(matrix)), np.float32)
+        _spread(a, part.a.T, columns.get(matrix))
+        outputs = rows.get(matrix)
+        b = np.zeros((padded(len(part.b) if outputs is None else len(outputs)), rank), np.float32)
+        _spread(b.T, part.b, outputs)
+        tiles.append((int(layer), matrix, rank, _groups(a), _columns(b)))
+    values = aligned(sum(a.size + b.size for *_, a, b in tiles), np.float32)
+    begin, names = 0, {name: i for i, name in enumerate(ADAPTER)}
+    for index, matrix, rank, *both in tiles:
+        words[index, names[f"{matrix}_rank"]] = rank
+        for side, tile in zip("ab", both, strict=True):
+            place = values[begin : begin + tile.size]
+            place[:] = tile
+            words[index, names[f"{matrix}_{side}"]] = address(place)
+            begin += tile.size
+    return PackedAdapter(words, values)
+
+
+def _spread(out: Floats, values: Floats, order: Index | None) -> None:
+    """Put columns of ``values.T`` into those of ``out``; where ``order`` is -1 it stays zero."""
+    rank = values.shape[1]
+    if order is None:
+        out[:rank, : len(values)] = values.T
+    else:
+        out[:rank, np.flatnonzero(order >= 0)] = values[order[order >= 0]].T
+
+
+def _groups(a: Floats) -> Floats:
+    rank, size = a.shape
+    return a.reshape(rank // RANK_STEP, RANK_STEP, size // 16, 16).swapaxes(1, 2).reshape(-1)
+
+
+def _columns(b: Floats) -> Floats:
+    size, rank = b.shape
+    return b.reshape(size // 16, 16, rank).swapaxes(1, 2).reshape(-1)

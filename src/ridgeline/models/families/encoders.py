@@ -1,0 +1,121 @@
+"""Encoders in Hugging Face's files: they make vectors, or scores of pairs. Literal tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ridgeline.models.families.table import Family, choice, const, integer, number
+
+_ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "silu": "silu", "swish": "silu",
+}  # fmt: skip
+_ENCODER = {
+    "hidden_size": integer("hidden_size"),
+    "vocab_size": integer("vocab_size"),
+    "mixer.num_heads": integer("num_attention_heads"),
+    "ffn.size": integer("intermediate_size"),
+    "norm": const("layer"),
+    "norm_bias": const(True),
+    "norm_eps": number("layer_norm_eps", default=1e-12),
+    "tied_embeddings": const(True),  # there is no head
+    "pooling": const("mean"),  # unless files beside the config say otherwise
+    "layer.norms": const("within"),
+    "mixer.causal": const(False),
+    "mixer.qkv_bias": const(True),
+    "mixer.o_bias": const(True),
+    "ffn.gated": const(False),
+    "ffn.bias": const(True),
+    "ffn.activation": choice("hidden_act", among=_ACTIVATIONS, default="gelu"),
+}
+_BERT_OUTER = {
+    "embed": "embeddings.word_embeddings.weight",
+    "positions": "embeddings.position_embeddings.weight",
+    "types": "embeddings.token_type_embeddings.weight",
+    "layers.0.attn_norm": "embeddings.LayerNorm.weight",
+    "layers.0.attn_norm_bias": "embeddings.LayerNorm.bias",
+    "norm": "encoder.layer.{}.output.LayerNorm.weight",
+    "norm_bias": "encoder.layer.{}.output.LayerNorm.bias",
+}
+_BERT_LAYER = {
+    "attn_norm": "../output.LayerNorm.weight",
+    "attn_norm_bias": "../output.LayerNorm.bias",
+    "q": "attention.self.query.weight",
+    "k": "attention.self.key.weight",
+    "v": "attention.self.value.weight",
+    "o": "attention.output.dense.weight",
+    "q_bias": "attention.self.query.bias",
+    "k_bias": "attention.self.key.bias",
+    "v_bias": "attention.self.value.bias",
+    "o_bias": "attention.output.dense.bias",
+    "mlp_norm": "attention.output.LayerNorm.weight",
+    "mlp_norm_bias": "attention.output.LayerNorm.bias",
+    "up": "intermediate.dense.weight",
+    "up_bias": "intermediate.dense.bias",
+    "down": "output.dense.weight",
+    "down_bias": "output.dense.bias",
+}
+_POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # for a task that is no vector
+FAMILIES: dict[str, Family] = {}
+FAMILIES["BertModel"] = Family(
+    _BERT_OUTER,
+    _BERT_LAYER,
+    "encoder.layer.{}.",
+    _ENCODER,
+    ropes={"full": "none"},
+    buffers=_POOLER,
+    unused=("gradient_checkpointing", "type_vocab_size", "hidden_dropout_prob",
+            "attention_probs_dropout_prob", "tie_word_embeddings"),
+    must={"position_embedding_type": "absolute", "is_decoder": False},
+)  # fmt: skip
+FAMILIES["XLMRobertaModel"] = replace(
+    FAMILIES["BertModel"],
+    facts=_ENCODER | {"position_offset": const(2)},  # behind that of the padding
+    must={**FAMILIES["BertModel"].must, "pad_token_id": 1},
+)
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_SIGMOID = "torch.nn.modules.activation.Sigmoid"
+_CLASSIFIER = {
+    "pooling": const("cls"),
+    "scores": choice(
+        "sbert_ce_default_activation_function",
+        among={_SIGMOID: "sigmoid", _IDENTITY: "identity"},
+        default=_SIGMOID,
+    ),
+}
+
+
+def _below(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {name: prefix + in_file for name, in_file in names.items()}
+
+
+FAMILIES["BertForSequenceClassification"] = replace(
+    FAMILIES["BertModel"],
+    outer=_below("bert.", _BERT_OUTER)
+    | {
+        "pooler": "bert.pooler.dense.weight",
+        "pooler_bias": "bert.pooler.dense.bias",
+        "scores": "classifier.weight",
+        "scores_bias": "classifier.bias",
+    },
+    prefix="bert.encoder.layer.{}.",
+    facts=_ENCODER | _CLASSIFIER,
+    buffers=(),
+    num_segments=2,
+)
+FAMILIES["XLMRobertaForSequenceClassification"] = replace(
+    FAMILIES["XLMRobertaModel"],
+    outer=_below("roberta.", _BERT_OUTER)
+    | {
+        "pooler": "classifier.dense.weight",
+        "pooler_bias": "classifier.dense.bias",
+        "scores": "classifier.out_proj.weight",
+        "scores_bias": "classifier.out_proj.bias",
+    },
+    prefix="roberta.encoder.layer.{}.",
+    facts=_ENCODER | _CLASSIFIER | {"position_offset": const(2)},
+    buffers=(),
+)
+FAMILIES["RobertaForSequenceClassification"] = FAMILIES["XLMRobertaForSequenceClassification"]
+FAMILIES["RobertaModel"] = FAMILIES["XLMRobertaModel"]

@@ -1,0 +1,105 @@
+"""Names and facts that several families in Hugging Face's files share."""
+
+from __future__ import annotations
+
+from ridgeline.models.families.table import (
+    choice,
+    const,
+    flag,
+    integer,
+    inverse,
+    number,
+    power,
+)
+
+PREFIX = "model.layers.{}."
+OUTER = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "norm_bias": "model.norm.bias",
+    "head": "lm_head.weight",
+    "head_bias": "lm_head.bias",
+}
+LAYER = {
+    "attn_norm": "input_layernorm.weight",
+    "attn_norm_bias": "input_layernorm.bias",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "o_bias": "self_attn.o_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "mlp_norm_bias": "post_attention_layernorm.bias",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+FUSED = LAYER | {
+    "q": "self_attn.qkv_proj.weight",
+    "k": "self_attn.qkv_proj.weight",
+    "v": "self_attn.qkv_proj.weight",
+    "gate": "mlp.gate_up_proj.weight",
+    "up": "mlp.gate_up_proj.weight",
+}
+AROUND = LAYER | {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}
+EXPERTS = LAYER | {
+    "router": "mlp.gate.weight",
+    "gate": "mlp.experts.{e}.gate_proj.weight",
+    "up": "mlp.experts.{e}.up_proj.weight",
+    "down": "mlp.experts.{e}.down_proj.weight",
+}
+SILU = {"silu": "silu", "swish": "silu"}
+ACTIVATIONS = SILU | {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+}  # fmt: skip
+MODEL = {
+    "hidden_size": integer("hidden_size"),
+    "vocab_size": integer("vocab_size"),
+    "norm_eps": number("rms_norm_eps"),
+    "tied_embeddings": flag("tie_word_embeddings"),
+    "mixer.num_heads": integer("num_attention_heads"),
+    "ffn.size": integer("intermediate_size"),
+    "ffn.activation": choice("hidden_act", among=SILU, default="silu"),
+}
+BIASES = {"mixer.qkv_bias": flag("attention_bias"), "mixer.o_bias": flag("attention_bias")}
+LAYER_NORM = {"norm": const("layer"), "norm_eps": number("layer_norm_eps", default=1e-5)}
+GEMMA = {
+    "embed_scale": power("hidden_size", 0.5),
+    "tied_embeddings": flag("tie_word_embeddings", default=True),
+    "layer.norms": const("around"),
+    "mixer.head_dim": integer("head_dim", default=256),
+    "mixer.scale": power("query_pre_attn_scalar", -0.5, 256),
+    "ffn.activation": choice("hidden_activation", among=ACTIVATIONS, default="gelu_pytorch_tanh"),
+}
+SCALES = {
+    "embed_scale": number("embedding_multiplier", default=1.0),
+    "residual_scale": number("residual_multiplier", default=1.0),
+    "logit_scale": inverse("logits_scaling", 1.0),
+    "mixer.scale": number("attention_multiplier", default=1.0),
+}
+SPARSE = {
+    "ffn.num": integer("num_experts", "num_local_experts"),
+    "ffn.per_token": integer("num_experts_per_tok"),
+    "ffn.normalised": flag("norm_topk_prob"),
+}
+GPT_OSS = {
+    "mixer.sinks": const(True),
+    "ffn.bias": const(True),
+    "ffn.activation": const("swiglu_clamped"),
+}
+
+QWEN3 = {"mixer.qk_norm": const("head"), "mixer.head_dim": integer("head_dim", default=128)}
+OLMO = {"layer.norms": const("behind"), "mixer.qk_norm": const("width")}
+OLMO_NAMES = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}

@@ -1,0 +1,137 @@
+"""Adapters over HTTP: the one that a request names, the list of models, loading and unloading.
+
+``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter`` are vLLM's. They take files of this
+machine, so they are off unless a folder is given that all of these lie in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse
+
+from ridgeline.api.adapters import Adapters, NoRoom
+from ridgeline.core.request import Adapter
+from ridgeline.server.errors import ApiError
+from ridgeline.server.strict import Strict
+
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+
+
+class LoadLora(Strict):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadLora(Strict):
+    """POST /v1/unload_lora_adapter; the number that vLLM also takes says nothing here."""
+
+    droppable = ("lora_int_id",)
+
+    lora_name: str
+
+
+class Loras:
+    """The adapters that a server has beside its model."""
+
+    def __init__(self, adapters: Adapters, model: str, folder: Path | None) -> None:
+        """Serve ``adapters`` of ``model``; more may be loaded from below ``folder``.
+
+        Raises ValueError if an adapter has the model's name, or ``folder`` is none.
+        """
+        self._adapters, self._model = adapters, model
+        self._folder = folder and Path(os.path.realpath(folder))
+        self._created: dict[str, int] = dict.fromkeys(adapters.names, int(time.time()))
+        if model in adapters.names:
+            raise ValueError(f"--lora: {model!r} is the name of the model itself")
+        if self._folder and not self._folder.is_dir():
+            raise ValueError(f"--allow-lora-loading: {folder} is not a directory")
+
+    @property
+    def names(self) -> list[str]:
+        """Names that requests may give for the model's."""
+        return self._adapters.names
+
+    async def lease(self, name: str) -> Adapter:
+        """Return the adapter that a request names.
+
+        Raises ApiError if there is none, or no memory for it now.
+        """
+        try:
+            if lease := self._adapters.lease_now(name):
+                return lease
+            return await asyncio.to_thread(self._adapters.lease, name)
+        except NoRoom as error:
+            headers = {"retry-after": "5"}
+            raise ApiError(503, str(error), code="no_room", headers=headers) from None
+        except ValueError as error:
+            raise ApiError(404, str(error), param="model", code="model_not_found") from None
+
+    def entries(self, base: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return each adapter as an entry of the list of models; ``base`` is the model's."""
+        return [
+            base | {"id": name, "parent": self._model, "created": self._created.get(name, 0)}
+            for name in self._adapters.names
+        ]
+
+    async def load(self, name: str, path: str) -> None:
+        """Load an adapter from below the folder. Raises ApiError if that cannot be."""
+        if not _NAME.fullmatch(name) or name == self._model:
+            message = f"lora_name is {name[:80]!r}: 1 to 128 letters, digits and ._:/- that no "
+            raise ApiError(400, message + "model has", param="lora_name", code="invalid_value")
+        target = Path(os.path.realpath(self._allowed() / path))
+        if not target.is_relative_to(self._allowed()):
+            message = f"lora_path is {path[:80]!r}: adapters are loaded from below the folder of "
+            message += "--allow-lora-loading alone"
+            raise ApiError(403, message, param="lora_path", code="invalid_value")
+        try:
+            await asyncio.to_thread(self._adapters.load, name, target)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="lora_path", code="invalid_value") from None
+        self._created[name] = int(time.time())
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; requests under way keep it. Raises ApiError if there is none."""
+        self._allowed()
+        try:
+            self._adapters.unload(name)
+        except ValueError as error:
+            raise ApiError(404, str(error), param="lora_name", code="model_not_found") from None
+
+    def _allowed(self) -> Path:
+        if self._folder is None:
+            message = "adapters are not loaded over HTTP here: start with --allow-lora-loading DIR"
+            raise ApiError(403, message, code="not_allowed")
+        return self._folder
+
+
+def with_adapter(fingerprint: str, adapter: Adapter) -> str:
+    """Return the fingerprint of answers of the model with an adapter."""
+    if not adapter.number:
+        return fingerprint
+    return "fp_" + hashlib.sha256(fingerprint.encode() + adapter.digest).hexdigest()[:10]
+
+
+def add_lora(app: FastAPI, loras: Loras, check_open: Callable[[None], None]) -> None:
+    """Add the routes to an application; ``check_open`` raises ApiError at the server's end."""
+
+    @app.post("/v1/load_lora_adapter", include_in_schema=False)
+    async def load(body: LoadLora) -> PlainTextResponse:
+        check_open(None)
+        await loras.load(body.lora_name, body.lora_path)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @app.post("/v1/unload_lora_adapter", include_in_schema=False)
+    async def unload(body: UnloadLora) -> PlainTextResponse:
+        loras.unload(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

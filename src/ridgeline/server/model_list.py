@@ -1,0 +1,53 @@
+"""``/v1/models``: the one model, and each of its adapters with the model for a parent."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+
+from ridgeline.machine import memory_of
+from ridgeline.server.errors import ApiError
+from ridgeline.server.schemas import ERRORS
+
+if TYPE_CHECKING:
+    from ridgeline.server.app import Service
+
+
+def add_models(app: FastAPI, service: Service) -> None:
+    """Add the routes to an application."""
+    model = {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "ridgeline",
+        "max_model_len": service.max_model_len,
+        "tool_call_parser": service.text.tool_format.name,
+        "reasoning": service.text.reasoning is not None,
+    }
+
+    def entries() -> list[dict[str, Any]]:
+        status = {
+            "value": "loaded",
+            "num_requests": service.bridge.num_streams,
+            "resident_bytes": memory_of(os.getpid()).resident_bytes,
+            "unload_s": None,
+        }
+        return [model | {"status": status}, *service.loras.entries(model)]
+
+    @app.get("/v1/models", responses=ERRORS)
+    async def models() -> dict[str, Any]:
+        """List the one model, and its adapters."""
+        return {"object": "list", "data": entries()}
+
+    @app.get("/v1/models/{name:path}", responses=ERRORS)
+    async def one_model(name: str) -> dict[str, Any]:
+        """Describe the model, or an adapter."""
+        found, *adapters = entries()
+        if service.is_called(name):
+            return found
+        for adapter in adapters:
+            if adapter["id"] == name:
+                return adapter
+        raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")

@@ -1,0 +1,44 @@
+"""Which experts' matrices the kernels read, by their own counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ridgeline.backends import reference_parts
+from tests.backends.cpu.test_runner import TOKENS, Make, make, reference
+from tests.tiny import ARCHS, checkpoint
+
+__all__ = ["make"]  # a fixture
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_no_more_experts_are_read_than_rows_meet(
+    make: Make, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by the kernels, and by who is met in the reference; one thread shares no blocks."""
+    met: list[int] = []
+
+    def counted(*args: Any) -> NDArray[np.float32]:
+        found = routes(*args)
+        met.append(int(found.any(axis=0).sum()))
+        return found
+
+    routes = reference_parts.routes
+    monkeypatch.setattr(reference_parts, "routes", counted)
+    wanted = reference(checkpoint(ARCHS["many experts"]))
+    runner = make("many experts", "f32", num_threads=num_threads)
+    counters, start = runner.profile(), 0
+    for end in (40, 41, 44, 56):
+        met.clear()
+        wanted.prompt_logits(TOKENS[start:end], start)
+        runner.prompt_logits(TOKENS[start:end], start)
+        num_read = counters.take()["experts"].sum()
+        if end > 40 or num_threads == 1:
+            assert num_read == sum(met) < 2 * 20
+        else:
+            assert sum(met) <= num_read <= 2 * sum(met)
+        start = end

@@ -1,0 +1,139 @@
+"""Models whose tokens see what follows them: both backends against the plain computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Step, Work
+from tests.tiny import ENCODERS, checkpoint, plain_logits, random_arrays
+
+MAX_LEN = 96
+VOCAB = 50
+TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCAB, MAX_LEN))
+SIZES = (1, 5, 16, 37, 90)
+# As in test_runner.py; norms that replace the residual stream bring errors back to size each time.
+FORMATS = {
+    "f32": ("f32", "f32", 1e-5),
+    "f32, f16 cache": ("f32", "f16", 0.01),
+    "int8": ("auto", "int8", 0.2),
+    "int8, f16 cache": ("auto", "f16", 0.2),
+    "int8-row": ("int8-row", "int8", 0.2),
+    "bf16": ("bf16", "f16", 0.05),
+}
+
+Make = Callable[..., CpuRunner]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    kernels, made = tmp_path_factory.mktemp("kernels"), []
+
+    def build(name: str, kind: str, num_threads: int = 1) -> CpuRunner:
+        dtype, cache_dtype, _ = FORMATS[kind]
+        runner = CpuRunner(
+            checkpoint(ENCODERS[name]),
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            num_blocks=48,
+            block_size=16,
+            max_model_len=MAX_LEN,
+            max_num_batched_tokens=512,
+            num_threads=num_threads,
+            kernel_cache=kernels,
+        )
+        made.append(runner)
+        return runner
+
+    yield build
+    for runner in made:
+        runner.close()
+
+
+@cache
+def expected(name: str, size: int) -> NDArray[np.float64]:
+    """Logits after each token of a text, the plain way: the states, seen through the head."""
+    return plain_logits(ENCODERS[name], random_arrays(ENCODERS[name]), TOKENS[:size], MAX_LEN)
+
+
+def text(size: int, block: int, pool: str, first: int = 0) -> Work:
+    tokens = TOKENS[first : first + size]
+    sampling = Sampling(SamplingParams(pool=pool), size, ())
+    table = tuple(range(block, block + 6))
+    return Work((block, first), 0, tokens, table, (), sampling, (), (), pool=pool)
+
+
+def step(*items: Work) -> Step:
+    return Step(items, (), (), (), ())
+
+
+def error(got: NDArray[np.floating], wanted: NDArray[np.floating]) -> float:
+    return float(np.sqrt(((got - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_reference_is_the_plain_computation(name: str, size: int) -> None:
+    runner = ReferenceRunner(
+        checkpoint(ENCODERS[name]), num_blocks=24, block_size=4, max_model_len=MAX_LEN
+    )
+    assert error(runner.prompt_logits(TOKENS[:size]), expected(name, size)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_cpu_backend_is_the_plain_computation(make: Make, name: str, kind: str) -> None:
+    for num_threads in (1, 2):
+        runner = make(name, kind, num_threads)
+        for size in SIZES:
+            runner.cache[:] = 0
+            found = runner.prompt_logits(TOKENS[:size])
+            assert error(found, expected(name, size)) < FORMATS[kind][2]
+
+
+def test_a_last_token_changes_the_first_state(make: Make) -> None:
+    for name in ENCODERS:
+        runner = make(name, "f32")
+        some = [runner.execute(step(text(size, 0, "cls"))).vectors[0] for size in (3, 4)]
+        assert some[0] != some[1]
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls", "last"])
+@pytest.mark.parametrize("kind", ["f32", "int8", "int8-row", "bf16"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_vector_depends_on_its_text_alone(make: Make, name: str, kind: str, pool: str) -> None:
+    """Bit for bit: beside any texts, on any number of threads, wherever its blocks are."""
+    sizes = (1, 3, 17, 40, 90)
+    runner = make(name, kind)
+    wanted = [runner.execute(step(text(size, 0, pool))).vectors[0] for size in sizes]
+    for num_threads in (1, 2, 3):
+        runner = make(name, kind, num_threads)
+        for shift in range(3):
+            items = [text(size, 6 * i, pool) for i, size in enumerate(sizes)]
+            items = items[shift:] + items[:shift]
+            others = [text(11, 36, pool, 7), text(2, 42, pool, 9)][: shift + 1]
+            found = runner.execute(step(*others, *items)).vectors
+            want = wanted[shift:] + wanted[:shift]
+            assert [found[i] for i in range(len(others), len(found))] == want
+        few = runner.execute(step(text(3, 0, pool), text(1, 6, pool))).vectors
+        assert [few[0], few[1]] == [wanted[1], wanted[0]]
+        runner.close()
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_reference_beside_others(name: str) -> None:
+    runner = ReferenceRunner(
+        checkpoint(ENCODERS[name]), num_blocks=48, block_size=16, max_model_len=MAX_LEN
+    )
+    sizes = (1, 5, 40, 90, 5)
+    found = runner.execute(step(*(text(n, 6 * i, "mean") for i, n in enumerate(sizes)))).vectors
+    for i, size in enumerate(sizes):
+        alone = runner.execute(step(text(size, 0, "mean"))).vectors[0]
+        assert found[i] == pytest.approx(alone, abs=1e-5)

@@ -1,0 +1,97 @@
+"""Published configs of families that run: every key is understood, and the parameters are counted.
+
+Their values were written down from the files that ``source`` names. ``tests/parity`` binds the
+tensors that transformers makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline.models.families import HF_FAMILIES, arch_from_config, model_from_config
+from ridgeline.models.families.encoders import FAMILIES as ENCODERS
+from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.physics import costs
+
+DATA = Path(__file__).parents[1] / "data"
+CONFIGS: dict[str, Any] = json.loads((DATA / "family_configs.json").read_text())
+OTHERS: dict[str, Any] = json.loads((DATA / "configs.json").read_text())
+# Of learnt positions the config does not say how many rows there are.
+POSITIONS = {
+    "gpt2": ("transformer.wpe.weight", (1024, 768)),
+    "opt-125m": ("model.decoder.embed_positions.weight", (2050, 768)),
+}
+
+
+def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor without values: what binds looks at shapes alone."""
+    return Tensor(name, "F32", shape, np.zeros((0, 0), np.uint8))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_published_config_counts_its_published_parameters(name: str) -> None:
+    entry = CONFIGS[name]
+    raw = {POSITIONS[name][0]: tensor(*POSITIONS[name])} if name in POSITIONS else {}
+    arch = arch_from_config(entry["config"], raw, name)
+    assert costs.weight_params(arch) == entry["num_params"]
+    assert len({id(layer) for layer in arch.layers}) == len(set(arch.layers))
+
+
+def test_every_family_has_a_published_config() -> None:
+    named = {
+        name
+        for entry in (*CONFIGS.values(), *OTHERS.values())
+        for name in entry["config"]["architectures"]
+    }
+    same_as_another = {
+        "Mistral3ForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+    not_at_hand = {
+        "FalconH1ForCausalLM",
+        "Mamba2ForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+    }
+    assert HF_FAMILIES.keys() - ENCODERS.keys() - named == same_as_another | not_at_hand
+
+
+def test_what_stands_beside_a_text_half_is_understood_too() -> None:
+    config = CONFIGS["gemma-3-4b-it"]["config"]
+    with pytest.raises(ModelFileError, match="a_strangers_key is set"):
+        arch_from_config(config | {"a_strangers_key": 2}, {}, "x")
+    with pytest.raises(ModelFileError, match="quantization_config is set"):
+        arch_from_config(config | {"quantization_config": {"quant_method": "new"}}, {}, "x")
+    untied = arch_from_config(config | {"tie_word_embeddings": False}, {}, "x")
+    assert not untied.tied_embeddings
+
+
+@pytest.mark.parametrize("prefix", ["model.", "language_model.model.", "model.language_model."])
+def test_tensors_of_a_text_half_bind_under_every_prefix(prefix: str) -> None:
+    config = CONFIGS["gemma-3-4b-it"]["config"]
+    small = config["text_config"] | {
+        "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 40,
+    }  # fmt: skip
+    config = config | {"text_config": small}
+    arch = arch_from_config(config, {}, "x")
+    names = HF_FAMILIES["Gemma3ForConditionalGeneration"]
+    raw = {}
+    for name, shape in arch.matrix_shapes().items():
+        in_file = names.outer.get(name)
+        if in_file is None:
+            in_file = names.prefix.format(0) + names.layer[name.split(".")[2]]
+        in_file = prefix + in_file.removeprefix("model.")
+        data = np.zeros((shape[0], 4 * shape[-1] if len(shape) > 1 else 4), np.uint8)
+        raw[in_file] = Tensor(in_file, "F32", shape, data)
+    raw["vision_tower.patch.weight"] = tensor("vision_tower.patch.weight", (3, 3))
+    bound = model_from_config(config, raw, "x")[1]
+    assert bound.keys() == arch.matrix_shapes().keys()
+    raw["model.other.weight"] = tensor("model.other.weight", (3, 3))
+    with pytest.raises(ModelFileError, match="is not part of this architecture"):
+        model_from_config(config, raw, "x")

@@ -1,0 +1,210 @@
+"""Encoders against transformers: tiny random ones in f32, real weights in every format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ridgeline import LLM
+from ridgeline.api.vectors import cosine
+from ridgeline.engine_setup.home import default_home
+from tests.parity.tiny import torch, transformers
+
+MINILM = default_home() / "models" / "all-minilm-l6-v2"
+TEXTS = [
+    "The cat sits outside.",
+    "A man is playing the guitar.",
+    "Naïve café: 北京 is a capital, 日本 is not; \u201cquotes\u201d, e-mail@example.org!",
+    "",
+    "x",
+    "def f(a, b):\n\treturn a ** b  # unusual_identifier_names, CamelCase and 12345.678",
+    " ".join(f"word{i} and some more of it, number {i * 17}." for i in range(40)),
+    "The new movie is awesome. " * 12,
+]
+POOLS: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda states: states.mean(0),
+    "cls": lambda states: states[0],
+    "last": lambda states: states[-1],
+}
+
+
+def sizes(**more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "max_position_embeddings": 130,
+        **more,
+    }
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**sizes())),
+    "bert-tanh": lambda: transformers.BertModel(
+        transformers.BertConfig(**sizes(hidden_act="gelu_new", type_vocab_size=3))
+    ),
+    "roberta": lambda: transformers.RobertaModel(
+        transformers.RobertaConfig(**sizes(pad_token_id=1))
+    ),
+    "xlm-roberta": lambda: transformers.XLMRobertaModel(
+        transformers.XLMRobertaConfig(**sizes(pad_token_id=1, type_vocab_size=1))
+    ),
+}
+
+
+def random_model(
+    name: str,
+    folder: Path,
+    pool: str,
+    *,
+    normalises: bool,
+    kinds: dict[str, Callable[[], Any]] = MODELS,
+) -> Any:
+    """Write a model with every parameter random, and return transformers' own."""
+    torch.manual_seed(7)
+    model = kinds[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3 if parameter.dim() > 1 else 0.5)
+    model.save_pretrained(folder)
+    special = {"[CLS]": 0, "[PAD]": 1, "[SEP]": 2, "[UNK]": 3}
+    vocabulary = special | {f"w{i}": i for i in range(4, 300)}
+    spec = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    steps = ["Transformer", "Pooling", *(["Normalize"] if normalises else [])]
+    modules = [
+        {"idx": i, "path": "1_Pooling" if kind == "Pooling" else "", "type": f"models.{kind}"}
+        for i, kind in enumerate(steps)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    modes = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
+    config = {f"pooling_mode_{mode}": name == pool for name, mode in modes.items()}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return model
+
+
+PAIRS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(**sizes(num_labels=1))
+    ),
+    "bert-identity": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            **sizes(num_labels=1),
+            sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"},
+        )
+    ),
+    "roberta": lambda: transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(**sizes(num_labels=1, pad_token_id=1))
+    ),
+    "xlm-roberta": lambda: transformers.XLMRobertaForSequenceClassification(
+        transformers.XLMRobertaConfig(**sizes(num_labels=1, pad_token_id=1, type_vocab_size=1))
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_random_cross_encoders(tmp_path: Path, name: str, backend: str) -> None:
+    """The ids of a pair, its types and its score are those of transformers."""
+    model = random_model(name, tmp_path / "m", "cls", normalises=False, kinds=PAIRS)
+    for file in ("modules.json", "1_Pooling/config.json"):
+        (tmp_path / "m" / file).unlink()
+    spec = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    kind = "RobertaProcessing" if "roberta" in name else "BertProcessing"
+    spec["post_processor"] = {"type": kind, "sep": ["[SEP]", 2], "cls": ["[CLS]", 0]}
+    if kind == "RobertaProcessing":
+        spec["post_processor"] |= {"trim_offsets": True, "add_prefix_space": False}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(spec))
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "m" / "tokenizer.json")
+    )
+    f32 = {"dtype": "f32", "kv_cache_dtype": "f32"} if backend == "cpu" else {}
+    query, documents = "w5 w9", ["w7", "w10 w11 w12 " * 9, "w5 w9", "w200 w17"]
+    with LLM(tmp_path / "m", backend=backend, kv_cache_memory="8MiB", **f32) as llm:
+        found = llm.score(query, documents)
+        for text, score in zip(documents, found, strict=True):
+            pair = theirs(query, text, return_token_type_ids=True)
+            assert llm.text.encode_pair(query, text) == pair["input_ids"]
+            types = pair["token_type_ids"] if kind == "BertProcessing" else None
+            with torch.inference_mode():
+                logit = model(
+                    torch.tensor([pair["input_ids"]]),
+                    token_type_ids=types and torch.tensor([types]),
+                ).logits[0, 0]
+            wanted = logit if name == "bert-identity" else logit.sigmoid()
+            assert score == pytest.approx(float(wanted), abs=2e-5)
+        with pytest.raises(ValueError, match="scores of pairs"):
+            llm.embed("w5")
+
+
+def states_of(model: Any, ids: Sequence[int]) -> Any:
+    with torch.inference_mode():
+        return model(torch.tensor([list(ids)])).last_hidden_state[0]
+
+
+def embedded(llm: LLM, texts: Any, **how: Any) -> NDArray[np.float64]:
+    return np.array([out.outputs.embedding for out in llm.embed(texts, **how)])
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", MODELS)
+def test_random_encoders(tmp_path: Path, name: str, backend: str) -> None:
+    for pool, normalises in (("mean", False), ("cls", True), ("last", False)):
+        folder = tmp_path / pool
+        model = random_model(name, folder, pool, normalises=normalises)
+        ids = [[int(i) for i in np.random.default_rng(n).integers(3, 300, n)] for n in (1, 7, 128)]
+        f32 = {"dtype": "f32", "kv_cache_dtype": "f32"} if backend == "cpu" else {}
+        llm = LLM(folder, backend=backend, kv_cache_memory="8MiB", **f32)
+        assert llm.config.max_model_len == (130 if "roberta" not in name else 128)
+        for row, found in zip(ids, embedded(llm, ids), strict=True):
+            wanted = POOLS[pool](states_of(model, row)).double()
+            wanted = wanted / wanted.norm() if normalises else wanted
+            assert np.abs(found - wanted.numpy()).max() < 1e-4
+            assert cosine(found.tolist(), wanted.tolist()) > 0.999999
+
+
+@pytest.mark.skipif(not MINILM.exists(), reason=f"no {MINILM.name} in {MINILM.parent}")
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"backend": "reference"}, 0.9999),
+        ({"dtype": "f32", "kv_cache_dtype": "f32"}, 0.9999),
+        ({"dtype": "bf16"}, 0.999),
+        ({}, 0.999),
+        ({"dtype": "int8"}, 0.999),
+    ],
+)
+def test_all_minilm_with_its_real_weights(options: dict[str, str], least: float) -> None:
+    model = transformers.BertModel.from_pretrained(MINILM).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
+    llm = LLM(MINILM, kv_cache_memory="64MiB", **options)
+    for out, text in zip(llm.embed(TEXTS), TEXTS, strict=True):
+        ids = tokenizer(text, truncation=False, padding=False)["input_ids"]
+        assert out.prompt_token_ids == ids
+        wanted = states_of(model, ids).mean(0).tolist()
+        # Of an empty text, which nobody sends, int8 weights keep a little less.
+        assert cosine(out.outputs.embedding, wanted) >= (least if text else least - 0.001)
+        assert sum(value * value for value in out.outputs.embedding) == pytest.approx(1, abs=1e-6)

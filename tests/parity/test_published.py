@@ -1,0 +1,38 @@
+"""Published configs: the tensors that transformers makes of them bind, without any values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ridgeline.models.families import model_from_config
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics import costs
+from tests.models.test_published import CONFIGS
+from tests.parity.tiny import torch, transformers
+
+# Files name the tensors of experts and of halves otherwise than transformers holds them.
+OTHERWISE = ("gemma-3-4b-it", "olmoe-1b-7b", "qwen3-30b-a3b")
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in OTHERWISE])
+def test_tensors_of_the_real_model_bind(name: str) -> None:
+    values = CONFIGS[name]["config"]
+    kind = getattr(transformers, values["architectures"][0])
+    with torch.device("meta"):
+        model = kind(kind.config_class.from_dict(values))
+    tied = {key for key, _ in model.named_parameters(remove_duplicate=False)}
+    tied -= {key for key, _ in model.named_parameters()}
+    raw = {}
+    for key, value in model.named_parameters():
+        shape = tuple(value.shape)
+        # Norms of some families are raised when they are bound, transposed matrices are turned.
+        is_small = value.numel() < 1 << 24
+        data = np.zeros((shape[0], 4 * (shape[-1] if len(shape) > 1 else 1) * is_small), np.uint8)
+        if name.startswith("pythia"):
+            key = key.replace("lm_head", "embed_out")
+        raw[key] = Tensor(key, "F32", shape, data)
+    arch, bound = model_from_config(values, raw, name)
+    assert bool(tied) == arch.tied_embeddings
+    assert costs.weight_params(arch) == CONFIGS[name]["num_params"]
+    assert bound.keys() == arch.matrix_shapes().keys()
