@@ -289,6 +289,7 @@ def resolved(**options: Any) -> EngineConfig:
 def test_states_have_slots_for_sequences_and_checkpoints(memory: pytest.MonkeyPatch) -> None:
     config = resolved()
     assert (config.max_num_seqs, config.num_checkpoints) == (256, 1024)
+    assert not config.notes
     assert resolved(enable_prefix_caching=False).num_checkpoints == 0
     assert resolve(Options(backend="reference"), PLAIN).num_checkpoints is None
     without = resolve(Options(backend="reference", max_num_seqs=1), WITH_STATES)
@@ -302,6 +303,7 @@ def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resolving, "available_bytes", lambda: (least + room) * 20 // 19)
     config = resolved()
     assert (config.max_num_seqs, config.num_checkpoints) == (12, 13)
+    assert config.notes[0].startswith("at most 12 sequences run at once, not 256: the state of")
     assert config.total_bytes <= least + room
     config = resolved(max_num_seqs=40)
     assert (config.max_num_seqs, config.num_checkpoints) == (40, 0)

@@ -109,6 +109,10 @@ def test_the_text_half_of_qwen35() -> None:
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "text_config": text,
         "vision_config": {"depth": 2},
+        "image_token_id": 37,
+        "video_token_id": 38,
+        "vision_start_token_id": 35,
+        "vision_end_token_id": 36,
     }
     raw = {
         name.replace("model.", "model.language_model.", 1): array

@@ -34,11 +34,25 @@ _POST = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _AROUND = _POST | {"pre_feedforward_layernorm": "ffn_norm"}
+_LFM2 = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+}
 # What else stands where, by family, and what GGUF calls the family.
 NAMES_OF = {
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "lfm2": _LFM2,
     "olmo2": _POST,
     "olmo3": _POST,
 }
@@ -50,7 +64,12 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
 }
 INTERLEAVED = ("llama", "granite", "granitemoe", "mixtral", "smollm3")
-OTHER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OTHER_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+}
 
 
 def write_gguf(model: Any, path: Path) -> Path:
@@ -63,18 +82,27 @@ def write_gguf(model: Any, path: Path) -> Path:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    if family == "lfm2":
+        kinds = config.layer_types
+        writer.add_feed_forward_length(model.model.layers[0].feed_forward.w1.out_features)
+        writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in kinds])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(kv_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(VOCAB)
     _add_specials(writer, config)
     _add_rope(writer, model, head_dim)
     _add_vocabulary(writer)
     for name, parameter in model.named_parameters():
         array = parameter.detach().numpy()
+        if name.endswith("conv.conv.weight"):
+            array = array[:, 0]
         if family.startswith("gemma") and "norm" in name:
             array = array + 1
         if ".experts." in name:

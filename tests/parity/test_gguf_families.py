@@ -20,6 +20,7 @@ CASES += [
         "gemma3",
         "granite",
         "granite-moe",
+        "lfm2",
         "gpt-oss",
         "mixtral",
         "olmo2",

@@ -95,6 +95,7 @@ _EVERY_OTHER = ["sliding_attention", "full_attention"] * 2
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 _QUERY_SCALE = {"head_dim": 32, "query_pre_attn_scalar": 20}
 _FALCON = {
+    "head_dim": 12,
     "mamba_d_ssm": 48,
     "mamba_n_heads": 6,
     "mamba_d_head": 8,

@@ -123,8 +123,7 @@ def test_states_are_counted_alike(name: str) -> None:
     assert one.total_bytes == one.weight_bytes + one.kv_read_bytes + one.kv_write_bytes + (
         one.state_bytes
     )
-    if name != "state space, plain":  # whose norm the planner's shape has
-        assert weight_params(shape) == costs.weight_params(arch)
+    assert weight_params(shape) == costs.weight_params(arch)
 
 
 @pytest.mark.parametrize("name", ARCHS)

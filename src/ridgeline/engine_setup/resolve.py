@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Footprint, Setup
@@ -94,17 +95,15 @@ def resolve(
     found = backend.footprint(arch, setup)
     kv_bytes_per_block = max(options.block_size * found.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
     left_bytes = available_bytes() - taken_bytes
-    states = _fit_states(found, left_bytes, options.max_num_seqs, max_num_seqs)
-    max_num_seqs, num_checkpoints, state_bytes = states
-    if num_checkpoints is not None and not options.enable_prefix_caching:
-        num_checkpoints = 0
+    states = _fit_states(found, left_bytes, options, max_num_seqs)
+    max_num_seqs = states.num_seqs
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
     state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
     one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=left_bytes,
         weights_bytes=found.weights_bytes,
-        step_bytes=found.step_bytes + state_bytes,
+        step_bytes=found.step_bytes + states.num_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=options.block_size,
         wanted_kv_bytes=wish,
@@ -123,16 +122,16 @@ def resolve(
         max_num_batched_tokens=batched,
         block_size=options.block_size,
         num_blocks=plan.num_blocks,
-        num_checkpoints=num_checkpoints,
+        num_checkpoints=states.num_checkpoints,
         kv_bytes=kv_bytes,
-        total_bytes=sum((found.weights_bytes, found.step_bytes, state_bytes, kv_bytes)),
+        total_bytes=sum((found.weights_bytes, found.step_bytes, states.num_bytes, kv_bytes)),
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,
         speculative=_speculative(options, found),
         enable_contrastive_search=options.enable_contrastive_search,
         max_lora_rank=max_lora_rank,
-        notes=(*notes, *plan.notes),
+        notes=(*notes, *states.notes, *plan.notes),
     )
 
 
@@ -157,18 +156,25 @@ def _speculative(options: Options, found: Footprint) -> SpeculativeConfig | None
     return None
 
 
-def _fit_states(
-    found: Footprint, left_bytes: int, wanted: int | None, most: int
-) -> tuple[int, int | None, int]:
-    """Return how many sequences may run, how many checkpoints are kept, and the bytes of both.
+class _States(NamedTuple):
+    """How many sequences may run and checkpoints are kept, the bytes of both, and notes."""
 
-    States take at most a quarter of what weights and steps leave, unless ``wanted`` sequences need
-    more. Of checkpoints there are at most four for each sequence. Raises ValueError if they do not
-    fit.
+    num_seqs: int
+    num_checkpoints: int | None = None
+    num_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def _fit_states(found: Footprint, left_bytes: int, options: Options, most: int) -> _States:
+    """Return how many states are kept, of at most ``most`` sequences.
+
+    They take at most a quarter of what weights and steps leave, unless the sequences that the user
+    wants need more. Of checkpoints there are at most four for each sequence. Raises ValueError if
+    they do not fit.
     """
-    size = found.state_bytes_per_seq
+    size, wanted = found.state_bytes_per_seq, options.max_num_seqs
     if not size:
-        return most, None, 0
+        return _States(most)
     room = (left_bytes - left_bytes // 20 - found.weights_bytes - found.step_bytes) // size
     num_seqs = wanted or max(1, min(most, room // 8))
     if num_seqs > room:
@@ -177,4 +183,11 @@ def _fit_states(
             f"room for {max(room, 0)} sequences: lower --max-num-seqs, or take a smaller model"
         )
     num_checkpoints = max(0, min(4 * num_seqs, room // 4 - num_seqs))
-    return num_seqs, num_checkpoints, (num_seqs + num_checkpoints) * size
+    if not options.enable_prefix_caching:
+        num_checkpoints = 0
+    note = (
+        f"at most {num_seqs} sequences run at once, not {most}: the state of one takes "
+        f"{size / 2**20:,.1f} MiB; --max-num-seqs asks for more"
+    )
+    notes = (note,) if num_seqs < most else ()
+    return _States(num_seqs, num_checkpoints, (num_seqs + num_checkpoints) * size, notes)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.physics.config_shape import embedding, end, joined
 from ridgeline.physics.layers import (
     Part,
     attention,
+    beside,
     delta_net,
     experts,
     mamba2,
@@ -47,16 +46,7 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
 
 def _mixers_shape(hidden: int, layer: Layer) -> Part:
     part = _mixer_shape(hidden, layer.mixer)
-    if layer.beside is None or part.cache is None:
-        return part
-    other = _mixer_shape(hidden, layer.beside)
-    assert other.cache is not None
-    return Part(
-        part.kind,
-        part.matrices + other.matrices,
-        replace(part.cache, state_values=other.cache.state_values),
-        part.token_values + other.token_values,
-    )
+    return part if layer.beside is None else beside(part, _mixer_shape(hidden, layer.beside))
 
 
 def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
@@ -78,6 +68,7 @@ def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
             return mamba2(
                 hidden, mixer.num_heads, mixer.head_dim, mixer.num_groups, mixer.state_dim,
                 mixer.kernel, biased=mixer.bias, conv_biased=mixer.conv_bias,
+                has_norm=mixer.gated_norm,
             )  # fmt: skip
 
 

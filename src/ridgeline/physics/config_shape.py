@@ -14,6 +14,7 @@ from ridgeline.physics.fields import Fields
 from ridgeline.physics.layers import (
     Part,
     attention,
+    beside,
     delta_net,
     experts,
     latent_attention,
@@ -112,6 +113,7 @@ FAMILIES: Mapping[str, Family] = {
     "mamba2": Family(norms=1),
     "jamba": Family(bias_switch=False),
     "bamba": Family(mlp_switch=True),
+    "falcon_h1": Family(mlp_switch=True),
 }
 
 # Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
@@ -290,6 +292,9 @@ def _mixers(config: Fields, name: str, family: Family, count: int, hidden: int) 
         for window in dict.fromkeys(windows)
         for keeps in (True, False)
     }
+    if name == "falcon_h1":
+        config.get("mamba_d_ssm", "mamba_use_mlp")  # of no size of their own
+        return [beside(made[None, True], _state(config, name, hidden))] * count
     return [
         state if is_state and state else made[windows[i], i < count - shared]
         for i, is_state in enumerate(states)
@@ -375,9 +380,11 @@ def _state(config: Fields, name: str, hidden: int) -> Part:
         head_dim = config.get("mamba_d_head", "head_dim")
         size = head_dim if type(head_dim) is int and head_dim > 0 else expand * hidden // heads
         groups = config.integer("mamba_n_groups", "n_groups", default=1)
+        has_norm = name != "falcon_h1" or config.flag("mamba_rms_norm", default=False)
         return mamba2(
-            hidden, heads, size, groups, state, kernel, biased=biased, conv_biased=conv_biased
-        )
+            hidden, heads, size, groups, state, kernel, biased=biased, conv_biased=conv_biased,
+            has_norm=has_norm,
+        )  # fmt: skip
     inner = config.integer("intermediate_size", default=expand * hidden)
     inner = inner if not prefix else expand * hidden
     rank = config.get("mamba_dt_rank", "time_step_rank")

@@ -22,7 +22,7 @@ _SIZE = re.compile(
 # Fields with such names that change no byte of weights or cache, as all known families use them.
 _HARMLESS = re.compile(
     r"(?:.*_(?:token_id|token_ids|token_index|dropout|pdrop|eps|epsilon|coef|alpha|theta|act|scale|"
-    r"multiplier|limit|scalar|prob|method|func|factor|implementation|loss|map|scaling|norm_eps)"
+    r"multipliers?|limit|scalar|prob|method|func|factor|implementation|loss|map|scaling|norm_eps)"
     r"|rope_.*|output_.*|initializer_.*|use_cache|num_beams?.*|num_return_sequences|num_labels"
     r"|no_repeat_ngram_size|encoder_no_repeat_ngram_size|chunk_size_feed_forward|cross_attention.*"
     r"|is_encoder_decoder|is_decoder|add_cross_attention|tie_encoder_decoder|decoder_start_token_id"

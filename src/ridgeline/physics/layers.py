@@ -6,6 +6,7 @@ reads no config: see ``config_shape``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from ridgeline.physics.shapes import Cache, Matrix
@@ -200,7 +201,7 @@ def mamba(
 
 def mamba2(
     hidden: int, heads: int, head_dim: int, groups: int, state: int, kernel: int, *, biased: bool,
-    conv_biased: bool,
+    conv_biased: bool, has_norm: bool = True,
 ) -> Part:  # fmt: skip
     """Return Mamba 2 (Dao and Gu, 2024): a state of ``head_dim * state`` for each head."""
     group, inner = "state space", heads * head_dim
@@ -210,14 +211,27 @@ def mamba2(
         Matrix("mamba.conv1d", group, conv, kernel, heads, linear=False),
         Matrix("mamba.out_proj", group, hidden, inner, heads),
         vector("mamba.A_log, D, dt_bias", group, 3 * heads, heads),
-        vector("mamba.norm", "norms", inner, heads),
     ]
+    if has_norm:
+        found.append(vector("mamba.norm", "norms", inner, heads))
     if conv_biased:
         found.append(vector("mamba.conv1d.bias", group, conv, heads))
     if biased:
         found.append(vector("mamba.proj.bias", group, inner + conv + heads + hidden))
     cache = Cache("state", state_values=inner * state + conv * (kernel - 1), num_heads=heads)
     return Part("state space", tuple(found), cache, inner + conv + heads + inner)
+
+
+def beside(part: Part, other: Part) -> Part:
+    """Return attention and what keeps a state, which read the same row, as one part."""
+    assert part.cache is not None
+    assert other.cache is not None
+    return Part(
+        part.kind,
+        part.matrices + other.matrices,
+        replace(part.cache, state_values=other.cache.state_values),
+        part.token_values + other.token_values,
+    )
 
 
 def short_conv(hidden: int, kernel: int, *, biased: bool) -> Part:

@@ -50,7 +50,8 @@ TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
 _OF_OTHER_HALVES = ("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
                     "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
-                    "spatial_merge_size", "vision_config", "vision_feature_layer")  # fmt: skip
+                    "spatial_merge_size", "video_token_id", "vision_config", "vision_end_token_id",
+                    "vision_feature_layer", "vision_start_token_id")  # fmt: skip
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.", "model.visual.")  # fmt: skip
 

@@ -236,6 +236,19 @@ FAMILIES = {
         unused=_SWITCHED_OFF,
     ),
 }
+FAMILIES["lfm2"] = Family(
+    _OUTER | {"norm": "token_embd_norm.weight"},
+    _LAYER
+    | {
+        "in": "shortconv.in_proj.weight",
+        "conv": "shortconv.conv.weight",
+        "out": "shortconv.out_proj.weight",
+    },
+    _PREFIX,
+    _MODEL | {"mixer.qk_norm": const("head"), "recurrent.kernel": integer("shortconv.l_cache")},
+    recurrent="conv",
+    refuse=_REFUSED,
+)
 HARMLESS = frozenset((
     "attention.key_length_swa", "attention.value_length_swa",
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",

@@ -87,6 +87,7 @@ _QWEN_UNUSED = (
     "mtp_num_hidden_layers",
     "mtp_use_dedicated_embeddings",
 )
+_QWEN_MUST = {"attn_output_gate": True, "output_gate_type": "swish"}
 _QWEN_EXPERTS = {
     "router": "mlp.gate.weight",
     "gate": "mlp.experts.{e}.gate_proj.weight",
@@ -105,14 +106,22 @@ _QWEN_SPARSE = {
     "ffn.shared_gated": const(True),
     "shared.size": integer("shared_expert_intermediate_size"),
 }
-_SSM = {
-    "recurrent.num_heads": integer("num_heads", "mamba_n_heads"),
-    "recurrent.head_dim": integer("head_dim", "mamba_d_head"),
-    "recurrent.state_dim": integer("state_size", "mamba_d_state"),
-    "recurrent.num_groups": integer("n_groups", "mamba_n_groups"),
-    "recurrent.kernel": integer("conv_kernel", "mamba_d_conv"),
-    "recurrent.conv_bias": flag("use_conv_bias", "mamba_conv_bias", default=True),
-    "recurrent.bias": flag("use_bias", "mamba_proj_bias"),
+_MAMBA = {
+    "recurrent.num_heads": integer("num_heads"),
+    "recurrent.head_dim": integer("head_dim"),
+    "recurrent.state_dim": integer("state_size"),
+    "recurrent.num_groups": integer("n_groups"),
+    "recurrent.kernel": integer("conv_kernel"),
+    "recurrent.conv_bias": flag("use_conv_bias", default=True),
+    "recurrent.bias": flag("use_bias"),
+}
+_MAMBA_BESIDE = {
+    "recurrent.num_heads": integer("mamba_n_heads"),
+    "recurrent.head_dim": integer("mamba_d_head"),
+    "recurrent.state_dim": integer("mamba_d_state"),
+    "recurrent.num_groups": integer("mamba_n_groups"),
+    "recurrent.kernel": integer("mamba_d_conv"),
+    "recurrent.conv_bias": flag("mamba_conv_bias", default=True),
 }
 _SSM_LAYER = {
     "in": "in_proj.weight",
@@ -191,7 +200,7 @@ FAMILIES = {
         others=("mtp.",),
         refuse=("attention_bias", "mlp_only_layers"),
         unused=_QWEN_UNUSED,
-        must={"attn_output_gate": True, "norm_topk_prob": True},
+        must=_QWEN_MUST | {"norm_topk_prob": True},
     ),
     "Qwen3_5ForCausalLM": Family(
         _QWEN_OUTER,
@@ -206,7 +215,7 @@ FAMILIES = {
         others=("mtp.",),
         refuse=("attention_bias", "mlp_only_layers"),
         unused=_QWEN_UNUSED,
-        must={"attn_output_gate": True},
+        must=_QWEN_MUST,
     ),
     "FalconH1ForCausalLM": Family(
         _LFM2_OUTER | {"norm": "model.final_layernorm.weight"},
@@ -243,15 +252,15 @@ FAMILIES = {
             "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
             "scales.ffn": numbers("mlp_multipliers", default=(1.0, 1.0)),
         }
-        | _SSM,
+        | _MAMBA_BESIDE,
         recurrent="ssm",
         beside=True,
         refuse=("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"),
         unused=(  # other keys say it, or how a prompt is computed
             "mamba_chunk_size", "mamba_d_ssm", "mamba_expand", "num_logits_to_keep",
-            "mamba_use_mlp", "attn_layer_indices",
+            "attn_layer_indices",
         ),
-        must={"time_step_limit": NO_LIMITS},
+        must={"time_step_limit": NO_LIMITS, "mamba_use_mlp": True},
     ),
     "Mamba2ForCausalLM": Family(
         {
@@ -269,7 +278,7 @@ FAMILIES = {
             "ffn.size": const(0),
             "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
         }
-        | _SSM,
+        | _MAMBA,
         recurrent="ssm",
         unused=(  # for training, or other keys say it
             "chunk_size", "expand", "intermediate_size", "norm_before_gate", "residual_in_fp32",

@@ -79,6 +79,11 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
     kinds = ["sliding" if window else "full"] * num_layers
     if family.windows == "pattern" and window:
         kinds = _pattern(meta, "attention.sliding_window_pattern", family, num_layers)
+    kv_heads = _kv_heads_by_layer(meta, heads, num_layers)
+    if family.recurrent:
+        kinds = ["full" if number else "recurrent" for number in kv_heads]
+    elif 0 in kv_heads:
+        meta.fail(f"{meta.prefix}attention.head_count_kv has layers without attention")
     rope = rope_from_gguf(meta, head_dim, raw)
     ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
     if "sliding" in family.ropes:
@@ -88,7 +93,7 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         ropes["sliding"] = Rope(theta, rope.dim)
     attention = Attention(
         heads,
-        _num_kv_heads(meta, "attention.head_count_kv", heads),
+        max(kv_heads),
         head_dim,
         None,
         **mixer,
@@ -165,6 +170,21 @@ def _num_kv_heads(facts: Facts, key: str, num_heads: int) -> int:
     if num_heads % num_kv_heads:
         facts.fail(f"{num_heads} heads cannot share {num_kv_heads} key and value heads evenly")
     return num_kv_heads
+
+
+def _kv_heads_by_layer(meta: Facts, num_heads: int, num_layers: int) -> list[int]:
+    """Return each layer's key and value heads, all the same number or none."""
+    key = "attention.head_count_kv"
+    given = meta.get(key)
+    if not isinstance(given, np.ndarray | list):
+        return [_num_kv_heads(meta, key, num_heads)] * num_layers
+    found = [int(value) for value in given]
+    several = {number for number in found if number}
+    if len(found) != num_layers or len(several) != 1 or min(found) < 0:
+        meta.fail(f"{meta.prefix}{key} must have one number, or 0, for each of the layers")
+    if num_heads % max(several):
+        meta.fail(f"{num_heads} heads cannot share {max(several)} key and value heads evenly")
+    return found
 
 
 def _windows_of_config(
