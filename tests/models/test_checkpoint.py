@@ -80,6 +80,28 @@ def test_the_beginning_of_a_text(
 
 
 @pytest.mark.parametrize(
+    ("changes", "kind", "around"),
+    [
+        ({"bos_token_id": None}, "bert", (101, True, (102,))),
+        ({"bos_token_id": None, "cls_token_id": 5}, "bert", (5, True, (102,))),
+        ({"cls_token_id": 5, "seperator_token_id": 6}, "bert", (1, True, (6,))),
+        ({}, "t5", (1, False, (2,))),
+        ({"bos_token_id": None, "eos_token_id": None}, "t5", (None, False, (1,))),
+        ({"add_bos_token": True, "add_eos_token": False}, "t5", (1, True, ())),
+        ({"add_eos_token": True}, "llama", (1, True, (2,))),
+        ({}, "llama", (1, True, ())),
+        ({"add_eos_token": True}, "gpt2", (1, False, (2,))),
+    ],
+)
+def test_what_stands_around_a_text(
+    changes: dict[str, Any], kind: str, around: tuple[Any, ...], tmp_path: Path
+) -> None:
+    told = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    checkpoint = with_text(tmp_path, told, kind)
+    assert (checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids) == around
+
+
+@pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"split.count": 3}, "it is one of 3 parts, but its name says 1"),

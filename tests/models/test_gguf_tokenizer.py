@@ -10,14 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.models.gguf_tokenizer import tokenizer_json
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
-from tests.models.vocabularies import VOCABULARIES, vocabulary
+from tests.models.vocabularies import (
+    ENCODERS,
+    VOCABULARIES,
+    mixed,
+    of_bert,
+    of_t5,
+    theirs,
+    unigram,
+    vocabulary,
+    wordpiece,
+)
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "llama-spm", "qwen2"])
@@ -113,7 +123,20 @@ def test_text_that_spells_a_byte_token_is_text() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "'bert'; supported: gpt2 .*, llama"),
+        ({"model": "rwkv"}, "'rwkv'; supported: gpt2 .*, llama .*, bert .*, t5"),
+        ({"model": "bert"}, "unknown_token_id 100 is not a token"),
+        (
+            {"model": "bert", "unknown_token_id": 1, "tokens": ["a", "b", "▁##b", "c", "d"]},
+            "twice",
+        ),
+        ({"model": "t5", "remove_extra_whitespaces": False}, "extra_whitespaces is false, which"),
+        ({"model": "t5", "add_space_prefix": False}, "add_space_prefix is false, which is not"),
+        (
+            {"model": "t5", "token_type": [2, 1, 6, 1, 1]},
+            "has bytes, which is not supported for t5",
+        ),
+        ({"model": "t5", "token_type": [2] * 5}, "no normal token"),
+        ({"model": "t5", "precompiled_charsmap": np.zeros(3)}, "library refuses"),
         ({"model": None}, "supported: gpt2"),
         (
             {"model": "gpt2", "pre": "klingon"},
@@ -135,6 +158,36 @@ def test_damaged_metadata_is_named(changes: dict[str, Any], message: str) -> Non
     metadata = GGUF | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     with pytest.raises(ModelFileError, match=message):
         load_tokenizer(metadata).prepare()
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@given(text=mixed)
+@example("Größe, façade! <|end|> 東京 x\u0301\u200b unused")
+def test_encoders_from_gguf_have_the_ids_of_their_tokenizer_json(kind: str, text: str) -> None:
+    make, metadata = ENCODERS[kind]
+    tokenizer = load_tokenizer(metadata(make()))
+    expected = theirs(make).encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text) == expected
+    assert tokenizer.decode(expected) == theirs(make).decode(expected)
+
+
+def test_accents_and_capitals_stay_where_a_file_says_so() -> None:
+    metadata = of_bert(wordpiece())
+    metadata["tokenizer.ggml.tokens"][-3:] = ["▁Ab", "▁ab", "▁áb"]
+    last = len(metadata["tokenizer.ggml.tokens"])
+    cased = metadata | {"tokenizer.ggml.normalizer.lowercase": False}
+    accents = metadata | {"tokenizer.ggml.normalizer.strip_accents": False}
+    assert load_tokenizer(metadata).encode("Ab áb") == [last - 2, last - 2]
+    assert load_tokenizer(cased).encode("Ab áb") == [last - 3, last - 1]
+    assert load_tokenizer(accents).encode("Ab áb") == [last - 2, last - 1]
+
+
+def test_a_mask_takes_the_space_before_it() -> None:
+    metadata = of_t5(unigram())
+    metadata["tokenizer.ggml.tokens"][3] = "<mask>"
+    tokenizer = load_tokenizer(metadata)
+    cat = tokenizer.encode("The")
+    assert tokenizer.encode("The <mask>") == tokenizer.encode("The<mask>") == [*cat, 3]
 
 
 def test_ids_need_nothing_of_the_library() -> None:

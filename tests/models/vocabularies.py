@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import strategies as st
@@ -123,8 +124,8 @@ def wordpiece() -> dict[str, Any]:
 def unigram() -> dict[str, Any]:
     """A tokenizer.json as XLM-RoBERTa and T5 have it."""
     library = tokenizers.Tokenizer(models.Unigram())
-    library.normalizer = normalizers.NFKC()
-    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    whole_words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    library.pre_tokenizer = pre_tokenizers.Sequence(whole_words)
     library.decoder = decoders.Metaspace()
     special = ["<s>", "</s>", "<unk>", "<|end|>"]
     trainer = trainers.UnigramTrainer(
@@ -172,3 +173,34 @@ def without_added(make: Callable[[], dict[str, Any]]) -> tokenizers.Tokenizer:
     else:
         spec["model"]["vocab"] |= {t["content"]: t["id"] for t in spec["added_tokens"]}
     return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def of_bert(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata that converters write for a WordPiece tokenizer.json."""
+    vocab, special = spec["model"]["vocab"], {t["id"] for t in spec["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    phantom = [t[2:] if t.startswith("##") else f"▁{t}" for t in tokens]
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": [
+            t if i in special else p for i, (t, p) in enumerate(zip(tokens, phantom, strict=True))
+        ],
+        "tokenizer.ggml.token_type": [3 if i in special else 1 for i in range(len(tokens))],
+        "tokenizer.ggml.unknown_token_id": 1,
+    }
+
+
+def of_t5(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the same for a Unigram tokenizer.json; charsmaps come from real files only."""
+    vocab = [*spec["model"]["vocab"], ["unused", -1e4]]
+    controls = {t["id"]: 2 if t["content"] == "<unk>" else 3 for t in spec["added_tokens"]}
+    return {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": [piece for piece, _ in vocab],
+        "tokenizer.ggml.scores": np.array([score for _, score in vocab]),
+        "tokenizer.ggml.token_type": [controls.get(i, 1) for i in range(len(vocab) - 1)] + [5],
+        "tokenizer.ggml.unknown_token_id": 2,
+    }
+
+
+ENCODERS = {"bert": (wordpiece, of_bert), "t5": (unigram, of_t5)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.text.export import export_tokenizer, tokenizer_config
 from ridgeline.text.tokenizer import load_tokenizer
+from tests import tiny
 from tests.api.test_llm import model
 from tests.engine.conftest import CACHE
+from tests.models.vocabularies import ENCODERS
 
 __all__ = ["model"]  # a fixture
 
@@ -55,6 +58,19 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert theirs.token_to_id(config["eos_token"]) == checkpoint.eos_ids[0]
     assert config["chat_template"] == checkpoint.chat_template
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_an_encoder_from_gguf(kind: str, tmp_path: Path) -> None:
+    make, metadata = ENCODERS[kind]
+    told = metadata(make())
+    around = {"bos_id": 0, "add_bos": True, "end_ids": (3,)}
+    checkpoint = replace(tiny.checkpoint(tiny.PLAIN), tokenizer=told, **around)  # type: ignore[arg-type]
+    ours = load_tokenizer(told, 0, True, (3,))
+    export_tokenizer(checkpoint, ours, tmp_path)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in TEXTS:
+        assert theirs.encode(text).ids == ours.encode(text)
 
 
 def test_a_directorys_own_files(model: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ridgeline.models.facts import Facts
 from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf import MAGIC
 from ridgeline.models.gguf_parts import part_paths, read_gguf_parts
-from ridgeline.models.gguf_tokenizer import pre_tokenizer
+from ridgeline.models.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.tensors import Checkpoint, ModelFileError
 
@@ -62,18 +62,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
     facts = Facts(metadata, str(path))
     arch, tensors = model_from_gguf(metadata, raw, str(path))
     kind = facts.text("tokenizer.ggml.model")
-    spm = kind == "llama"
-    bos = _token_id(facts, "bos", arch.vocab_size) or ([1] if spm else [])
-    add_bos = spm or pre_tokenizer(metadata) == "llama-bpe"
+    bos, add_bos, end_ids = _around_text(facts, kind, arch.vocab_size)
     return Checkpoint(
         path=path,
         arch=arch,
         tensors=tensors,
         eos_ids=_eos_ids(facts, arch.vocab_size),
         bos_id=bos[0] if bos else None,
-        add_bos=bool(bos) and facts.flag("tokenizer.ggml.add_bos_token", add_bos),
+        add_bos=bool(bos) and add_bos,
         chat_template=facts.text("tokenizer.chat_template", "") or None,
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
+        end_ids=tuple(end_ids),
     )
 
 
@@ -89,6 +88,19 @@ def _token_id(facts: Facts, role: str, vocab_size: int) -> list[int]:
     """Return the id that the file gives to ``role``; writers use all ones for "none"."""
     value: Any = facts.get(f"tokenizer.ggml.{role}_token_id")
     return [value] if type(value) is int and 0 <= value < vocab_size else []
+
+
+def _around_text(facts: Facts, kind: str, vocab_size: int) -> tuple[list[int], bool, list[int]]:
+    """Return the BOS id, whether it begins a text, and what ends one; a file need not say them."""
+    bos = _token_id(facts, "bos", vocab_size)
+    if kind == "bert":  # [CLS] and [SEP], always; without a number they have those of BERT
+        first = bos or _token_id(facts, "cls", vocab_size) or [101]
+        return first, True, _token_id(facts, "seperator", vocab_size) or [102]  # sic
+    first = bos or ([1] if kind == "llama" else [])
+    begins = kind == "llama" or pre_tokenizer(facts.values) in BEGIN_WITH_BOS
+    last = _token_id(facts, "eos", vocab_size) or ([1] if kind == "t5" else [])
+    ends = facts.flag("tokenizer.ggml.add_eos_token", kind == "t5")
+    return first, facts.flag("tokenizer.ggml.add_bos_token", begins), last if ends else []
 
 
 def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:

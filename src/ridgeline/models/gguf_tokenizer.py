@@ -7,54 +7,24 @@ loads the result exactly as it loads a tokenizer.json.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.models.pre_tokenizers import SPLITS, TAKE_WHOLE_WORDS, pre_tokenizer
 from ridgeline.models.tensors import ModelFileError
 
 Numbers = NDArray[Any]
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _MAX_PIECE_CHARS = 1024  # real vocabularies stop at 256; merges cost the square of a piece's length
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-# tokenizer.ggml.pre -> patterns that cut the text, one after the other.
-_SPLITS = {
-    "gpt-2": (_GPT2,),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    "smollm": (r"\p{N}", _GPT2),
-    "qwen2": (_CL100K.replace(r"\p{N}{1,3}", r"\p{N}"),),
-    "llama-bpe": (_CL100K,),
-    "dbrx": (_CL100K,),
-}
-# Other names of each, which llama.cpp reads alike: converters have one for every vocabulary.
-_OTHER_NAMES = {
-    "gpt-2": "a.x-4.0 exaone4 gigachat granite-docling jais jina-de jina-es jina-v2-de jina-v2-es "
-    "mellum modern-bert mpt olmo phi-2 trillion",
-    "smollm": "codeshell command-r exaone mellum2 minerva-7b refact starcoder",
-    "qwen2": "deepseek-r1-qwen f2llmv2 grok-2 hunyuan kormo megrez solar-open stablelm2",
-    "llama-bpe": "falcon-h1 falcon3 jina-v5-nano lfm2 llama-v3 llama3 midm-2.0 pixtral",
-    "dbrx": "smaug-bpe",
-}
-_KNOWN_NAMES = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
-
 # Phi-3's control tokens remove the white space after them, except for these. GGUF cannot say so.
 _PHI3_LEAVES_SPACE = ("<unk>", "<s>", "<|endoftext|>")
-
-
-def pre_tokenizer(metadata: Mapping[str, Any]) -> str:
-    """Return which pre-tokenizer a file names: its first name in ``_SPLITS``, or as it is."""
-    name = str(metadata.get("tokenizer.ggml.pre", "default"))
-    return _KNOWN_NAMES.get(name, name)
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,10 +46,14 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
         spec = _byte_level(metadata, tokens)
     elif kind == "llama":
         spec = _sentencepiece(metadata, tokens, types)
+    elif kind == "bert":
+        spec = _wordpiece(metadata, tokens, types)
+    elif kind == "t5":
+        spec = _unigram(metadata, tokens, types)
     else:
         raise ModelFileError(
             f"tokenizer.ggml.model is {kind!r}; supported: gpt2 (byte-level BPE), llama "
-            "(SentencePiece BPE)"
+            "(SentencePiece BPE), bert (WordPiece), t5 (Unigram)"
         )
     strips = kind == "llama" and metadata.get("general.architecture") == "phi3"
     spec["added_tokens"] = [
@@ -88,26 +62,26 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
             "content": tokens[i],
             "special": bool(types[i] != _USER_DEFINED),
             "single_word": False,
-            "lstrip": False,
+            "lstrip": kind == "t5" and tokens[i] == "<mask>",  # as all of XLM-RoBERTa's have it
             "rstrip": strips and tokens[i] not in _PHI3_LEAVES_SPACE,
             "normalized": False,
         }
         for i in np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
     ]
-    spec["model"] |= {"type": "BPE", "vocab": tokens}
+    spec["model"] = {"type": "BPE", "vocab": tokens} | spec["model"]
     return spec
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
     pre = pre_tokenizer(metadata)
-    if pre not in _SPLITS:
-        raise ModelFileError(f"tokenizer.ggml.pre is {pre!r}; supported: {', '.join(_SPLITS)}")
+    if pre not in SPLITS:
+        raise ModelFileError(f"tokenizer.ggml.pre is {pre!r}; supported: {', '.join(SPLITS)}")
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
         raise ModelFileError("tokenizer.ggml.merges is missing or is not a list of strings")
     splits: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
-        for p in _SPLITS[pre]
+        for p in SPLITS[pre]
     ]
     bytes_step = {
         "type": "ByteLevel",
@@ -118,7 +92,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
     return {
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, bytes_step]},
         "decoder": bytes_step,
-        "model": {"merges": merges, "ignore_merges": pre == "llama-bpe"},
+        "model": {"merges": merges, "ignore_merges": pre in TAKE_WHOLE_WORDS},
     }
 
 
@@ -127,9 +101,7 @@ def _sentencepiece(
 ) -> dict[str, Any]:
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
-        raise ModelFileError(f"tokenizer.ggml.unknown_token_id {unknown} is not a token")
+    unknown = _unknown_id(metadata, len(tokens), 0)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     starts = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
     decoders: list[dict[str, Any]] = [
@@ -149,6 +121,81 @@ def _sentencepiece(
             "unk_token": tokens[unknown],
         },
     }
+
+
+def _wordpiece(metadata: Mapping[str, Any], tokens: list[str], types: Numbers) -> dict[str, Any]:
+    """BERT's: converters write the beginning of a word as ``▁word`` and what continues it bare."""
+    lowers = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
+    strips = bool(metadata.get("tokenizer.ggml.normalizer.strip_accents", lowers))
+    controls = (types == _CONTROL) | (types == _UNKNOWN)
+    pieces = [
+        token if is_control else token[1:] if token.startswith("▁") else f"##{token}"
+        for token, is_control in zip(tokens, controls.tolist(), strict=True)
+    ]
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": strips,
+            "lowercase": lowers,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "vocab": pieces,
+            "unk_token": pieces[_unknown_id(metadata, len(tokens), 100)],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+    }
+
+
+def _unigram(metadata: Mapping[str, Any], tokens: list[str], types: Numbers) -> dict[str, Any]:
+    """T5's and XLM-RoBERTa's: the likeliest pieces of each word, ``▁`` in front of it."""
+    for key in ("add_space_prefix", "remove_extra_whitespaces"):
+        if not metadata.get(f"tokenizer.ggml.{key}", True):
+            raise ModelFileError(f"tokenizer.ggml.{key} is false, which is not supported for t5")
+    if (types == _BYTE).any():
+        raise ModelFileError("tokenizer.ggml.tokens has bytes, which is not supported for t5")
+    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens)).astype(np.float64)
+    normal = types == _NORMAL
+    if not normal.any():
+        raise ModelFileError("tokenizer.ggml.token_type has no normal token")
+    # The lowest score decides what an unknown character costs; only text has one.
+    scores[~normal] = scores[normal].min()
+    # Words have no spaces, so that a piece with one is never found in a text.
+    unused = (types == _UNUSED).tolist()
+    pieces = [
+        f" {token}" if is_unused else token for token, is_unused in zip(tokens, unused, strict=True)
+    ]
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    normalizer = None
+    if charsmap is not None:
+        data = np.asarray(charsmap).astype(np.uint8).tobytes()
+        normalizer = {"type": "Precompiled", "precompiled_charsmap": b64encode(data).decode()}
+    spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return {
+        "normalizer": normalizer,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, spaces],
+        },
+        "decoder": spaces,
+        "model": {
+            "type": "Unigram",
+            "vocab": [list(entry) for entry in zip(pieces, scores.tolist(), strict=True)],
+            "unk_id": _unknown_id(metadata, len(tokens), 2),
+        },
+    }
+
+
+def _unknown_id(metadata: Mapping[str, Any], num_tokens: int, default: int) -> int:
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", default)
+    if not isinstance(unknown, int) or not 0 <= unknown < num_tokens:
+        raise ModelFileError(f"tokenizer.ggml.unknown_token_id {unknown} is not a token")
+    return unknown
 
 
 def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> list[list[str]]:

@@ -11,6 +11,7 @@ from typing import Any
 from ridgeline.models.gguf_tokenizer import tokenizer_json
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.vocabulary import checked
 
 _FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab.*", "merges.txt")
 
@@ -52,22 +53,27 @@ def export_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path)
 
 def _complete(spec: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a whole tokenizer.json: what the library reads, and the token that begins a text."""
-    model = spec["model"]
-    pieces = model["vocab"]
-    model["vocab"] = {piece: i for i, piece in enumerate(pieces)}
-    pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in model["merges"])
-    model["merges"] = list(pairs)
+    model, pieces = spec["model"], checked(spec)[0]
+    if model["type"] != "Unigram":
+        model["vocab"] = {piece: i for i, piece in enumerate(pieces)}
+    if model["type"] == "BPE":
+        pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in model["merges"])
+        model["merges"] = list(pairs)
     spec = {"version": "1.0", "truncation": None, "padding": None} | spec
-    if checkpoint.add_bos and checkpoint.bos_id is not None:
-        name = pieces[checkpoint.bos_id]
-        text = {"Sequence": {"id": "A", "type_id": 0}}
-        first = {"SpecialToken": {"id": name, "type_id": 0}}
-        known = {name: {"id": name, "ids": [checkpoint.bos_id], "tokens": [name]}}
-        other = {"Sequence": {"id": "B", "type_id": 1}}
+    bos = checkpoint.bos_id
+    around = [bos] if checkpoint.add_bos and bos is not None else [], [*(checkpoint.end_ids or ())]
+    if any(around):
+        names = {i: pieces[i] for ids in around for i in ids}
+        first, last = (
+            [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in ids] for ids in around
+        )
+        text, other = ({"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB"))
         spec["post_processor"] = {
             "type": "TemplateProcessing",
-            "single": [first, text],
-            "pair": [first, text, other],
-            "special_tokens": known,
+            "single": [*first, text, *last],
+            "pair": [*first, text, *last, other, *last],
+            "special_tokens": {
+                name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()
+            },
         }
     return spec

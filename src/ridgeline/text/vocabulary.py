@@ -44,15 +44,15 @@ def checked(spec: dict[str, Any]) -> tuple[list[str | None], list[dict[str, Any]
 def _of_bpe(model: dict[str, Any]) -> list[str | None]:
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise ModelFileError("BPE with subword prefixes or word suffixes is not supported")
-    vocab = model.get("vocab")
-    known = isinstance(vocab, dict) or (isinstance(vocab, list) and set(map(type, vocab)) == {str})
-    if not known or not vocab or not isinstance(model.get("merges"), list):
+    if not isinstance(model.get("merges"), list):
         raise ModelFileError("the tokenizer model needs vocab (an object) and merges (a list)")
-    return vocab if isinstance(vocab, list) else _by_id(vocab)
+    return _of_wordpiece(model)
 
 
 def _of_wordpiece(model: dict[str, Any]) -> list[str | None]:
     vocab = model.get("vocab")
+    if isinstance(vocab, list) and set(map(type, vocab)) == {str}:  # what GGUF says
+        return vocab
     if not isinstance(vocab, dict) or not vocab:
         raise ModelFileError("the tokenizer model needs vocab (an object)")
     return _by_id(vocab)
