@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -208,3 +209,111 @@ def test_all_minilm_with_its_real_weights(options: dict[str, str], least: float)
         # Of an empty text, which nobody sends, int8 weights keep a little less.
         assert cosine(out.outputs.embedding, wanted) >= (least if text else least - 0.001)
         assert sum(value * value for value in out.outputs.embedding) == pytest.approx(1, abs=1e-6)
+
+
+GGUF_NAMES = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+
+
+def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
+    """Write a BERT in float32 as llama.cpp's converter does."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_causal_attention(False)
+    writer.add_uint32("bert.pooling_type", pooling_type)
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("jina-v2-en")
+    words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *(f"\u2581w{i}" for i in range(4, 300))]
+    writer.add_token_list(words)
+    writer.add_token_types([3] * 4 + [1] * 296)
+    writer.add_token_type_count(config.type_vocab_size)
+    for role, number in (("bos", 0), ("sep", 2), ("unk", 3), ("pad", 1)):
+        getattr(writer, f"add_{role}_token_id")(number)
+    for name, parameter in model.named_parameters():
+        stem, kind = name.rsplit(".", 1)
+        if stem.startswith("pooler"):
+            continue
+        if stem.startswith("encoder.layer."):
+            _, _, number, inner = stem.split(".", 3)
+            out = f"blk.{number}.{GGUF_NAMES[inner]}"
+        else:
+            out = GGUF_NAMES[stem]
+        writer.add_tensor(f"{out}.{kind}", parameter.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize(("number", "pool"), [(1, "mean"), (2, "cls"), (3, "last")])
+def test_a_gguf_encoder(tmp_path: Path, backend: str, number: int, pool: str) -> None:
+    model = random_model("bert", tmp_path / "m", pool, normalises=True)
+    path = write_gguf(model, tmp_path / "m.gguf", number)
+    f32 = {"dtype": "f32", "kv_cache_dtype": "f32"} if backend == "cpu" else {}
+    with LLM(path, backend=backend, kv_cache_memory="8MiB", **f32) as llm:
+        assert llm.tokenizer.encode("w7 w200") == [0, 7, 200, 2]
+        ids = [[0, *range(4, 4 + n), 2] for n in (1, 60)]
+        for row, found in zip(ids, embedded(llm, ids), strict=True):
+            wanted = POOLS[pool](states_of(model, row)).double()
+            assert np.abs(found - (wanted / wanted.norm()).numpy()).max() < 1e-4
+
+
+def test_a_gguf_ranker_is_refused(tmp_path: Path) -> None:
+    model = random_model("bert", tmp_path / "m", "cls", normalises=True)
+    path = write_gguf(model, tmp_path / "m.gguf", 4)
+    with pytest.raises(ValueError, match="pooling_type is 4"):
+        LLM(path)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_decoder_without_its_head(tmp_path: Path, backend: str) -> None:
+    """As Qwen3-Embedding is saved: no prefix, no head, the last token's state, an end token."""
+    torch.manual_seed(3)
+    config = transformers.Qwen3Config(
+        **sizes(num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)
+    )
+    model = transformers.Qwen3Model(config).eval()
+    random_model("bert", tmp_path / "m", "last", normalises=True)
+    model.save_pretrained(tmp_path / "m")
+    values = json.loads((tmp_path / "m" / "config.json").read_text())
+    values["architectures"] = ["Qwen3ForCausalLM"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(values))
+    spec = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    spec["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[SEP]": {"id": "[SEP]", "ids": [2], "tokens": ["[SEP]"]}},
+    }
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(spec))
+    f32 = {"dtype": "f32", "kv_cache_dtype": "f32"} if backend == "cpu" else {}
+    with LLM(tmp_path / "m", backend=backend, kv_cache_memory="8MiB", **f32) as llm:
+        outs = llm.embed(["w7 w9 w200", "w7 w9 w200 w5"])
+        assert [out.prompt_token_ids for out in outs] == [[7, 9, 200, 2], [7, 9, 200, 5, 2]]
+        for out in outs:
+            wanted = states_of(model, out.prompt_token_ids)[-1].double()
+            found = np.array(out.outputs.embedding)
+            assert np.abs(found - (wanted / wanted.norm()).numpy()).max() < 1e-4

@@ -56,6 +56,33 @@ _BERT_LAYER = {
     "down": "output.dense.weight",
     "down_bias": "output.dense.bias",
 }
+_GGUF_OUTER = {
+    "embed": "token_embd.weight",
+    "positions": "position_embd.weight",
+    "types": "token_types.weight",
+    "layers.0.attn_norm": "token_embd_norm.weight",
+    "layers.0.attn_norm_bias": "token_embd_norm.bias",
+    "norm": "blk.{}.layer_output_norm.weight",
+    "norm_bias": "blk.{}.layer_output_norm.bias",
+}
+_GGUF_LAYER = {
+    "attn_norm": "../layer_output_norm.weight",
+    "attn_norm_bias": "../layer_output_norm.bias",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "o_bias": "attn_output.bias",
+    "mlp_norm": "attn_output_norm.weight",
+    "mlp_norm_bias": "attn_output_norm.bias",
+    "up": "ffn_up.weight",
+    "up_bias": "ffn_up.bias",
+    "down": "ffn_down.weight",
+    "down_bias": "ffn_down.bias",
+}
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # for a task that is no vector
 FAMILIES: dict[str, Family] = {}
 FAMILIES["BertModel"] = Family(
@@ -119,3 +146,21 @@ FAMILIES["XLMRobertaForSequenceClassification"] = replace(
 )
 FAMILIES["RobertaForSequenceClassification"] = FAMILIES["XLMRobertaForSequenceClassification"]
 FAMILIES["RobertaModel"] = FAMILIES["XLMRobertaModel"]
+
+GGUF_FAMILIES = {
+    "bert": Family(
+        _GGUF_OUTER,
+        _GGUF_LAYER,
+        "blk.{}.",
+        {name: reader for name, reader in _ENCODER.items() if name != "vocab_size"}
+        | {
+            "hidden_size": integer("embedding_length"),
+            "norm_eps": number("attention.layer_norm_epsilon"),
+            "mixer.num_heads": integer("attention.head_count"),
+            "ffn.size": integer("feed_forward_length"),
+            "ffn.activation": const("gelu"),
+        },
+        ropes={"full": "none"},
+        must={"attention.causal": False},
+    )
+}

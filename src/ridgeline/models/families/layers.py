@@ -71,6 +71,8 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         kinds = _pattern(meta, "attention.sliding_window_pattern", family, num_layers)
     rope = rope_from_gguf(meta, head_dim, raw)
     ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
+    if family.ropes.get("full") == "none":
+        ropes = {"full": None, "sliding": None}
     if "sliding" in family.ropes:
         theta = meta.number("rope.freq_base_swa", float(family.ropes["sliding"]))
         ropes["sliding"] = Rope(theta, rope.dim)
