@@ -52,6 +52,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "bert-tanh": lambda: transformers.BertModel(
         transformers.BertConfig(**sizes(hidden_act="gelu_new", type_vocab_size=3))
     ),
+    "nomic-bert": lambda: transformers.NomicBertModel(
+        transformers.NomicBertConfig(
+            **sizes(head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 1000.0})
+        )
+    ),
     "roberta": lambda: transformers.RobertaModel(
         transformers.RobertaConfig(**sizes(pad_token_id=1))
     ),
@@ -227,10 +232,20 @@ GGUF_NAMES = {
 }
 
 
-def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
+NOMIC_NAMES = GGUF_NAMES | {
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "attn_output_norm",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.down_proj": "ffn_down",
+    "post_mlp_layernorm": "layer_output_norm",
+}
+
+
+def write_gguf(model: Any, path: Path, pooling_type: int, kind: str = "bert") -> Path:
     """Write a BERT in float32 as llama.cpp's converter does."""
     config = model.config
-    writer = gguf.GGUFWriter(path, "bert")
+    writer = gguf.GGUFWriter(path, kind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -238,7 +253,13 @@ def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
     writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_eps(config.layer_norm_eps)
     writer.add_causal_attention(False)
-    writer.add_uint32("bert.pooling_type", pooling_type)
+    writer.add_uint32(f"{kind}.pooling_type", pooling_type)
+    if kind == "nomic-bert":
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        for i, layer in enumerate(model.layers):
+            parts = (getattr(layer.self_attn, f"{name}_proj").weight for name in "qkv")
+            fused = torch.cat(list(parts)).detach().numpy()
+            writer.add_tensor(f"blk.{i}.attn_qkv.weight", fused)
     writer.add_tokenizer_model("bert")
     writer.add_tokenizer_pre("jina-v2-en")
     words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *(f"\u2581w{i}" for i in range(4, 300))]
@@ -249,11 +270,11 @@ def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
         getattr(writer, f"add_{role}_token_id")(number)
     for name, parameter in model.named_parameters():
         stem, kind = name.rsplit(".", 1)
-        if stem.startswith("pooler"):
+        if stem.startswith("pooler") or stem.endswith(("q_proj", "k_proj", "v_proj")):
             continue
-        if stem.startswith("encoder.layer."):
-            _, _, number, inner = stem.split(".", 3)
-            out = f"blk.{number}.{GGUF_NAMES[inner]}"
+        if "layer" in stem:
+            number, inner = stem.removeprefix("encoder.").split(".", 2)[1:]
+            out = f"blk.{number}.{NOMIC_NAMES[inner]}"
         else:
             out = GGUF_NAMES[stem]
         writer.add_tensor(f"{out}.{kind}", parameter.detach().numpy())
@@ -265,10 +286,13 @@ def write_gguf(model: Any, path: Path, pooling_type: int) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize(("number", "pool"), [(1, "mean"), (2, "cls"), (3, "last")])
-def test_a_gguf_encoder(tmp_path: Path, backend: str, number: int, pool: str) -> None:
-    model = random_model("bert", tmp_path / "m", pool, normalises=True)
-    path = write_gguf(model, tmp_path / "m.gguf", number)
+@pytest.mark.parametrize(
+    ("kind", "number", "pool"),
+    [("bert", 1, "mean"), ("bert", 2, "cls"), ("bert", 3, "last"), ("nomic-bert", 1, "mean")],
+)
+def test_a_gguf_encoder(tmp_path: Path, backend: str, kind: str, number: int, pool: str) -> None:
+    model = random_model(kind, tmp_path / "m", pool, normalises=True)
+    path = write_gguf(model, tmp_path / "m.gguf", number, kind)
     f32 = {"dtype": "f32", "kv_cache_dtype": "f32"} if backend == "cpu" else {}
     with LLM(path, backend=backend, kv_cache_memory="8MiB", **f32) as llm:
         assert llm.tokenizer.encode("w7 w200") == [0, 7, 200, 2]
@@ -317,3 +341,48 @@ def test_a_decoder_without_its_head(tmp_path: Path, backend: str) -> None:
             wanted = states_of(model, out.prompt_token_ids)[-1].double()
             found = np.array(out.outputs.embedding)
             assert np.abs(found - (wanted / wanted.norm()).numpy()).max() < 1e-4
+
+
+def test_nomic_configs_with_their_older_keys(tmp_path: Path) -> None:
+    """What the config says in GPT-2's words; no key may be left that nobody knows."""
+    random_model("nomic-bert", tmp_path / "m", "mean", normalises=True)
+    with LLM(tmp_path / "m", backend="reference", kv_cache_memory="8MiB") as llm:
+        wanted = embedded(llm, [[5, 6, 7, 8]])
+    older = {
+        "activation_function": "swiglu",
+        "architectures": ["NomicBertModel"],
+        "causal": False,
+        "dense_seq_output": True,
+        "fused_bias_fc": True,
+        "layer_norm_epsilon": 1e-12,
+        "max_trained_positions": 130,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "model_type": "nomic_bert",
+        "n_embd": 64,
+        "n_head": 4,
+        "n_inner": 96,
+        "n_layer": 3,
+        "n_positions": 520,
+        "pad_vocab_size_multiple": 64,
+        "parallel_block": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "scale_attn_weights": True,
+        "type_vocab_size": 2,
+        "use_flash_attn": True,
+        "use_rms_norm": False,
+        "vocab_size": 300,
+    }
+    (tmp_path / "m" / "config.json").write_text(json.dumps(older))
+    with LLM(tmp_path / "m", backend="reference", kv_cache_memory="8MiB") as llm:
+        assert llm.config.max_model_len == 130
+        assert (embedded(llm, [[5, 6, 7, 8]]) == wanted).all()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(older | {"prenorm": True}))
+    with pytest.raises(ValueError, match="prenorm is True"):
+        LLM(tmp_path / "m")

@@ -276,8 +276,10 @@ def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict
     """Return the tensors with positions for each segment of a text, one below the other.
 
     What a type of tokens adds is added to them: the tokens of a segment are all of one type.
+    Without learnt positions it is added to the embedding.
     """
-    names = [family.outer[name] for name in ("positions", "types")]
+    added_to = "positions" if "positions" in family.outer else "embed"
+    names = [family.outer[name] for name in (added_to, "types")]
     for name in names:
         if name not in raw:
             facts.fail(f"tensor {name!r} is missing")
