@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from peers import __main__ as peers
-from peers import agreement, engines, machine, report
+from peers import agreement, embeddings, engines, machine, report
 from peers.drivers.measure import measure
 from peers.engines import Engine, Format, LeftOut
 from peers.shapes import NAMES, SHAPES, Job, Shape, prompts, quick_shapes
@@ -333,3 +333,25 @@ def test_a_server_of_fixed_times_that_does_not_start_is_an_error(tmp_path: Path)
         agreement.fixed_server(program, "m", 20.0, 5.0),
     ):
         raise AssertionError("it started")
+
+
+# --- vectors of texts --------------------------------------------------------------------------
+
+
+def test_a_table_of_vectors() -> None:
+    rows = {
+        "onnxruntime f32": {"seconds": [2.0, 1.0, 4.0], "vectors": [[1.0, 0.0], [0.0, 1.0]]},
+        "ridgeline auto": {"seconds": [0.5], "vectors": [[1.0, 0.0], [0.6, 0.8]]},
+    }
+    shown, values = embeddings.table(rows, 8)
+    assert values["onnxruntime f32"] == {"texts_per_s": 4.0, "least_cosine": 1.0}
+    assert values["ridgeline auto"] == {"texts_per_s": 16.0, "least_cosine": pytest.approx(0.8)}
+    assert "| ridgeline auto | 16.0 | 0.80000 |" in shown.splitlines()
+
+
+def test_every_way_to_vectors_gets_the_same_texts_and_threads(tmp_path: Path) -> None:
+    ways = embeddings.commands(tmp_path, tmp_path / "ids.json", 3, 5)
+    assert [*ways][:2] == ["onnxruntime f32", "onnxruntime int8"]
+    assert {tuple(command[-3:]) for command in ways.values()} == {
+        (str(tmp_path / "ids.json"), "3", "5")
+    }

@@ -26,7 +26,10 @@ PACKAGES = {  # what each client's environment has
     "ollama": ["ollama==0.6.3"],
     "litellm": ["litellm==1.106.2", "mcp"],
     "langchain": ["langchain-openai==1.7.3"],
-    "llama_index": ["llama-index-llms-openai-like==0.8.1"],
+    "llama_index": [
+        "llama-index-llms-openai-like==0.8.1",
+        "llama-index-embeddings-openai-like==0.4.0",
+    ],
     "instructor": ["instructor==1.17.0", "openai"],
     "pydantic_ai": ["pydantic-ai-slim[openai]==2.68.0"],
     "openai_agents": ["openai-agents==0.24.0"],

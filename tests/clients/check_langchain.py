@@ -69,6 +69,10 @@ def test_tools_and_responses():
     assert ChatOpenAI(**OWN, use_responses_api=True, max_tokens=32).invoke("Hi").content
 
 
-def test_embeddings_are_refused():
-    with pytest.raises(openai.NotFoundError):
-        OpenAIEmbeddings(**OWN, check_embedding_ctx_length=False).embed_query("x")
+def test_embeddings():
+    texts = ["A dog barks.", "A dog barks loudly.", "Bread is baked at night."]
+    make = OpenAIEmbeddings(**OWN, check_embedding_ctx_length=False)
+    one, *others = make.embed_documents(texts)
+    assert make.embed_query(texts[0]) == one
+    near, far = (sum(a * b for a, b in zip(one, other, strict=True)) for other in others)
+    assert near > far

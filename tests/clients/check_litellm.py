@@ -60,7 +60,15 @@ def test_fields():
     assert found.output
 
 
-def test_embeddings_are_refused():
-    with pytest.raises(litellm.BadRequestError, match="/v1/embeddings"):
-        own = {name: OWN[name] for name in ("api_base", "api_key")}
-        litellm.embedding(f"openai/{MODEL}", input=["x"], **own)
+def test_embeddings_and_ranks():
+    own = {name: OWN[name] for name in ("api_base", "api_key")}
+    found = litellm.embedding(f"openai/{MODEL}", input=["x", "y"], **own)
+    assert [len(one["embedding"]) for one in found.data] == [576, 576]
+    ranked = litellm.rerank(
+        f"hosted_vllm/{MODEL}",
+        query="x",
+        documents=["y", "x"],
+        api_base=own["api_base"].removesuffix("/v1"),
+        api_key="x",
+    )
+    assert ranked.results[0]["index"] == 1

@@ -55,5 +55,11 @@ def test_models():
 def test_errors():
     with pytest.raises(ollama.ResponseError, match="there is no model"):
         CLIENT.chat(model="nope", messages=ASK)
-    with pytest.raises(ollama.ResponseError, match="embeddings are not supported yet"):
-        CLIENT.embed(model=MODEL, input="x")
+    with pytest.raises(ollama.ResponseError, match="dimensions is 9999"):
+        CLIENT.embed(model=MODEL, input="x", dimensions=9999)
+
+
+def test_vectors():
+    found = CLIENT.embed(model=MODEL, input=["x", "y"])
+    assert [round(sum(v * v for v in one), 4) for one in found.embeddings] == [1, 1]
+    assert len(CLIENT.embeddings(model=MODEL, prompt="x").embedding) == len(found.embeddings[0])

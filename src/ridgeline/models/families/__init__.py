@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
-from ridgeline.models.families.gguf import FAMILIES as GGUF_FAMILIES
+from ridgeline.models.families.encoders import GGUF_FAMILIES as _GGUF_ENCODERS
+from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
@@ -42,6 +43,8 @@ __all__ = [
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 HF_FAMILIES = _DECODERS | _ENCODERS
+GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_ENCODERS
+_POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 _BEFORE = "../"  # begins what stands in the layer before
@@ -73,6 +76,7 @@ def model_from_config(
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
+    raw = _with_prefix(raw)
     arch = arch_from_config(values, raw, where)
     family = HF_FAMILIES[architecture(values)]
     if _has_other_halves(values):
@@ -103,9 +107,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     values = {**family.defaults, **values}
     config = Facts(values, where, tensors=raw.keys())
     _refuse(config, (*family.refuse, "quantization_config"))
-    for key, value in family.must.items():
-        if config.get(key) not in (None, value):
-            config.fail(f"{key} is {config.get(key)!r}, which is not supported; supported: {value}")
+    _insist(config, family)
     layers, max_position = layers_from_config(config, family)
     arch = _model(config, family, layers, raw, max_position=max_position)
     _all_understood(config, HARMLESS_IN_HF | {*family.unused})
@@ -140,8 +142,15 @@ def model_from_gguf(
     if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
         family = GGUF_FAMILIES[f"{name} of experts"]
     _refuse(meta, family.refuse)
+    _insist(meta, family)
     if "token_embd.weight" not in raw:
         meta.fail("tensor 'token_embd.weight' is missing")
+    pooling: dict[str, Any] = {}
+    if meta.get("pooling_type") is not None:
+        number = meta.integer("pooling_type", low=0)
+        if number >= len(_POOLINGS):
+            meta.fail(f"{meta.prefix}pooling_type is {number}: supported are 0 to 3, no ranks")
+        pooling = {"pooling": _POOLINGS[number]}
     arch = _model(
         meta,
         family,
@@ -150,6 +159,7 @@ def model_from_gguf(
         max_position=meta.integer("context_length"),
         vocab_size=raw["token_embd.weight"].shape[0],
         tied_embeddings="output.weight" not in raw,
+        **pooling,
     )
     _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
     return arch, _bind(meta, arch, raw, family, {*_GGUF_ROPE_TENSORS})
@@ -182,6 +192,16 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def _with_prefix(raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a decoder's tensors under the names of a whole model's.
+
+    sentence-transformers saves the model without its head, whose names lack a prefix then.
+    """
+    if "embed_tokens.weight" not in raw:
+        return raw
+    return {f"model.{name}": tensor for name, tensor in raw.items()}
+
+
 def _model(
     facts: Facts,
     family: Family,
@@ -208,6 +228,16 @@ def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
         value = facts.get(key)
         if isinstance(value, np.ndarray) or value:  # an array has no truth value of its own
             facts.fail(f"{facts.prefix}{key} is set, which is not supported")
+
+
+def _insist(facts: Facts, family: Family) -> None:
+    """Refuse another value of a key than the only one that is supported."""
+    for key, value in family.must.items():
+        if facts.get(key) not in (None, value):
+            facts.fail(
+                f"{facts.prefix}{key} is {facts.get(key)!r}, which is not supported; "
+                f"supported: {value}"
+            )
 
 
 def _all_understood(facts: Facts, harmless: Set[str]) -> None:
@@ -277,12 +307,14 @@ def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict
     """Return the tensors with positions for each segment of a text, one below the other.
 
     What a type of tokens adds is added to them: the tokens of a segment are all of one type.
+    Without learnt positions it is added to the embedding.
     """
-    names = [family.outer[name] for name in ("positions", "types")]
+    added_to = "positions" if "positions" in family.outer else "embed"
+    names = [family.outer[name] for name in (added_to, "types")]
     for name in names:
         if name not in raw:
             facts.fail(f"tensor {name!r} is missing")
-    positions, types = (raw[name].to_f32() for name in names)
+    positions, types = (np.atleast_2d(raw[name].to_f32()) for name in names)
     if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
         facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
     values = np.concatenate([positions + row for row in types[: family.num_segments]])

@@ -56,6 +56,33 @@ _BERT_LAYER = {
     "down": "output.dense.weight",
     "down_bias": "output.dense.bias",
 }
+_GGUF_OUTER = {
+    "embed": "token_embd.weight",
+    "positions": "position_embd.weight",
+    "types": "token_types.weight",
+    "layers.0.attn_norm": "token_embd_norm.weight",
+    "layers.0.attn_norm_bias": "token_embd_norm.bias",
+    "norm": "blk.{}.layer_output_norm.weight",
+    "norm_bias": "blk.{}.layer_output_norm.bias",
+}
+_GGUF_LAYER = {
+    "attn_norm": "../layer_output_norm.weight",
+    "attn_norm_bias": "../layer_output_norm.bias",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "o_bias": "attn_output.bias",
+    "mlp_norm": "attn_output_norm.weight",
+    "mlp_norm_bias": "attn_output_norm.bias",
+    "up": "ffn_up.weight",
+    "up_bias": "ffn_up.bias",
+    "down": "ffn_down.weight",
+    "down_bias": "ffn_down.bias",
+}
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # for a task that is no vector
 FAMILIES: dict[str, Family] = {}
 FAMILIES["BertModel"] = Family(
@@ -119,3 +146,100 @@ FAMILIES["XLMRobertaForSequenceClassification"] = replace(
 )
 FAMILIES["RobertaForSequenceClassification"] = FAMILIES["XLMRobertaForSequenceClassification"]
 FAMILIES["RobertaModel"] = FAMILIES["XLMRobertaModel"]
+
+GGUF_FAMILIES = {
+    "bert": Family(
+        _GGUF_OUTER,
+        _GGUF_LAYER,
+        "blk.{}.",
+        {name: reader for name, reader in _ENCODER.items() if name != "vocab_size"}
+        | {
+            "hidden_size": integer("embedding_length"),
+            "norm_eps": number("attention.layer_norm_epsilon"),
+            "mixer.num_heads": integer("attention.head_count"),
+            "ffn.size": integer("feed_forward_length"),
+            "ffn.activation": const("gelu"),
+        },
+        ropes={"full": "none"},
+        must={"attention.causal": False},
+    )
+}
+
+# Rope in place of learnt positions, gates, and no bias but the norms' (Nussbaum et al., 2024).
+_NOMIC = {
+    "mixer.qkv_bias": const(False),
+    "mixer.o_bias": const(False),
+    "ffn.gated": const(True),
+    "ffn.bias": const(False),
+}
+FAMILIES["NomicBertModel"] = Family(
+    {
+        "embed": "embeddings.word_embeddings.weight",
+        "types": "embeddings.token_type_embeddings.weight",
+        "layers.0.attn_norm": "emb_ln.weight",
+        "layers.0.attn_norm_bias": "emb_ln.bias",
+        "norm": "encoder.layers.{}.norm2.weight",
+        "norm_bias": "encoder.layers.{}.norm2.bias",
+    },
+    dict.fromkeys("qkv", "attn.Wqkv.weight")
+    | {
+        "attn_norm": "../norm2.weight",
+        "attn_norm_bias": "../norm2.bias",
+        "o": "attn.out_proj.weight",
+        "mlp_norm": "norm1.weight",
+        "mlp_norm_bias": "norm1.bias",
+        "gate": "mlp.fc12.weight",
+        "up": "mlp.fc11.weight",
+        "down": "mlp.fc2.weight",
+    },
+    "encoder.layers.{}.",
+    _ENCODER
+    | _NOMIC
+    | {"ffn.activation": choice("hidden_act", among={"silu": "silu", "swiglu": "silu"})},
+    aliases={
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "max_trained_positions": "max_position_embeddings",
+        "rotary_emb_base": "rope_theta",
+        "rotary_emb_fraction": "partial_rotary_factor",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "activation_function": "hidden_act",
+    },
+    refuse=("rotary_scaling_factor", "rotary_emb_scale_base"),
+    unused=(
+        *FAMILIES["BertModel"].unused,
+        *("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "n_positions"),
+        *("pad_vocab_size_multiple", "reorder_and_upcast_attn", "use_flash_attn", "use_xentropy"),
+    ),
+    must={
+        "is_decoder": False,
+        "causal": False,
+        "prenorm": False,
+        "parallel_block": False,
+        "parallel_block_tied_norm": False,
+        "use_rms_norm": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "rotary_emb_interleaved": False,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
+)
+_GGUF_NORMS = {name: value for name, value in _GGUF_LAYER.items() if "norm" in name}
+GGUF_FAMILIES["nomic-bert"] = Family(
+    {name: value for name, value in _GGUF_OUTER.items() if name != "positions"},
+    _GGUF_NORMS
+    | dict.fromkeys("qkv", "attn_qkv.weight")
+    | {
+        "o": "attn_output.weight",
+        "gate": "ffn_gate.weight",
+        "up": "ffn_up.weight",
+        "down": "ffn_down.weight",
+    },
+    "blk.{}.",
+    {**GGUF_FAMILIES["bert"].facts, **_NOMIC, "ffn.activation": const("silu")},
+    must=GGUF_FAMILIES["bert"].must,
+)

@@ -86,6 +86,8 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         meta.fail(f"{meta.prefix}attention.head_count_kv has layers without attention")
     rope = rope_from_gguf(meta, head_dim, raw)
     ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
+    if family.ropes.get("full") == "none":
+        ropes = {"full": None, "sliding": None}
     if "sliding" in family.ropes:
         local = family.ropes["sliding"]
         base = float(local) if local.isdigit() else meta.number(local, 10_000.0)
