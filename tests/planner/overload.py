@@ -43,7 +43,8 @@ SETTINGS = EngineRecord(
     eos_ids=(),
 )
 KNOWN = Calibration(
-    **dict.fromkeys(("model", "arch", "dtype", "kv_cache_dtype", "backend", "processor"), "any"),
+    **dict.fromkeys(("model", "arch", "dtype", "kv_cache_dtype", "processor"), "any"),
+    backend="cpu",
     threads=2,
     source="measured",
     measured_at=0.0,

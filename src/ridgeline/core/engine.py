@@ -18,6 +18,7 @@ from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepReco
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
+from ridgeline.core.structured import StructuredOutputsParams
 
 _ALONE = Load()
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
@@ -328,6 +329,10 @@ def _kept(step: Step, output: StepOutput, events: list[Event]) -> tuple[tuple[in
     )
 
 
+_DEFAULTS = asdict(SamplingParams())
+
+
 def _changed(params: SamplingParams) -> dict[str, object]:
-    default = asdict(SamplingParams())
-    return {name: value for name, value in asdict(params).items() if value != default[name]}
+    pairs = ((name, getattr(params, name)) for name in _DEFAULTS)
+    changed = [(name, value) for name, value in pairs if value != _DEFAULTS[name]]
+    return {n: asdict(v) if isinstance(v, StructuredOutputsParams) else v for n, v in changed}

@@ -27,7 +27,7 @@ _NUM_KEPT = 200  # forecasts of a horizon
 _NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until so many were seen; of their log
 _PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in range(_NUM_PRIOR)]
 _MAX_FORECASTS = 12  # of one round
-_UNNOTICED_S = 1e-3  # by so much a promise that may fail can be delayed
+_OF_THE_REST = 0.1  # of what is left before a promise that may fail is late, for who comes in
 _PATIENCE = 2.0  # a forecast ends when the last deadline is so many times over
 _NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
 
@@ -193,13 +193,13 @@ class Book:
         return self._num_left > 0 and self.has_time()
 
     def _harms(self, seen: Mapping[int, Verdict]) -> bool:
-        """Whether a promise is in danger that was in none, or one that may fail comes later."""
+        """Whether a promise is in danger that was in none, or one that may fail even more so."""
         for name, old in self._seen.items():
             new, due = seen[name], self.promised[name].due
             if old.is_kept:
                 if not new.is_kept:
                     return True
-            elif _is_in_time(old.foreseen, due) and _is_later(new.foreseen, old.foreseen):
+            elif _is_in_time(old.foreseen, due) and _is_pressed(new.foreseen, old.foreseen, due):
                 return True
         return False
 
@@ -243,8 +243,9 @@ def _is_in_time(foreseen: Foreseen, due: Due) -> bool:
     return foreseen.first_s <= due.first_s and foreseen.end_s <= due.end_s
 
 
-def _is_later(foreseen: Foreseen, than: Foreseen) -> bool:
-    return any(now_s > then_s + _UNNOTICED_S for now_s, then_s in zip(foreseen, than, strict=True))
+def _is_pressed(foreseen: Foreseen, before: Foreseen, due: Due) -> bool:
+    times = zip(foreseen, before, due, strict=True)
+    return any(now > then + _OF_THE_REST * (last - then) for now, then, last in times if last < inf)
 
 
 def latest_start_s(times: Times, num_prompt: int, num_new: int, due: Due) -> float:

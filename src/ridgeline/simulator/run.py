@@ -73,6 +73,11 @@ class Asked:
     turn: int = 0
     think_s: float = 0.0
 
+    @property
+    def num_seqs(self) -> int:
+        """How many sequences it may run as."""
+        return len(self.num_new) if self.params is None else self.params.num_seqs
+
     def sampling(self) -> SamplingParams:
         """Return ``params``, or greedy ones for the answers that are known."""
         if self.params is not None:
@@ -139,12 +144,17 @@ class VirtualRunner:
         return StepOutput(tuple(map(self._tokens, step.work)))
 
     def _tokens(self, work: Work) -> tuple[int, ...]:
+        num_seeds = len(work.seeds)
+        if not num_seeds:
+            return ()
         request_id, first = work.seq_id
         num = work.start + len(work.tokens) - work.drafts + 1 - work.sampling.prompt_len
         most = work.sampling.params.max_tokens
         if not work.drafts:  # num is that of the next token
-            each = range(first, first + len(work.seeds))
-            return tuple(self._token(request_id, index, num, most) for index in each)
+            if num_seeds == 1:
+                return (self._token(request_id, first, num, most),)
+            each = range(first, first + num_seeds)
+            return tuple([self._token(request_id, index, num, most) for index in each])
         tokens: list[int] = []
         for draft in (*work.tokens[-work.drafts :], None):
             tokens.append(self._token(request_id, first, num + len(tokens), most))
@@ -210,7 +220,7 @@ class Replica:
             self._promised.append(asked)
             return
         prompts = [(asked, len(asked.prompt))]
-        self._queue.push(asked.tenant, prompts, asked.sampling().num_seqs)
+        self._queue.push(asked.tenant, prompts, asked.num_seqs)
 
     def admit(self) -> None:
         """Let in whom the engine could start. Raises ValueError if a request can never run."""
