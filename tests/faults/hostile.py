@@ -290,7 +290,7 @@ def t37(model: Path, count: int, rng: random.Random) -> str:
                 (COMPLETE, json.dumps({"prompt": MARK * 40}).encode()),
                 (COMPLETE, json.dumps({"prompt": MARK, "temperature": MARK}).encode()),
                 (COMPLETE, json.dumps({"prompt": MARK * 9000}).encode()),
-                (CHAT, json.dumps({"messages": [{"role": MARK, "content": MARK}]}).encode()),
+                (CHAT, json.dumps({"messages": [{"role": "nobody", "content": MARK}]}).encode()),
                 (CHAT, json.dumps({"messages": [{"role": "user", "content": [MARK]}]}).encode()),
                 ("/detokenize", b'{"tokens": [99999]}'),
                 (f"/v1/models/{'x' * 3000}", None),

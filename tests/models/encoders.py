@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def write_encoder(
     folder = path / "1_Pooling"
     folder.mkdir(parents=True)
     save_file(weights, path / "model.safetensors")
-    spec = wordpiece()
+    spec = deepcopy(wordpiece())  # which is made once for all tests
     ids = spec["model"]["vocab"]
     spec["post_processor"] = {
         "type": "BertProcessing",

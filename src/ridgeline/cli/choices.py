@@ -79,7 +79,7 @@ def show_spot(choices: Sequence[Choice], console: Console) -> None:
     if not rows:
         return
     table = Table("on spot machines", box=None, pad_edge=False)
-    for name in ("replicas", "enough are up", "USD/h", "on demand", "goodput/s", "again", "lost"):
+    for name in ("replicas", "enough up", "USD/h", "on demand", "goodput/s", "again", "lost"):
         table.add_column(name, justify="right")
     for choice, spot in rows:
         table.add_row(
