@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -136,9 +137,17 @@ def kept_settings(page: Chrome) -> dict[str, Any]:
 
 def press(page: Chrome, title: str, nth: int = 0) -> None:
     """Press a button of a message, which may show only when the pointer is there."""
-    button = page.find_elements(By.CSS_SELECTOR, f'article [title="{title}"]')[nth]
-    page.execute_script("arguments[0].focus()", button)
-    button.send_keys(Keys.ENTER)
+
+    def has_pressed() -> bool:
+        try:
+            button = page.find_elements(By.CSS_SELECTOR, f'article [title="{title}"]')[nth]
+            page.execute_script("arguments[0].focus()", button)
+            button.send_keys(Keys.ENTER)
+        except StaleElementReferenceException:  # the page drew its messages anew meanwhile
+            return False
+        return True
+
+    sees(has_pressed)
 
 
 @pytest.mark.parametrize("value", ["9", "0.5"])
