@@ -25,8 +25,9 @@ from ridgeline.machine import memory_of
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.export import tokenizer_config
-from ridgeline.text.infill import FIM_SPELLINGS, File, InfillPrompt, find_fim_tokens, infill_prompt
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
+from ridgeline.text.of_checkpoint import tokenizer_of
+from ridgeline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ridgeline.text.grammars import Grammars
@@ -69,14 +70,7 @@ class TextSide:
         self.vector_size = checkpoint.arch.hidden_size
         self.has_scores = bool(checkpoint.arch.scores)
         self._between = checkpoint.between_ids
-        self.tokenizer = load_tokenizer(
-            checkpoint.tokenizer,
-            checkpoint.bos_id,
-            checkpoint.add_bos,
-            checkpoint.end_ids,
-            checkpoint.eos_ids,
-            named_in=f"{FIM_SPELLINGS} {checkpoint.chat_template or ''}",
-        )
+        self.tokenizer = tokenizer_of(checkpoint)
         self.library_bytes = 0
         self.tokenizer.building = self._measured
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)

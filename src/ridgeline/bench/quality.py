@@ -33,7 +33,7 @@ from ridgeline.engine_setup.progress import Report, bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.text.tokenizer import load_tokenizer
+from ridgeline.text.of_checkpoint import tokenizer_of
 
 Tokens = Sequence[int]
 Floats = NDArray[np.float32]
@@ -156,14 +156,7 @@ def windows(
     Each begins with BOS if that is how the model's texts begin. Raises ValueError if the text is
     too short and has to be ``whole``.
     """
-    tokenizer = load_tokenizer(
-        checkpoint.tokenizer,
-        checkpoint.bos_id,
-        checkpoint.add_bos,
-        checkpoint.end_ids,
-        checkpoint.eos_ids,
-        named_in=checkpoint.chat_template or "",
-    )
+    tokenizer = tokenizer_of(checkpoint)
     ids = tokenizer.encode(text, parse_special=False, add_bos=False)
     bos = [checkpoint.bos_id] if checkpoint.add_bos and checkpoint.bos_id is not None else []
     num_tokens = num_tokens if whole else min(num_tokens, len(ids))

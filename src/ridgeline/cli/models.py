@@ -26,7 +26,7 @@ from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.export import export_tokenizer
-from ridgeline.text.tokenizer import load_tokenizer
+from ridgeline.text.of_checkpoint import tokenizer_of
 
 MODEL_HELP = (
     "A short name, a .gguf file, a directory, owner/name of the hub (perhaps with :Q4_K_M), or a "
@@ -147,14 +147,7 @@ def export_tokenizer_files(
 ) -> None:
     """Write a model's tokenizer as Hugging Face's files, for evaluation and load tests."""
     checkpoint = load_checkpoint(locate(model).path)
-    tokenizer = load_tokenizer(
-        checkpoint.tokenizer,
-        checkpoint.bos_id,
-        checkpoint.add_bos,
-        checkpoint.end_ids,
-        checkpoint.eos_ids,
-        named_in=checkpoint.chat_template or "",
-    )
+    tokenizer = tokenizer_of(checkpoint)
     paths = export_tokenizer(checkpoint, tokenizer, folder)
     if as_json:
         print(json.dumps({"files": [str(path) for path in paths]}))
