@@ -256,7 +256,8 @@ async function answer(conversation, old = null) {
   let isDrawn = true;
   const draw = () => {
     isDrawn = true;
-    if (conversation === open) atBottom(() => showMessage(message));
+    const isGrowing = running.get(conversation)?.message === message; // else it was drawn at its end
+    if (conversation === open && isGrowing) atBottom(() => showMessage(message));
   };
   const onDelta = (delta) => {
     addDelta(message, delta);
