@@ -10,11 +10,12 @@ import pytest
 
 from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics import costs
+from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
 from tests.models.tiny import CONFIG, hf
-from tests.tiny import ARCHS, RECURRENT
+from tests.tiny import ARCHS, BY_LAYER, RECURRENT
 
 PUBLISHED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "configs.json").read_text()
@@ -126,14 +127,15 @@ def test_states_are_counted_alike(name: str) -> None:
     assert weight_params(shape) == costs.weight_params(arch)
 
 
-@pytest.mark.parametrize("name", ARCHS)
-def test_an_arch_has_the_same_weights_as_a_shape(name: str) -> None:
-    shape = shape_of_arch(ARCHS[name], "tiny")
-    assert weight_params(shape) == costs.weight_params(ARCHS[name])
-    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(ARCHS[name], 2)
-    assert tuple(layer.cache.window for layer in shape.layers) == tuple(
-        layer.mixer.window for layer in ARCHS[name].layers
-    )
+@pytest.mark.parametrize("arch", (ARCHS | BY_LAYER).values(), ids=ARCHS | BY_LAYER)
+def test_an_arch_has_the_same_weights_as_a_shape(arch: ModelArch) -> None:
+    shape = shape_of_arch(arch, "tiny")
+    assert weight_params(shape) == costs.weight_params(arch)
+    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(arch, 2)
+    for layer, same in zip(shape.layers, arch.layers, strict=True):
+        owns_keys = same.known_attention.kv_of is None
+        assert layer.cache.kind == "shared" or owns_keys
+        assert layer.cache.window == (same.known_attention.window if owns_keys else None)
 
 
 def test_kinds_say_what_is_special() -> None:

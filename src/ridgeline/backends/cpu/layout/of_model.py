@@ -87,6 +87,8 @@ def _check_layers(arch: ModelArch) -> None:
             raise ValueError(f"the attention of layer {i} is gated: use --backend reference")
         if isinstance(layer.ffn, arch_parts.Experts) and layer.ffn.shared is not None:
             raise ValueError(f"layer {i} has a shared expert: use --backend reference")
+        if what := _of_gemma_4(layer):
+            raise ValueError(f"layer {i} has {what}: use --backend reference")
         attention, ffn = layer.known_attention, layer.ffn
         if "attn_post_norm" in layer.norm_names and (attention.o_bias or ffn.bias):
             raise ValueError("a bias before a norm behind: use --backend reference")
@@ -95,6 +97,21 @@ def _check_layers(arch: ModelArch) -> None:
         mixer.qkv_bias and (len(ropes) > 1 or mixer.qk_norm == "width") for mixer in arch.attentions
     ):
         raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
+
+
+def _of_gemma_4(layer: Layer) -> str:
+    """Return what a layer has that no kernel computes, in words."""
+    mixer, ffn = layer.known_attention, layer.ffn
+    has = {
+        "no keys and values of its own": mixer.kv_of is not None,
+        "values that are normed": mixer.v_norm,
+        "no matrix of values": mixer.v_is_k,
+        "an input of its own": layer.input_size,
+        "a scale": layer.out_scale,
+        "scales of experts": isinstance(ffn, arch_parts.Experts) and ffn.own_scales,
+        "a dense network beside experts": isinstance(ffn, arch_parts.Experts) and ffn.beside,
+    }
+    return next((what for what, is_there in has.items() if is_there), "")
 
 
 def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
