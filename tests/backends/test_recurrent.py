@@ -225,11 +225,10 @@ def test_what_the_backend_says_and_needs() -> None:
     assert found.state_bytes_per_seq * 5 == sum(a.nbytes for a in runner._recurrent.arrays())
     assert runner.memory()["recurrent_states"].num_bytes == 5 * found.state_bytes_per_seq
     cpu_setup = cpu.check(setup)
-    attention, experts = RECURRENT["gated attention"].layers[1:], RECURRENT["shared expert"].layers
+    attention = RECURRENT["gated attention"].layers[1:]
     for layers, message in (
         (arch.layers, "layer 0 keeps a state: use --backend reference"),
-        (attention, "the attention of layer 0 is gated: use --backend reference"),
-        ((replace(experts[1], ffn=experts[0].ffn),), "layer 0 has a shared expert: use"),
+        (attention, "layer 0 has gated attention: use --backend reference"),
     ):
         with pytest.raises(ValueError, match=message):
             cpu.footprint(replace(arch, layers=layers), cpu_setup)

@@ -4,8 +4,8 @@ This module is its face; code outside imports nothing else of it. ``layout`` say
 buffers lie in memory, ``emit`` writes the kernels, ``measure`` says what this machine can do. Read
 in this order: ``layout.formats``, then in ``emit`` ``ir`` (how kernels are written), ``isa`` (what
 differs between processors), ``gemm``, ``activations``, ``rows``, ``attention``, ``experts``,
-``lora``, ``argmax``, ``draw`` (the kernels), ``step`` (which calls them), ``threads``, ``compile``;
-then ``batch`` and ``runner``.
+``lora``, ``argmax``, ``draw`` (the kernels), ``feed_forward``, ``inputs``, ``step`` (which call
+them, with code for each kind of layer), ``threads``, ``compile``; then ``batch`` and ``runner``.
 """
 
 from __future__ import annotations

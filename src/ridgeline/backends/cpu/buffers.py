@@ -30,6 +30,8 @@ class Buffers:
     Attributes:
         cache: the paged cache, ``[blocks, parts, bytes]``. All layers of a block lie together: a
             short text touches few pages, which are zeroed then.
+        inputs: what layers read of the rows' tokens beside that, ``[rows, layers, channels]``, f32;
+            empty where they read nothing.
         x: the rows' hidden states, ``[rows, hidden]``, f32.
         non_finite: 1 where a row's keys or values are not finite, f32.
         logits: rows of logits, f32; as many as a step needed so far.
@@ -84,6 +86,11 @@ class Buffers:
             "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
             "proxy_logits": aligned((PRUNED_ROWS, sizes.proxy_stride), np.uint8),
         }
+        self.inputs = np.zeros((0, 0, 0), np.float32)
+        if sizes.inputs and weights.inputs is not None:
+            self.inputs = aligned((rows, arch.num_layers, sizes.inputs.size), np.float32)
+            scratch["inputs"] = self.inputs.view(np.uint8)
+            scratch["input_products"] = aligned(self.inputs.nbytes, np.uint8)
         counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
         self.exact = counters[:, EXACT_AT // 4]
         self.args = np.zeros(len(ARGUMENTS), np.int64)
@@ -102,11 +109,14 @@ class Buffers:
             final_norm=address(weights.final_norm),
             final_norm_bias=address(weights.final_norm_bias),
             head_bias=address(weights.head_bias),
+            inputs_norm=address(weights.inputs_norm),
             distances=address(weights.distances),
             logits_stride=self._logits_stride,
             **{name: address(array) for name, array in (scratch | self.by_row).items()},
         )
-        for name, matrix in (("head", weights.head), ("proxy", weights.sketch)):
+        for name, matrix in (
+            ("head", weights.head), ("proxy", weights.sketch), ("inputs", weights.inputs),
+        ):  # fmt: skip
             if matrix is not None:
                 facts = (address(matrix.data), *matrix.words)
                 parts = [f"{name}_{part}" for part in MATRIX]

@@ -110,6 +110,7 @@ class CpuRunner:
         self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._scorer = [Scorer(checkpoint)] if arch.scores else []
+        self._inputs = checkpoint.tensors.get("inputs")
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -157,6 +158,8 @@ class CpuRunner:
         if self._scorer:
             found["weights.scores"] = held(self._scorer[0].arrays)
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
+        if self._inputs is not None:
+            found["weights.inputs_table"] = held([self._inputs.stored], is_mapped=True)
         if adapters := list(self._adapters.values()):
             found["adapters"] = held(array for one in adapters for array in one.arrays)
         return found | {"kernels": Held(grown_bytes, grown_bytes)}
@@ -195,6 +198,11 @@ class CpuRunner:
                 for row, segment in zip(batch.row_of_token, of_tokens, strict=True):
                     places[row] += segment * size
             rows += self.weights.positions[places]
+        if self._inputs is not None:  # as they lie in the file: it is larger than all the rest
+            own = self._inputs.rows(np.array(batch.tokens)).to_f32()
+            size = self.arch.input_size
+            buffers.inputs[: len(own), :, :size] = own.reshape(len(own), -1, size)
+            buffers.inputs[: len(own), :, size:] = 0
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
                 buffers.by_row[name][: len(values)] = values

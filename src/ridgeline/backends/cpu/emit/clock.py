@@ -23,7 +23,7 @@ _KIND_OF = {
     "attend": "attention",
     "barrier": "barrier",
     **dict.fromkeys(("add_bias", "softcap"), "head"),
-    **dict.fromkeys(("rope", "norm", "add", "copy", "gate", "length"), "row operations"),
+    **dict.fromkeys(("rope", "norm", "add", "copy", "scale", "gate", "length"), "row operations"),
     **{f"quantise_{form}": "row operations" for form in VALUE_BYTES},
 }
 

@@ -27,6 +27,7 @@ from ridgeline.backends.cpu.emit.attention import emit_attention
 from ridgeline.backends.cpu.emit.draw import emit_draw
 from ridgeline.backends.cpu.emit.experts import emit_experts
 from ridgeline.backends.cpu.emit.gemm import emit_linear
+from ridgeline.backends.cpu.emit.inputs import emit_inputs
 from ridgeline.backends.cpu.emit.isa import Processor, arm_features, describe, emit_half_floats
 from ridgeline.backends.cpu.emit.lora import emit_lora
 from ridgeline.backends.cpu.emit.rows import emit_rows
@@ -134,6 +135,8 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     emit_head(module, sizes.logit_softcap)
     emit_draw(module, sizes.vocab_size)
     emit_experts(module, sizes.all_ffns)
+    if sizes.inputs:
+        emit_inputs(module, sizes, sizes.inputs, eps)
     if sizes.max_rank:
         emit_lora(module, sizes.adapter_bytes)
     emit_step(module, sizes, kinds)

@@ -24,17 +24,24 @@ from ridgeline.backends.cpu.emit.argmax import head
 from ridgeline.backends.cpu.emit.args import ATTEND, Thread
 from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
-from ridgeline.backends.cpu.emit.experts import met_experts
+from ridgeline.backends.cpu.emit.experts import joined, met_experts
+from ridgeline.backends.cpu.emit.feed_forward import (
+    gated_mlp,
+    networks,
+    share_of_matmul,
+    whole_matmul,
+    whole_mlp,
+)
 from ridgeline.backends.cpu.emit.gemm import emit_matmul
+from ridgeline.backends.cpu.emit.inputs import make_inputs
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
-from ridgeline.backends.cpu.emit.prefetch import next_address, next_share, prefetch_next_head
-from ridgeline.backends.cpu.emit.rows import COPY
+from ridgeline.backends.cpu.emit.prefetch import prefetch_next_head
+from ridgeline.backends.cpu.emit.rows import COPY, SCALE
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
-from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.shapes import (
     MIXED_ROWS,
     OUTPUT_SPLIT_ROWS,
@@ -43,11 +50,9 @@ from ridgeline.backends.cpu.layout.shapes import (
     Sizes,
 )
 
-_BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD = (
-    Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head")
+_BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD, _INPUTS = (
+    Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head", "inputs")
 )
-
-_QKV = ("q", "k", "v")
 
 
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
@@ -64,6 +69,8 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
         _BY_TOKENS: _by_tokens,
         _HEAD: head,
     }
+    if sizes.inputs:
+        bodies[_INPUTS] = make_inputs
     for kernel, body in bodies.items():
         fn = kernel.begin(module, new)
         body(Thread(fn, sizes))
@@ -72,6 +79,8 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     args, thread = fn.args
     words = Words(fn, args, ARGUMENTS)
     with fn.when(words["does_layers"] > 0):
+        if sizes.inputs:
+            _INPUTS.call(fn, args=args, thread=thread)
         num_rows = words["num_rows"]
         with fn.when(num_rows <= OUTPUT_SPLIT_ROWS):
             _BY_OUTPUTS.call(fn, args=args, thread=thread)
@@ -159,12 +168,12 @@ def _by_outputs(thread: Thread, scope: str) -> None:
     with thread.layers() as (i, layer, cache):
         for _ in thread.each_kind(layer):
             with fn.loop(rows[1], start=rows[0]) as m:
-                thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, _QKV)
+                thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, thread.kind.readers[0])
             thread.barrier(scope)
             meet(thread, scope)
             for matrix, column in thread.qkv():
                 out = thread.shared("qkv") + column
-                _share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
+                share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
             thread.barrier()
             attend(thread, layer, cache, rows)
             _feed_forward(thread, i, layer, x, rows, scope)
@@ -209,50 +218,50 @@ def _feed_forward(
     """Take all rows from what they attended to through the rest of the layer, by outputs."""
     fn, sizes = thread.fn, thread.sizes
     y, x_bytes = thread.shared("y"), sizes.hidden * 4
-    _share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
+    share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
     thread.barrier(scope)
     meet(thread, "local")
-    experts = thread.kind.ffn.experts
-    if experts:
+    own, dense, of_input = networks(thread)
+    if own is None:
         met_experts(thread, layer, thread.args["num_rows"], scope, shares_tiles=True)
-    else:
-        _gated_mlp(thread, i, layer, rows, scope)
+    for network in (own, dense):
+        if network is not None:
+            gated_mlp(thread, i, layer, rows, scope, network)
     thread.barrier()
-    made = thread.shared("expert_sums") if experts else y
+    sums = thread.shared("expert_sums") if own is None else y
     with fn.loop(rows[1], start=rows[0]) as m:
-        thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
-
-
-def _gated_mlp(thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], scope: str) -> None:
-    """Take all rows through the feed-forward network, by outputs, into ``y``."""
-    fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
-    y, x_bytes = thread.shared("y"), sizes.hidden * 4
-    _gated_share(thread, i, layer, scope)
-    thread.barrier()
-    gated = "shared"
-    if sizes.activations == "rows":  # their scale needs the whole row
-        gated = scope
+        _add_made(thread, layer, x, y, sums, m, scope)
+    if of_input is not None:
         with fn.loop(rows[1], start=rows[0]) as m:
-            whole = thread.shared("gate_up") + m * ffn.gate_up_stride
-            thread.quantise("gated", whole, m, ffn.size, scope=scope)
+            thread.norm(layer, "", x + m * x_bytes, m, scope, ())
         thread.barrier(scope)
-    if sizes.max_rank:
-        _shrink_gated(thread, layer, rows)
-    _share_of_matmul(thread, i, layer, "down", y, x_bytes, "gated", gated)
+        gated_mlp(thread, i, layer, rows, scope, of_input)
+        thread.barrier()
+    if of_input is not None or thread.kind.out_scale:
+        with fn.loop(rows[1], start=rows[0]) as m:
+            _end_layer(thread, layer, x + m * x_bytes, y + m * x_bytes)
 
 
-def _shrink_gated(thread: Thread, layer: Words, rows: tuple[Value, ...]) -> None:
-    """Multiply rows of inner values by the A of the matrix that reads them, once all are there."""
-    sizes = thread.sizes
-    source, stride = thread.shared("gate_up"), thread.kind.ffn.gate_up_stride
-    if sizes.activations == "floats":
-        source, stride = thread.shared("gated_floats"), sizes.float_stride
-    with thread.fn.loop(rows[1], start=rows[0]) as m:
-        shrink(thread, layer, ("down",), source + m * stride, m)
-    meet(thread)
+def _add_made(
+    thread: Thread, layer: Words, x: Value, y: Value, sums: Value, row: Value, scope: str
+) -> None:
+    """Add to a row of x what the feed-forward network made of it, or experts and what is beside."""
+    experts, at = thread.kind.ffn.experts, row * (thread.sizes.hidden * 4)
+    x_at, made = x + at, (sums if experts else y) + at
+    if experts and experts.dense:
+        made = joined(thread, layer, made, y + at, row, scope)
+    thread.add(layer, "mlp", x_at, made)
+
+
+def _end_layer(thread: Thread, layer: Words, x: Value, y: Value) -> None:
+    """Add to a row of x what was made of the layer's own input; scale it."""
+    if thread.kind.input:
+        thread.add(layer, "input", x, y)
+    if thread.kind.out_scale:
+        SCALE.call(thread.fn, x=x, factor=layer["out_scale"], size=thread.sizes.hidden)
 
 
 def _attended_to_activations(
@@ -263,43 +272,6 @@ def _attended_to_activations(
     if thread.sizes.activations == "floats":
         COPY.call(thread.fn, x=thread.floats("in", row, scope), y=attended, size=size)
     thread.quantise("in", attended, row, size, scope=scope)
-
-
-def _share_of_matmul(
-    thread: Thread, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
-) -> None:
-    """Compute this thread's pieces of a product for all rows."""
-    num_rows, share = thread.args["num_rows"], next_share(thread, i, layer, matrix)
-    with thread.pieces(i, matrix, layer[f"{matrix}_num_tiles"]) as tiles:
-        behind = next_address(thread, layer, matrix, tiles[1], share)
-        thread.matmul(layer, matrix, tiles, num_rows, y, y_stride, behind, *operand)
-
-
-def _gated_share(thread: Thread, i: Value, layer: Words, scope: str) -> None:
-    """Compute this thread's share of the gated channels, into the shared activations.
-
-    Where their scale needs the whole row they stay floats, in place of the gates; an adapter reads
-    them there, too.
-    """
-    fn, sizes, num_rows = thread.fn, thread.sizes, thread.args["num_rows"]
-    ffn = thread.kind.ffn
-    gate, stride = thread.shared("gate_up"), ffn.gate_up_stride
-    up, share = gate + ffn.size * 4, next_share(thread, i, layer, "up")
-    first_matrix = ffn.inner[0]
-    with thread.pieces(i, "gate", layer[f"{first_matrix}_num_tiles"]) as tiles:
-        if ffn.gated:
-            behind = thread.tile(layer, "up", tiles[0])
-            thread.matmul(layer, "gate", tiles, num_rows, gate, stride, behind, "in", scope)
-        behind = next_address(thread, layer, first_matrix, tiles[1], share)
-        thread.matmul(layer, "up", tiles, num_rows, up, stride, behind, "in", scope)
-        first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
-        with fn.loop(num_rows) as m:
-            at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
-            if sizes.activations == "rows" or (sizes.max_rank and sizes.activations != "floats"):
-                out = gate + at
-            thread.gate(layer, first, gate + at, up + at, out, size)
-            if sizes.activations != "rows":
-                thread.quantise("gated", out, m, size, first, "shared")
 
 
 def _by_tokens(thread: Thread) -> None:
@@ -342,21 +314,12 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     thread.first_row, thread.owns_rows = low, True
     with fn.loop(high - low) as m:
         x = args["x"] + (low + m) * (sizes.hidden * 4)
-        thread.norm(layer, "attn_norm", x, m, "local", _QKV)
+        thread.norm(layer, "attn_norm", x, m, "local", kind.readers[0])
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
-        _whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
+        whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
     with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
         thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
-
-
-def _whole_matmul(
-    thread: Thread, layer: Words, matrix: str, num_rows: Value, y: Value, y_stride: int, *group: str
-) -> None:
-    """Compute all of a product, for this thread's rows."""
-    end = layer[f"{matrix}_num_tiles"]
-    behind = thread.tile(layer, matrix, end)
-    thread.matmul(layer, matrix, (0, end), num_rows, y, y_stride, behind, *group)
 
 
 def _attend_block(
@@ -380,30 +343,22 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
     with fn.loop(num_rows) as m:
         attended = thread.local("attended") + m * (kind.attention * 4)
         _attended_to_activations(thread, layer, attended, m)
-    _whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
+    whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
     with fn.loop(num_rows) as m:
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
-    experts = kind.ffn.experts
-    if experts:
+    own, dense, of_input = networks(thread)
+    if own is None:
         met_experts(thread, layer, num_rows, "local", shares_tiles=False)
-    else:
-        _whole_mlp(thread, layer, num_rows)
-    made = thread.local("expert_sums") if experts else y
+    for network in (own, dense):
+        if network is not None:
+            whole_mlp(thread, layer, num_rows, network)
+    sums = thread.local("expert_sums") if own is None else y
     with fn.loop(num_rows) as m:
-        thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
-
-
-def _whole_mlp(thread: Thread, layer: Words, num_rows: Value) -> None:
-    """Take this thread's rows through the feed-forward network, into ``y``."""
-    fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
-    gate, stride = thread.local("gate_up"), ffn.gate_up_stride
-    up = gate + ffn.size * 4
-    if ffn.gated:
-        _whole_matmul(thread, layer, "gate", num_rows, gate, stride)
-    _whole_matmul(thread, layer, "up", num_rows, up, stride)
-    with fn.loop(num_rows) as m:
-        out = thread.floats("gated", m)
-        thread.gate(layer, 0, gate + m * stride, up + m * stride, out, ffn.size)
-        shrink(thread, layer, ("down",), out, m)
-        thread.quantise("gated", out, m, ffn.size)
-    _whole_matmul(thread, layer, "down", num_rows, thread.local("y"), sizes.hidden * 4, "gated")
+        _add_made(thread, layer, x, y, sums, m, "local")
+    if of_input is not None:
+        with fn.loop(num_rows) as m:
+            thread.norm(layer, "", x + m * x_bytes, m, "local", ())
+        whole_mlp(thread, layer, num_rows, of_input)
+    if of_input is not None or kind.out_scale:
+        with fn.loop(num_rows) as m:
+            _end_layer(thread, layer, x + m * x_bytes, y + m * x_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,15 @@ from ridgeline.physics.arch import ModelArch, Rope
 from ridgeline.physics.costs import weight_bytes
 
 Floats = NDArray[np.float32]
+PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows
 _LANES = 16
 _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth of a second
 # What tensors are for.
 _PARTS = {
     **dict.fromkeys(("q", "k", "v", "o"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
+    **dict.fromkeys(("dense_gate", "dense_up", "dense_down", "shared_scale"), "mlp"),
+    **dict.fromkeys(("input_gate", "input_down", "inputs_proj"), "inputs"),
     **dict.fromkeys(("sketch", "distances"), "head_sketch"),
     "embedding": "embedding",
     "positions": "embedding",
@@ -60,6 +64,8 @@ class Weights:
     distances: Floats
     ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
+    inputs: Matrix | None  # what makes all layers' own inputs, and the weights of their norm
+    inputs_norm: Floats
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
     arrays: Mapping[str, Packed]  # all that is packed, by canonical name
@@ -113,7 +119,7 @@ def footprint(
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
-    per_row = sizes.hidden * 10 + sizes.query_bytes
+    per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
@@ -123,7 +129,9 @@ def footprint(
     sketch_bytes = 0
     if kind == "w8":
         sketch_bytes = arch.vocab_size * sizes.hidden * FORMATS["s5"].record_bytes // TILE**2
-    return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
+    weights = weight_bytes(arch, per_weight) + embedding + sketch_bytes
+    weights -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)  # in the file
+    return weights, step_bytes, cached
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
@@ -162,22 +170,20 @@ def _pack_all(
     arrays: dict[str, Packed] = {}
 
     def matrix(
-        name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
+        name: str,
+        rows: Index | None = None,
+        columns: Index | None = None,
+        dtype: str = dtype,
+        put: str = "",
     ) -> None:
         nonlocal done
         tensor = checkpoint.tensors[name]
         done += tensor.nbytes
         progress(done, total)
         kind, data = pack(tensor, dtype, rows, columns)
-        arrays[name] = Packed(kind, aligned_copy(data))
+        arrays[put or name] = Packed(kind, aligned_copy(data))
 
-    def vector(name: str, size: int, places: Index | None = None) -> Floats:
-        values = checkpoint.tensors[name].to_f32()
-        out = np.zeros(size, np.float32)
-        spread = np.arange(len(values)) if places is None else places
-        out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
-        return out
-
+    vector = partial(_vector, checkpoint)
     for i, kind in enumerate(sizes.layers):
         prefix, heads = f"layers.{i}.", kind.heads
         head_rows, head_columns = head_places(arch, sizes, i)
@@ -190,29 +196,19 @@ def _pack_all(
         for name, size in vector_sizes(kind, norm_bias=sizes.norm_bias).items():
             to = places.get(name.removesuffix("_bias"), (None, None))[0]
             arrays[prefix + name] = Packed("", vector(prefix + name, size, to))
-        if heads.qkv_bias:
-            parts = [(f"{name}_bias", rows) for name, rows in head_rows.items()]
-            biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
-            arrays[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
-            norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
-            sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
-            by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
-            arrays[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
-        if heads.qk_norm:
-            orders = [head_rows[name] for name in "qk"]
-            if heads.qk_norm == "head":
-                orders = [order[: heads.size] for order in orders]  # the first head's
-            norms = [
-                vector(prefix + n, len(order), order)
-                for n, order in zip(("q_norm", "k_norm"), orders, strict=True)
-            ]
-            arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
-        for name in ("q", "k", "v", "o", *kind.ffn.inner, "down"):
-            matrix(prefix + name, *places.get(name, (None, None)))
-        if kind.ffn.experts:
-            arrays[prefix + "router"] = _plain_rows(checkpoint, prefix + "router", sizes)
+        arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
+        names = file_names(kind)
+        for name in kind.matrices:
+            of_file = prefix + names.get(name, name)
+            matrix(of_file, *places.get(name, (None, None)), put=prefix + name)
+        for name in sorted(PLAIN & arch.layers[i].ffn.shapes(arch.hidden_size).keys()):
+            arrays[prefix + name] = _plain_rows(checkpoint, prefix + name, sizes)
     for name, size in outer_sizes(arch, sizes).items():
         arrays[name] = Packed("", vector(name, size))
+    if sizes.inputs:
+        stacked = _stacked(arch.num_layers, arch.input_size, sizes.inputs.size)
+        matrix("inputs_proj", stacked)
+        arrays["inputs_norm"] = Packed("", vector("inputs_norm", sizes.inputs.size))
     if arch.position_rows:
         arrays["positions"] = _plain_rows(checkpoint, "positions", sizes)
     head = "embed" if arch.tied_embeddings else "head"
@@ -230,6 +226,41 @@ def _pack_all(
     return arrays
 
 
+def _of_heads(
+    checkpoint: Checkpoint, prefix: str, heads: Heads, head_rows: dict[str, Index]
+) -> dict[str, Packed]:
+    """Return the biases and norms of a layer's heads, by canonical name."""
+    found: dict[str, Packed] = {}
+    if heads.qkv_bias:
+        parts = [(f"{name}_bias", head_rows[name]) for name in heads.projections]
+        biases = [_vector(checkpoint, prefix + name, len(rows), rows) for name, rows in parts]
+        found[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
+    if heads.qkv_bias and heads.owns:
+        norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
+        sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
+        by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
+        found[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
+    if heads.qk_norm:
+        orders = [head_rows[name] for name in heads.projections[:2]]
+        if heads.qk_norm == "head":
+            orders = [order[: heads.size] for order in orders]  # the first head's
+        norms = [
+            _vector(checkpoint, prefix + n, len(order), order)
+            for n, order in zip(("q_norm", "k_norm"), orders, strict=False)
+        ]
+        found[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
+    return found
+
+
+def _vector(checkpoint: Checkpoint, name: str, size: int, places: Index | None = None) -> Floats:
+    """Return a tensor of one dimension in f32, padded; ``places`` are where values come from."""
+    values = checkpoint.tensors[name].to_f32()
+    out = np.zeros(size, np.float32)
+    spread = np.arange(len(values)) if places is None else places
+    out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
+    return out
+
+
 def _assemble(
     arrays: dict[str, Packed],
     arch: ModelArch,
@@ -244,6 +275,9 @@ def _assemble(
     layers[:, words["number"]] = np.arange(arch.num_layers)
     layers[:, words["kind"]] = sizes.kind_of
     layers[1:, words["cache_at"]] = sizes.cache_ends[:-1]
+    for i, mixer in enumerate(arch.attentions):
+        if mixer.kv_of is not None:
+            layers[i, words["cache_at"]] = layers[mixer.kv_of, words["cache_at"]]
     layers[:, words["window"]] = [layer.known_attention.window or 0 for layer in arch.layers]
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
@@ -259,6 +293,10 @@ def _assemble(
     biases = list[NDArray[Any]]()
     for i, of_layer in enumerate(sizes.layers):
         if not of_layer.heads.splits_key_bias:
+            continue
+        if (owner := arch.layers[i].known_attention.kv_of) is not None:
+            for word in ("key_bias", "key_bias_pairs"):
+                layers[i, words[word]] = layers[owner, words[word]]
             continue
         both = (arrays[f"layers.{i}.{name}"].data for name in ("qkv_bias", "key_spreads"))
         parts = split(of_layer.heads, *both)
@@ -289,6 +327,8 @@ def _assemble(
         rope_by_pair=rope_by_pair(
             (split_heads or sizes.all_heads)[0], cos[:, :pairs], sin[:, :pairs]
         ),
+        inputs=Matrix(*arrays["inputs_proj"]) if sizes.inputs else None,
+        inputs_norm=arrays["inputs_norm"].data if sizes.inputs else np.zeros(0, np.float32),
         biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
         arrays=arrays,
@@ -303,16 +343,26 @@ def _expert_places(
     ffn = sizes.layers[layer].ffn
     if ffn.experts is None:
         return {}
-    count = ffn.experts.num
-
-    def stacked(size: int, room: int) -> Index:
-        rows = np.full((count, room), -1)
-        rows[:, :size] = np.arange(count)[:, None] * size + np.arange(size)
-        return rows.reshape(-1)
-
-    inner = stacked(arch.layers[layer].ffn.size, ffn.size)
-    outer = stacked(arch.hidden_size, sizes.hidden)
+    inner = _stacked(ffn.experts.num, arch.layers[layer].ffn.size, ffn.size)
+    outer = _stacked(ffn.experts.num, arch.hidden_size, sizes.hidden)
     return {"gate": (inner, None), "up": (inner, None), "down": (outer, None)}
+
+
+def _stacked(count: int, size: int, room: int) -> Index:
+    """Return where rows come from that stand in groups of ``size``, each with ``room``."""
+    rows = np.full((count, room), -1)
+    rows[:, :size] = np.arange(count)[:, None] * size + np.arange(size)
+    return rows.reshape(-1)
+
+
+def file_names(kind: LayerKind) -> dict[str, str]:
+    """Return the canonical names of matrices that have others in a layer's words."""
+    experts = kind.ffn.experts
+    names = {"input_down": "input_proj"}
+    if experts and experts.dense:
+        of_dense = "beside" if experts.dense_apart else "shared"
+        names |= {f"dense_{name}": f"{of_dense}_{name}" for name in (*experts.dense.inner, "down")}
+    return names
 
 
 def _scaled(norm: Floats, logit_scale: float) -> Floats:
@@ -336,6 +386,10 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
         found["down_bias"] = num * hidden
     if ffn.experts and ffn.experts.bias:
         found["router_bias"] = ffn.experts.num
+    if ffn.experts and ffn.experts.own_scales:
+        found["expert_scales"] = ffn.experts.num
+    if kind.out_scale:
+        found["out_scale"] = 1
     return found
 
 
@@ -412,7 +466,8 @@ def head_places(
     rope_order, plain = _channels(heads, pairs)
     counts = heads.num_heads, heads.num_kv_heads
     q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
-    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
+    values = rope_order if heads.v_is_k else plain
+    o_columns, v_rows = (_heads(values, count, heads) for count in counts)
     return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
 
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.load import (
+    PLAIN,
     embedding_type,
+    file_names,
     head_dtype,
     outer_sizes,
     vector_sizes,
@@ -18,7 +20,8 @@ from ridgeline.models.tensors import Checkpoint, Tensor
 
 _PARTS = {
     "q": "attention", "k": "attention", "v": "attention", "o": "attention", "gate": "MLP",
-    "up": "MLP", "down": "MLP",
+    "up": "MLP", "down": "MLP", "dense_gate": "MLP", "dense_up": "MLP", "dense_down": "MLP",
+    "input_gate": "MLP", "input_down": "MLP",
 }  # fmt: skip
 
 
@@ -37,6 +40,10 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
         elif name in outer:
             found["norms"] += outer[name] * 4
     found["embedding"] += arch.position_rows * sizes.hidden * 4
+    if sizes.inputs:  # their table stays in the file
+        kind = packed_kind(checkpoint.tensors["inputs_proj"], dtype)
+        found["embedding"] += _matrix_bytes(kind, sizes.inputs_stride // 4, arch.hidden_size)
+        found["norms"] += sizes.inputs.size * 4
     name = "embed" if arch.tied_embeddings else "head"
     tensor = checkpoint.tensors[name]
     kind = packed_kind(tensor, head_dtype(dtype, tensor.dtype))
@@ -54,15 +61,16 @@ def _part_bytes(
     """Return which group a layer's tensor belongs to, and its bytes once it is packed."""
     heads, vectors = layer.heads, vector_sizes(layer, norm_bias=norm_bias)
     rows = {"q": layer.attention} | dict.fromkeys("kv", heads.num_kv_heads * heads.size)
+    part = {there: here for here, there in file_names(layer).items()}.get(part, part)
     if part in _PARTS:
         moved = part == "o" and heads.size != heads.num_channels
         outputs = rows.get(part, tensor.shape[0])
-        if layer.ffn.experts and _PARTS[part] == "MLP":
+        if layer.ffn.experts and part in ("gate", "up", "down"):
             outputs = layer.ffn.experts.num * (layer.hidden if part == "down" else layer.ffn.size)
         kind = packed_kind(tensor, dtype, columns_moved=moved)
         num_inputs = layer.attention if moved else tensor.shape[1]
         return _PARTS[part], _matrix_bytes(kind, outputs, num_inputs)
-    if part == "router":
+    if part in PLAIN:
         return "MLP", tensor.shape[0] * layer.hidden * 4
     if part in ("q_norm", "k_norm"):
         return "norms", (rows[part[0]] if heads.qk_norm == "width" else heads.size) * 4

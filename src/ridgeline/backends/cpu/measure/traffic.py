@@ -53,9 +53,8 @@ def step_traffic(
         pairs = zip(step.work, drawn, strict=True)
         without_output = [(start, n - num_drawn) for (_, start, n), num_drawn in pairs]
     last = arch.layers[-1]  # of which only keys and values are computed, for such tokens
-    behind_keys = last.known_attention.q_size * arch.hidden_size + last.ffn.active_weights(
-        arch.hidden_size
-    )
+    behind_keys = (last.known_attention.q_size + 2 * last.input_size) * arch.hidden_size
+    behind_keys += last.ffn.active_weights(arch.hidden_size)
     left_out = 2 * sum(n for _, n in without_output) * behind_keys
     unseen = sum(
         layer_attention_flops(last.known_attention, start, n) for start, n in without_output
@@ -104,6 +103,6 @@ def _layer_bytes(
     for name, (_, data) in weights.arrays.items():
         if name in experts:
             of_experts += data.nbytes
-        elif name.startswith("layers."):
+        elif name.startswith("layers.") or name == "inputs_proj":
             read += data.nbytes
     return read + int(of_experts * met / max(in_all, 1))
