@@ -143,7 +143,7 @@ def test_formats_and_caches_as_wished() -> None:
 
 
 def test_layers_that_read_other_layers_caches_take_none() -> None:
-    """Of Gemma 4 E2B 3 of 7 layers that see everything keep keys and values, and 12 of 28 others."""
+    """Gemma 4 E2B: 3 of 7 layers that see everything keep keys and values, and 12 of 28 others."""
     path = Path(__file__).parents[1] / "data" / "family_configs.json"
     text = json.loads(path.read_text())["gemma-4-e2b"]["config"]["text_config"]
     alone = text | {"num_kv_shared_layers": 0}
