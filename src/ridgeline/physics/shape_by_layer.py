@@ -93,7 +93,7 @@ def _attention(
 
 def _changes(config: Fields, given: Any, i: int) -> Mapping[str, int]:
     """Return what newer files say of layer ``i`` by its number, which may begin with zeros."""
-    of_layers = given if isinstance(given, Mapping) else {"": None}
+    of_layers: Mapping[str, Any] = given if isinstance(given, Mapping) else {"": None}
     found = [
         changes
         for number, changes in of_layers.items()
