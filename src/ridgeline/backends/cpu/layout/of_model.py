@@ -81,6 +81,8 @@ def _check_layers(arch: ModelArch) -> None:
             raise ValueError(f"the attention of layer {i} is gated: use --backend reference")
         if isinstance(layer.ffn, arch_parts.Experts) and layer.ffn.shared is not None:
             raise ValueError(f"layer {i} has a shared expert: use --backend reference")
+        if what := _of_gemma_4(layer):
+            raise ValueError(f"layer {i} has {what}: use --backend reference")
         mixer = layer.mixer
         if isinstance(first.mixer, arch_parts.Attention) and isinstance(
             mixer, arch_parts.Attention
@@ -98,6 +100,21 @@ def _check_layers(arch: ModelArch) -> None:
         raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
     if has_post_norm and (first.known_attention.o_bias or first.ffn.bias):
         raise ValueError("a bias before a norm behind: use --backend reference")
+
+
+def _of_gemma_4(layer: arch_parts.Layer) -> str:
+    """Return what a layer has that no kernel computes, in words."""
+    mixer, ffn = layer.known_attention, layer.ffn
+    has = {
+        "no keys and values of its own": mixer.kv_of is not None,
+        "values that are normed": mixer.v_norm,
+        "no matrix of values": mixer.v_is_k,
+        "an input of its own": layer.input_size,
+        "a scale": layer.out_scale,
+        "scales of experts": isinstance(ffn, arch_parts.Experts) and ffn.own_scales,
+        "a dense network beside experts": isinstance(ffn, arch_parts.Experts) and ffn.beside,
+    }
+    return next((what for what, is_there in has.items() if is_there), "")
 
 
 def rotating_pairs(arch: ModelArch) -> int:
