@@ -1,4 +1,4 @@
-"""What tests with real models share: backends to try, and models that may or may not be here."""
+"""What tests with real models share: backends to try, and models beside this repository."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the function from a model's name to its GGUF file, fetched once for good.
+    """Return the function from a name to the GGUF file of a model that `ridgeline pull` lacks.
 
     It skips the test where ../shared is absent. ``stories260K`` and ``stories15M`` are converted
     from llama2.c's format; any other name is one of ../shared/models/manifest.json.
