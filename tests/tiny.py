@@ -212,6 +212,17 @@ def plain_logits(
     arch: ModelArch, arrays: Arrays, tokens: tuple[int, ...], max_model_len: int
 ) -> NDArray[np.float64]:
     """Logits after each token, ``[tokens, vocab]``."""
+    head = arrays["embed" if arch.tied_embeddings else "head"].astype(np.float64)
+    logits = plain_states(arch, arrays, tokens, max_model_len) @ head.T
+    if arch.head_bias:
+        logits += arrays["head_bias"]
+    return _capped(arch.logit_scale * logits, arch.logit_softcap)
+
+
+def plain_states(
+    arch: ModelArch, arrays: Arrays, tokens: tuple[int, ...], max_model_len: int
+) -> NDArray[np.float64]:
+    """Final states of each token, normed, ``[tokens, hidden]``."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
     x = w["embed"][list(tokens)] * arch.embed_scale
     if arch.position_rows:
@@ -247,9 +258,7 @@ def plain_logits(
             x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
     if arch.norm == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
-    x = _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
-    logits = x @ w["embed" if arch.tied_embeddings else "head"].T + w.get("head_bias", 0.0)
-    return _capped(arch.logit_scale * logits, arch.logit_softcap)
+    return _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
 
 
 def _mlp(

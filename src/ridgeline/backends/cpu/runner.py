@@ -319,7 +319,7 @@ class CpuRunner:
         if num_rows <= ADAPTIVE_ROWS and buffers.get("does_layers"):
             self._adaptive_threads.note(num_rows, time.perf_counter() - begin_s)
         buffers.put(does_layers=0)
-        if prunes and count:
+        if prunes and count and self.weights.head is not None:
             first = self.arch.num_layers * num_threads
             exact = sum(buffers.exact[first : first + num_threads].tolist())
             self._pruning.note(exact / len(self.weights.head.data))
