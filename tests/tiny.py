@@ -205,7 +205,7 @@ def checkpoint(arch: ModelArch, arrays: Arrays | None = None) -> Checkpoint:
         name: Tensor(name, "F32", a.shape, np.atleast_2d(a).view(np.uint8))
         for name, a in (arrays or random_arrays(arch)).items()
     }
-    return Checkpoint(Path("tiny"), arch, tensors, (2,), 1, False, None, {})
+    return Checkpoint(Path("tiny"), arch, tensors, (2,), 1, (), None, {})
 
 
 def plain_logits(

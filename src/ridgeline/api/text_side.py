@@ -157,8 +157,7 @@ class TextSide:
         first, second = (
             tokenizer.encode(text, parse_special=False, add_bos=False) for text in (one, other)
         )
-        begin = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-        first = [*begin, *first, *self._between]
+        first = [*tokenizer.begin_ids, *first, *self._between]
         if most is not None:
             room = most - len(first) - len(tokenizer.end_ids)
             if room < 1:

@@ -62,14 +62,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
     facts = Facts(metadata, str(path))
     arch, tensors = model_from_gguf(metadata, raw, str(path))
     kind = facts.text("tokenizer.ggml.model")
-    bos, add_bos, end_ids = _around_text(facts, kind, arch.vocab_size)
+    bos, begins, end_ids = _around_text(facts, kind, arch.vocab_size)
     return Checkpoint(
         path=path,
         arch=arch,
         tensors=tensors,
         eos_ids=_eos_ids(facts, arch.vocab_size),
         bos_id=bos[0] if bos else None,
-        add_bos=bool(bos) and add_bos,
+        begin_ids=tuple(bos) if begins else (),
         chat_template=facts.text("tokenizer.chat_template", "") or None,
         family=facts.text("general.architecture"),
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},

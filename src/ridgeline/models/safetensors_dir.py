@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,20 +64,23 @@ def load_directory(path: Path) -> Checkpoint:
     bos_ids = _ids(generation.get("bos_token_id", config.get("bos_token_id")), "bos_token_id", path)
     eos_ids += _id_of(text, "eos_token")
     bos_ids += _id_of(text, "bos_token")
-    add_bos = text.get("add_bos_token")
-    if add_bos is None:
-        prefix = _bos_of_template(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
-        bos_ids, add_bos = prefix or bos_ids, bool(prefix)
+    begins = text.get("add_bos_token")
+    begin_ids = bos_ids[:1] if begins else []
+    if begins is None:
+        begin_ids = _beginning(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
+        bos_ids = begin_ids or bos_ids
     ends = text.get("add_eos_token")
     # An id beyond the vocabulary can never be produced nor looked up.
-    eos_ids, bos_ids = ([i for i in ids if i < arch.vocab_size] for ids in (eos_ids, bos_ids))
+    eos_ids, bos_ids, begin_ids = (
+        [i for i in ids if i < arch.vocab_size] for ids in (eos_ids, bos_ids, begin_ids)
+    )
     return Checkpoint(
         path=path,
         arch=arch,
         tensors=tensors,
         eos_ids=tuple(dict.fromkeys(eos_ids)),
         bos_id=bos_ids[0] if bos_ids else None,
-        add_bos=bool(add_bos and bos_ids),
+        begin_ids=tuple(begin_ids),
         chat_template=_chat_template(folder, text.get("chat_template")),
         tokenizer=tokenizer,
         family=architecture(config),
@@ -246,7 +250,7 @@ def _id_of(text: dict[str, Any], role: str) -> list[int]:
     ]
 
 
-def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
+def _beginning(tokenizer: dict[str, Any]) -> list[int]:
     """Return the ids that tokenizer.json's post-processor puts in front of a single text."""
     step = tokenizer.get("post_processor")
     steps = step.get("processors", [step]) if type(step) is dict else []
@@ -254,9 +258,11 @@ def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
         for step in steps:
             if step["type"] in ("BertProcessing", "RobertaProcessing"):
                 return _ids(step["cls"][1], "cls", Path("tokenizer.json"))
-            if step["type"] == "TemplateProcessing" and "SpecialToken" in step["single"][0]:
-                token = step["single"][0]["SpecialToken"]["id"]
-                return _ids(step["special_tokens"][token]["ids"], "ids", Path("tokenizer.json"))
+            if step["type"] == "TemplateProcessing":
+                first = takewhile(lambda piece: "SpecialToken" in piece, step["single"])
+                tokens = [step["special_tokens"][piece["SpecialToken"]["id"]] for piece in first]
+                ids = [number for token in tokens for number in token["ids"]]
+                return _ids(ids, "ids", Path("tokenizer.json"))
     except (KeyError, IndexError, TypeError):
         pass  # the tokenizers library will say what is wrong with it
     return []

@@ -129,7 +129,7 @@ class Checkpoint:
         tensors: canonical name (``ModelArch.matrix_shapes``) to tensor; shapes are checked.
         eos_ids: tokens that end an answer.
         bos_id: token that begins a text, None where the model has none.
-        add_bos: whether a plain prompt gets ``bos_id`` in front.
+        begin_ids: what a plain prompt gets in front: ``bos_id``, some models more, or nothing.
         end_ids: what a plain prompt gets behind it, None where tokenizer.json says it.
         chat_template: jinja2 source, None where the file has none.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
@@ -146,7 +146,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     eos_ids: tuple[int, ...]
     bos_id: int | None
-    add_bos: bool
+    begin_ids: tuple[int, ...]
     chat_template: str | None
     tokenizer: Path | Mapping[str, Any]
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
