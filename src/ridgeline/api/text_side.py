@@ -67,7 +67,7 @@ class TextSide:
         self.pooling = checkpoint.arch.pooling or "last"
         self.normalises = checkpoint.normalises
         self.is_encoder = checkpoint.arch.is_encoder
-        self.vector_size = checkpoint.arch.hidden_size
+        self.vector_size = checkpoint.vector_size
         self.has_scores = bool(checkpoint.arch.scores)
         self._between = checkpoint.between_ids
         self.tokenizer = tokenizer_of(checkpoint)

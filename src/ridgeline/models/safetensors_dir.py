@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import architecture, model_from_config
 from ridgeline.models.quantized import read_quantized
-from ridgeline.models.sentence import ids_between, pooling_of
-from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.models.sentence import DenseStep, check_dense, ids_between, steps_of
+from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, Tensor
 
 _ITEM_BYTES = {
     "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,
@@ -51,9 +51,11 @@ def load_directory(path: Path) -> Checkpoint:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
     found = read_quantized(config, _read_weights(folder), str(path))
     arch, tensors = model_from_config(found.config, found.tensors, str(path), found.spare)
-    pooling = pooling_of(folder.read, path)
-    if pooling is not None:
-        arch = replace(arch, pooling=pooling[0])
+    steps = steps_of(folder.read, path)
+    if steps is not None:
+        arch = replace(arch, pooling=steps.pooling)
+    dense = tuple(_dense(folder, step) for step in steps.dense) if steps else ()
+    check_dense(dense, arch.hidden_size, path)
     between = ids_between(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
     if arch.num_segments > 1 and between:
         arch = replace(arch, separator=between[0])
@@ -86,7 +88,8 @@ def load_directory(path: Path) -> Checkpoint:
         family=architecture(config),
         generation_defaults=_sampling_defaults(generation, path),
         between_ids=between,
-        normalises=pooling is None or pooling[1],
+        normalises=steps is None or steps.normalises,
+        dense=dense,
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
         quantization=found.description,
     )
@@ -182,6 +185,19 @@ def _refuse_other_weights(path: Path) -> NoReturn:
             "never read; fetch the model's safetensors or GGUF version"
         )
     raise ModelFileError(f"{path}: neither model.safetensors nor {_INDEX}; fetch the weights again")
+
+
+def _dense(folder: Folder, step: DenseStep) -> Dense:
+    name = f"{step.folder}/model.safetensors"
+    path = folder.find(name)
+    if path is None:
+        raise ModelFileError(f"{folder.path / name}: modules.json names it, but it is missing")
+    tensors = map_safetensors(path)
+    unknown = sorted(tensors.keys() - {"linear.weight", "linear.bias"})
+    if unknown or "linear.weight" not in tensors:
+        problem = f"tensor {unknown[0]!r} is no part" if unknown else "linear.weight is missing"
+        raise ModelFileError(f"{path}: {problem} of a dense layer")
+    return Dense(tensors["linear.weight"], tensors.get("linear.bias"), step.squashes)
 
 
 def map_safetensors(path: Path) -> dict[str, Tensor]:

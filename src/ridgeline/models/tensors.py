@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +119,14 @@ def _room(rows: int, row_bytes: int) -> NDArray[np.uint8]:
     return np.broadcast_to(np.zeros(1, np.uint8), (rows, row_bytes))
 
 
+class Dense(NamedTuple):
+    """What a vector goes through: a matrix ``[out, in]``, a bias, and tanh if it squashes."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    squashes: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A model as found on disk.
@@ -139,6 +147,7 @@ class Checkpoint:
         family: the file's name of its family.
         between_ids: what stands between two texts that are read together.
         normalises: vectors of texts are scaled to length 1.
+        dense: what they go through before that, in order.
     """
 
     path: Path
@@ -155,6 +164,12 @@ class Checkpoint:
     family: str = ""
     between_ids: tuple[int, ...] = ()
     normalises: bool = True
+    dense: tuple[Dense, ...] = ()
+
+    @property
+    def vector_size(self) -> int:
+        """Dimensions of a text's vector."""
+        return self.dense[-1].weight.shape[0] if self.dense else self.arch.hidden_size
 
     @property
     def nbytes(self) -> int:

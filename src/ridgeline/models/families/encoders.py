@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.models.families.table import Family, choice, const, integer, number
+from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
+from ridgeline.models.families.hf import FAMILIES as _DECODERS
+from ridgeline.models.families.table import Family, choice, const, integer, number, unless
 
 _ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -242,4 +244,23 @@ GGUF_FAMILIES["nomic-bert"] = Family(
     "blk.{}.",
     {**GGUF_FAMILIES["bert"].facts, **_NOMIC, "ffn.activation": const("silu")},
     must=GGUF_FAMILIES["bert"].must,
+)
+
+# Gemma 3 whose tokens see what follows them, as EmbeddingGemma (Schechter Vera et al., 2025). The
+# same class without the flag is a decoder that was saved without its head.
+_GEMMA3, _GGUF_GEMMA3 = _DECODERS["Gemma3ForCausalLM"], _GGUF_DECODERS["gemma3"]
+FAMILIES["Gemma3TextModel"] = replace(
+    _GEMMA3,
+    facts={
+        **_GEMMA3.facts,
+        "tied_embeddings": const(True),
+        "mixer.causal": unless("use_bidirectional_attention"),
+    },
+    refuse=("attn_logit_softcapping", "final_logit_softcapping"),
+    unused=(*_GEMMA3.unused, "_sliding_window_pattern", "tie_word_embeddings"),
+)
+GGUF_FAMILIES["gemma-embedding"] = replace(
+    _GGUF_GEMMA3,
+    facts={**_GGUF_GEMMA3.facts, "pooling": const("mean"), "mixer.causal": const(False)},
+    unused=("dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in", "dense_3_feat_out"),
 )

@@ -43,6 +43,7 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     if (factor := mixer.pop("key_scale", 1.0)) != 1.0:
         mixer["scale"] = head_dim**-0.5 * factor
     kinds, window = _windows_of_config(config, family, num_layers)
+    window = _reach(window, mixer)
     ropes, max_position = _ropes_of_config(config, family, head_dim)
     attention = Attention(
         heads,
@@ -101,7 +102,8 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         **mixer,
     )
     turning = _no_rope_layers(meta, family, num_layers)
-    return _layers(meta, family, attention, kinds, window or None, ropes, turning)
+    reach = _reach(window or None, mixer)
+    return _layers(meta, family, attention, kinds, reach, ropes, turning)
 
 
 def _layers(
@@ -218,6 +220,11 @@ def _windows_of_config(
     if family.windows == "pattern":
         return _pattern(config, "sliding_window_pattern", family, num_layers), window
     return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
+
+
+def _reach(window: int | None, mixer: Mapping[str, Any]) -> int | None:
+    """Return how far a token sees: to both sides, half of what a file calls an encoder's window."""
+    return window if window is None or mixer.get("causal", True) else window // 2 + 1
 
 
 def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:

@@ -22,6 +22,7 @@ class Reader(NamedTuple):
         "number",
         "numbers",
         "flag",
+        "unless",
         "choice",
         "power",
         "inverse",
@@ -49,6 +50,8 @@ class Reader(NamedTuple):
                 return self.default if given is None else facts.numbers(key, len(self.default))
             case "flag":
                 return facts.flag(key, self.default)
+            case "unless":
+                return not facts.flag(key, False)
             case "power":
                 return facts.number(key, self.default) ** self.argument
             case "inverse":
@@ -90,6 +93,11 @@ def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
 def flag(*keys: str, default: bool = False) -> Reader:
     """True or false."""
     return Reader("flag", keys, default)
+
+
+def unless(key: str) -> Reader:
+    """True unless a key is."""
+    return Reader("unless", (key,))
 
 
 def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
