@@ -179,6 +179,10 @@ ENCODERS = {
     ),
     "encoder with windows": changed(PLAIN, windows=(5, None), causal=False, pooling="cls"),
 }
+_BARE = changed(PLAIN, windows=(None, 5, 5), causal=False, norm="layer", tied_embeddings=True)
+ENCODERS["encoder with a bare first layer"] = replace(
+    _BARE, layers=(replace(_BARE.layers[0], norms="before mlp"), *_BARE.layers[1:])
+)
 
 
 def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:

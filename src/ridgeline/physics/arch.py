@@ -241,13 +241,15 @@ class Layer:
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
             each has a norm of its own of that row. "within" is as "before", but a norm replaces the
             residual stream: so the norm behind each of the two (Vaswani et al., 2017) is that
-            before the next.
+            before the next. "before mlp": the mixer reads the stream as it is.
         beside: a mixer that keeps a state and reads the same row as attention; both are added.
     """
 
     mixer: Attention | Recurrent
     ffn: Mlp | Experts
-    norms: Literal["before", "behind", "around", "beside", "beside, own", "within"] = "before"
+    norms: Literal[
+        "before", "behind", "around", "beside", "beside, own", "within", "before mlp"
+    ] = "before"
     beside: Recurrent | None = None
 
     @property
@@ -273,6 +275,7 @@ class Layer:
         if not self.ffn.size:
             return before[:1]
         others = {"behind": behind, "around": before + behind, "beside": before[:1]}
+        others["before mlp"] = before[1:]
         return others.get(self.norms, before)
 
     @property

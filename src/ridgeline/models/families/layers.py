@@ -137,7 +137,8 @@ def _layers(
             mixer = replace(attention, window=window if kind == "sliding" else None, rope=rope)
         beside = _recurrent(facts, family) if family.beside else None
         made.setdefault((kind, turns), Layer(mixer, ffn, beside=beside, **of_layer))
-    return tuple(made[key] for key in zip(kinds, turning, strict=True))
+    first, *others = (made[key] for key in zip(kinds, turning, strict=True))
+    return (replace(first, norms=family.first_norms) if family.first_norms else first, *others)
 
 
 def _recurrent(facts: Facts, family: Family) -> Recurrent:
@@ -248,7 +249,8 @@ def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[st
             facts.fail(f"{facts.prefix}{key} has {len(flags)} values for {num_layers} layers")
         return ["sliding" if value else "full" for value in flags]
     every = facts.integer(key, family.pattern)
-    return ["sliding" if (i + 1) % every else "full" for i in range(num_layers)]
+    shift = 0 if family.full_first else 1
+    return ["sliding" if (i + shift) % every else "full" for i in range(num_layers)]
 
 
 def _ropes_of_config(config: Facts, family: Family, head_dim: int) -> tuple[_Ropes, int]:

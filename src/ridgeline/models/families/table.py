@@ -139,7 +139,8 @@ class Family:
 
     Attributes:
         outer: canonical names before and behind the layers to the file's; ``{}`` stands for the
-            last layer's number. "types" is an embedding of kinds of tokens, added to positions.
+            last layer's number. "types" is an embedding of kinds of tokens, added to positions;
+            "embed_norm" is a norm of the embedding's rows.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
             What begins with ``../`` stands in the layer before.
         instead: canonical name within a layer to the name that some files have for it.
@@ -151,6 +152,7 @@ class Family:
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
             that it must be there.
         pattern: every so manyth layer sees everything, if the config does not say it.
+        full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
             to "none", or the base of one that is not scaled: its key or its digits.
         norm_offset: norm weights lack this number.
@@ -172,6 +174,7 @@ class Family:
         refuse: keys that change what a model computes, and that are refused if they are set.
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
+        first_norms: where the first layer's norms stand, if elsewhere than the others'.
         refuse_layers: numbers of layers of models whose files lack a fact.
     """
 
@@ -182,6 +185,7 @@ class Family:
     windows: Literal["none", "all", "switch", "pattern"] = "none"
     default_window: int | None = None
     pattern: int = 0
+    full_first: bool = False
     ropes: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     interleaved: bool = False
@@ -199,6 +203,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
+    first_norms: Literal["", "before mlp"] = ""
     refuse_layers: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)

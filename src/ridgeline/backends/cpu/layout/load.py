@@ -197,9 +197,9 @@ def _pack_all(
     places |= _expert_places(arch, sizes)
     for i in range(arch.num_layers):
         prefix = f"layers.{i}."
-        for name, size in vectors.items():
+        for name in (n for n in vectors if prefix + n in checkpoint.tensors):  # not all have norms
             rows = places.get(name.removesuffix("_bias"), (None, None))[0]
-            arrays[prefix + name] = Packed("", vector(prefix + name, size, rows))
+            arrays[prefix + name] = Packed("", vector(prefix + name, vectors[name], rows))
         if heads.qkv_bias:
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
