@@ -149,6 +149,12 @@ def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
     none = arch_from_config(CONFIG | {"hidden_size_per_layer_input": None}, {}, "x")
     assert none.input_size == 0
 
+    unified = {k: v for k, v in CONFIG.items() if k not in left_out}
+    unified["architectures"] = ["Gemma4UnifiedForCausalLM"]
+    arch = arch_from_config(unified, {}, "x")
+    assert [mixer.window for mixer in arch.attentions] == [1024] * 5 + [None]
+    assert (arch.input_size, arch.max_position) == (0, 262_144)
+
 
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS])
 def test_every_tensor_binds_and_what_nobody_reads_may_be_left_over(config: dict[str, Any]) -> None:
