@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ridgeline import LLM, SamplingParams
@@ -19,6 +19,8 @@ from ridgeline.decoding.tools import Tool, ToolUse
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.families import arch_from_config
 from ridgeline.models.families.gemma4 import FAMILIES, GGUF_FAMILIES
+from ridgeline.models.summary import summarise
+from ridgeline.physics.costs import weight_params
 from tests.api.test_tools import written
 from tests.models.test_gemma4 import CONFIG, EXPERTS, META
 from tests.models.tiny import vocabulary, write_gguf
@@ -83,6 +85,21 @@ def test_an_answer_is_the_same_in_company_and_in_pieces(
     for one, other, third in zip(alone, together, again, strict=True):
         ids = one.outputs[0].token_ids
         assert ids == other.outputs[0].token_ids == third.outputs[0].token_ids
+
+
+def test_experts_stay_in_their_file_and_are_counted(tmp_path: Path) -> None:
+    """Gates and inner values of each expert stand in turn in one tensor."""
+    checkpoint = load_checkpoint(directory(tmp_path / "model", EXPERTS))
+    assert summarise(checkpoint).num_parameters == weight_params(checkpoint.arch)
+    both = load_file(tmp_path / "model" / "model.safetensors")[
+        "model.layers.2.experts.gate_up_proj"
+    ]
+    for half, name in enumerate(("gate", "up")):
+        stack = checkpoint.tensors[f"layers.2.{name}"]
+        assert len(stack.parts) == 5
+        assert all(not part.stored.flags.owndata for part in stack.parts)
+        wanted = both.reshape(5, 2, 24, 32)[:, half].reshape(-1, 32)
+        np.testing.assert_array_equal(stack.to_f32(), wanted)
 
 
 def test_a_gguf_file_in_eight_bits_answers_like_its_weights(tmp_path: Path) -> None:
