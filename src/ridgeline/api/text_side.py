@@ -67,7 +67,7 @@ class TextSide:
         self.pooling = checkpoint.arch.pooling or "last"
         self.normalises = checkpoint.normalises
         self.is_encoder = checkpoint.arch.is_encoder
-        self.vector_size = checkpoint.arch.hidden_size
+        self.vector_size = checkpoint.vector_size
         self.has_scores = bool(checkpoint.arch.scores)
         self._between = checkpoint.between_ids
         self.tokenizer = tokenizer_of(checkpoint)
@@ -158,8 +158,7 @@ class TextSide:
         first, second = (
             tokenizer.encode(text, parse_special=False, add_bos=False) for text in (one, other)
         )
-        begin = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-        first = [*begin, *first, *self._between]
+        first = [*tokenizer.begin_ids, *first, *self._between]
         if most is not None:
             room = most - len(first) - len(tokenizer.end_ids)
             if room < 1:

@@ -46,7 +46,7 @@ from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, answered, finish
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import Scorer, pooled, segments
+from ridgeline.backends.vectors import behind_pooling, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
@@ -186,7 +186,7 @@ class ReferenceRunner:
             "recurrent_states": held(self._recurrent.arrays()),
         }
         if self._scorer:
-            found["weights.scores"] = held(self._scorer[0].arrays)
+            found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         if self._inputs is not None:
             found["weights.inputs"] = held([self._inputs.table], is_mapped=True)
         if self._head is not self._embed:
@@ -364,7 +364,7 @@ class ReferenceRunner:
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
-        self._scorer = [Scorer(checkpoint)] if arch.scores else []
+        self._scorer = behind_pooling(checkpoint)
         self._inputs = None
         if table is not None:
             done += table.nbytes

@@ -76,6 +76,7 @@ class Buffers:
             "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
             "lengths": np.zeros(PRUNED_ROWS, np.float32),
         }
+        num_pruned = PRUNED_ROWS if weights.sketch is not None else 0
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
@@ -83,7 +84,7 @@ class Buffers:
             "local_memory": aligned((num_threads, sizes.local_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
             "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
-            "proxy_logits": aligned((PRUNED_ROWS, sizes.proxy_stride), np.uint8),
+            "proxy_logits": aligned((num_pruned, sizes.proxy_stride), np.uint8),
         }
         counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
         self.exact = counters[:, EXACT_AT // 4]

@@ -296,6 +296,8 @@ def _bind(
     shapes = arch.matrix_shapes()
     if "types" in family.outer:
         raw = _with_types(facts, raw, family)
+    if "embed_norm" in family.outer:
+        raw = _with_normed_rows(facts, arch, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
         if name in family.outer:
@@ -359,6 +361,24 @@ def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict
     if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
         facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
     values = np.concatenate([positions + row for row in types[: family.num_segments]])
+    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+
+
+def _with_normed_rows(
+    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+) -> dict[str, Tensor]:
+    """Return the tensors with an embedding whose rows are normed: each is what its token adds."""
+    names = [family.outer[name] for name in ("embed", "embed_norm")]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} is missing")
+    rows, weight = (raw[name].to_f32() for name in names)
+    if rows.shape[1:] != weight.shape:
+        facts.fail(f"tensor {names[1]!r} has shape {weight.shape}, wanted {rows.shape[1:]}")
+    centred = rows - rows.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    squares = np.square(centred, dtype=np.float64).mean(axis=1, keepdims=True)
+    values = (centred / np.sqrt(squares + arch.norm_eps) * weight).astype(np.float32)
     made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
     return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
 

@@ -152,12 +152,17 @@ class Thread:
         from then on.
         """
         floats = self.floats("in", row, scope)
-        if name in self.sizes.block.norm_names:
+        block = self.sizes.block
+        if name == "attn_norm" and block.first_is_bare:
+            COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
+            with self.fn.when(layer[name] > 0):
+                self._norm(layer, name, x, floats)
+        elif name in block.norm_names:
             self._norm(layer, name, x, floats)
         else:
             COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
         shrink(self, layer, readers, floats, row)
-        if self.sizes.block.norms_replace:
+        if block.norms_replace:
             COPY.call(self.fn, x=x, y=floats, size=self.sizes.hidden)
         self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
 

@@ -55,7 +55,7 @@ class Weights:
     final_norm: Floats
     final_norm_bias: Floats  # empty if there is none, as the next
     head_bias: Floats
-    head: Matrix
+    head: Matrix | None  # None of an encoder: nobody draws from it
     sketch: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
     ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
@@ -117,13 +117,17 @@ def footprint(
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
-    step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
-    step_bytes += PRUNED_ROWS * sizes.proxy_stride
+    weights_bytes = weight_bytes(arch, per_weight) + embedding
+    if arch.is_encoder:  # it has no head: neither its weights nor logits
+        weights_bytes -= round(arch.vocab_size * arch.hidden_size * per_weight)
+    else:
+        step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
+        step_bytes += PRUNED_ROWS * sizes.proxy_stride
+        if kind == "w8":
+            of_sketch = FORMATS["s5"].record_bytes
+            weights_bytes += arch.vocab_size * sizes.hidden * of_sketch // TILE**2
     cached = arch.num_layers * sizes.heads.num_kv_heads * sizes.heads.record_bytes // TOKENS
-    sketch_bytes = 0
-    if kind == "w8":
-        sketch_bytes = arch.vocab_size * sizes.hidden * FORMATS["s5"].record_bytes // TILE**2
-    return weight_bytes(arch, per_weight) + embedding + sketch_bytes, step_bytes, cached
+    return weights_bytes, step_bytes, cached
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
@@ -193,9 +197,9 @@ def _pack_all(
     places |= _expert_places(arch, sizes)
     for i in range(arch.num_layers):
         prefix = f"layers.{i}."
-        for name, size in vectors.items():
+        for name in (n for n in vectors if prefix + n in checkpoint.tensors):  # not all have norms
             rows = places.get(name.removesuffix("_bias"), (None, None))[0]
-            arrays[prefix + name] = Packed("", vector(prefix + name, size, rows))
+            arrays[prefix + name] = Packed("", vector(prefix + name, vectors[name], rows))
         if heads.qkv_bias:
             parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
@@ -218,16 +222,17 @@ def _pack_all(
         arrays[name] = Packed("", vector(name, size))
     if arch.position_rows:
         arrays["positions"] = _plain_rows(checkpoint, "positions", sizes)
-    head = "embed" if arch.tied_embeddings else "head"
-    matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
-    arrays["head"] = arrays.pop(head)
-    if (
-        arrays["head"].kind == "w8"
-        and not arch.head_bias
-        and (found := proxy(Matrix(*arrays["head"])))
-    ):
-        arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
-        arrays["distances"] = Packed("", aligned_copy(found[1]))
+    if not arch.is_encoder:
+        head = "embed" if arch.tied_embeddings else "head"
+        matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
+        arrays["head"] = arrays.pop(head)
+        if (
+            arrays["head"].kind == "w8"
+            and not arch.head_bias
+            and (found := proxy(Matrix(*arrays["head"])))
+        ):
+            arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
+            arrays["distances"] = Packed("", aligned_copy(found[1]))
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
     return arrays
@@ -280,7 +285,7 @@ def _assemble(
         final_norm=final_norm,
         final_norm_bias=final_norm_bias,
         head_bias=head_bias,
-        head=Matrix(*arrays["head"]),
+        head=Matrix(*arrays["head"]) if "head" in arrays else None,
         sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         ropes=[table for both in tables.values() for table in both],

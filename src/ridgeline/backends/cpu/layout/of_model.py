@@ -41,7 +41,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
     Raises ValueError for layers that differ in more than their window and rope.
     """
     _check_layers(arch)
-    first, experts = arch.layers[0], None
+    first, experts = arch.layers[-1], None
     if isinstance(first.ffn, arch_parts.Experts):
         ffn = first.ffn
         experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale, ffn.bias)
@@ -60,6 +60,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
             norm_bias=arch.norm_bias,
             is_parallel=first.is_parallel,
             norms_replace=first.norms == "within",
+            first_is_bare=arch.layers[0].norms == "before mlp",
             residual_scale=arch.residual_scale,
             activation=first.ffn.activation,
             gated=first.ffn.gated,
@@ -73,7 +74,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
 
 
 def _check_layers(arch: ModelArch) -> None:
-    first = arch.layers[0]
+    first = arch.layers[-1]
     for i, layer in enumerate(arch.layers):
         if layer.recurrent is not None:
             raise ValueError(f"layer {i} keeps a state: use --backend reference")
@@ -88,8 +89,9 @@ def _check_layers(arch: ModelArch) -> None:
             mixer, arch_parts.Attention
         ):
             mixer = replace(mixer, window=first.mixer.window, rope=first.mixer.rope)
-        if replace(layer, mixer=mixer) != first:
-            raise ValueError(f"layer {i} has another shape than layer 0: use --backend reference")
+        norms = first.norms if layer.norms == "before mlp" and i == 0 else layer.norms
+        if replace(layer, mixer=mixer, norms=norms) != first:
+            raise ValueError(f"layer {i} has another shape than the last: use --backend reference")
     ropes = {layer.known_attention.rope for layer in arch.layers}
     has_post_norm = "attn_post_norm" in first.norm_names
     if len({rope.dim for rope in ropes if rope}) > 1:

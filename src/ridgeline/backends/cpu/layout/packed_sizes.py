@@ -52,6 +52,8 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
         elif part in ("q_bias", "k_bias", "v_bias"):
             found["norms"] += rows[part[0]] * 4 * (2 if part == "k_bias" else 1)  # and its spread
     found["embedding"] += arch.position_rows * sizes.hidden * 4
+    if arch.is_encoder:
+        return found
     name = "embed" if arch.tied_embeddings else "head"
     tensor = checkpoint.tensors[name]
     kind = packed_kind(tensor, head_dtype(dtype, tensor.dtype))

@@ -111,6 +111,7 @@ class Block:
     norm_bias: bool = False
     is_parallel: bool = False  # attention and the feed-forward network read the same rows
     norms_replace: bool = False  # a norm's result is the residual stream from there on
+    first_is_bare: bool = False  # attention reads the first layer's rows as they are
     residual_scale: float = 1.0
     activation: str = "silu"
     gated: bool = True
