@@ -246,6 +246,10 @@ ENCODERS = {
     ),
     "encoder with windows": changed(PLAIN, windows=(5, None), causal=False, pooling="cls"),
 }
+_BARE = changed(PLAIN, windows=(None, 5, 5), causal=False, norm="layer", tied_embeddings=True)
+ENCODERS["encoder with a bare first layer"] = replace(
+    _BARE, layers=(replace(_BARE.layers[0], norms="before mlp"), *_BARE.layers[1:])
+)
 
 
 def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
@@ -272,13 +276,24 @@ def checkpoint(arch: ModelArch, arrays: Arrays | None = None) -> Checkpoint:
         name: Tensor(name, "F32", a.shape, np.atleast_2d(a).view(np.uint8))
         for name, a in (arrays or random_arrays(arch)).items()
     }
-    return Checkpoint(Path("tiny"), arch, tensors, (2,), 1, False, None, {})
+    return Checkpoint(Path("tiny"), arch, tensors, (2,), 1, (), None, {})
 
 
 def plain_logits(
     arch: ModelArch, arrays: Arrays, tokens: tuple[int, ...], max_model_len: int
 ) -> NDArray[np.float64]:
     """Logits after each token, ``[tokens, vocab]``."""
+    head = arrays["embed" if arch.tied_embeddings else "head"].astype(np.float64)
+    logits = plain_states(arch, arrays, tokens, max_model_len) @ head.T
+    if arch.head_bias:
+        logits += arrays["head_bias"]
+    return _capped(arch.logit_scale * logits, arch.logit_softcap)
+
+
+def plain_states(
+    arch: ModelArch, arrays: Arrays, tokens: tuple[int, ...], max_model_len: int
+) -> NDArray[np.float64]:
+    """Final states of each token, normed, ``[tokens, hidden]``."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
     x = w["embed"][list(tokens)] * arch.embed_scale
     inputs, kept = _inputs(arch, w, x, tokens), dict[int, Any]()
@@ -320,9 +335,7 @@ def plain_logits(
         x = x * layer.get("out_scale", 1.0)
     if arch.norm == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
-    x = _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
-    logits = x @ w["embed" if arch.tied_embeddings else "head"].T + w.get("head_bias", 0.0)
-    return _capped(arch.logit_scale * logits, arch.logit_softcap)
+    return _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
 
 
 def _inputs(

@@ -204,6 +204,76 @@ def test_the_text_of_a_model_with_pictures_says_what_is_not_counted() -> None:
     assert weight_params(shape) == weight_params(shape_of_config(text))
 
 
+GEMMA_4: dict[str, Any] = {
+    name: entry
+    for name, entry in json.loads(
+        (Path(__file__).parents[1] / "data" / "family_configs.json").read_text()
+    ).items()
+    if name.startswith("gemma-4")
+}
+
+
+@pytest.mark.parametrize("name", GEMMA_4)
+def test_gemma_4_has_the_shape_of_the_model_that_the_engine_runs(name: str) -> None:
+    config = GEMMA_4[name]["config"]
+    arch, shape = arch_from_config(config, {}, name), shape_of_config(config)
+    same = shape_of_arch(arch, "gemma4_text")
+    assert weight_params(shape) == GEMMA_4[name]["num_params"]
+    assert active_params(shape) == active_params(same)
+    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(arch, 2)
+    assert [layer.cache for layer in shape.layers] == [layer.cache for layer in same.layers]
+    assert [layer.mlp_values for layer in shape.layers] == [
+        layer.mlp_values for layer in same.layers
+    ]
+    assert set(shape.not_counted) <= {
+        "vision_config",
+        "audio_config",
+        "vision_soft_tokens_per_image",
+    }
+
+
+def test_shared_keys_and_values_halve_what_a_cache_holds() -> None:
+    for name, own, every in (("gemma-4-e2b", 18_432, 43_008), ("gemma-4-e4b", 57_344, 100_352)):
+        config = GEMMA_4[name]["config"]
+        alone = config | {"text_config": config["text_config"] | {"num_kv_shared_layers": 0}}
+        assert kv_bytes_per_token(shape_of_config(config)) == own
+        assert kv_bytes_per_token(shape_of_config(alone)) == every
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2, but there are 2 layers"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
+        (
+            {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3},
+            "3 experts for a token",
+        ),
+        ({"per_layer_config": [2]}, "per_layer_config is no object"),
+        ({"per_layer_config": {"1": 5}}, "per_layer_config is no object"),
+        ({"per_layer_config": {"1": {"head_dim": -5}}}, "per_layer_config: head_dim is -5"),
+    ],
+)
+def test_a_gemma_4_that_cannot_be_counted(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shape_of_config({**CONFIG, "model_type": "gemma4_text", **changes})
+
+
+def test_newer_configs_of_gemma_4_say_heads_by_the_number_of_a_layer() -> None:
+    config = {**CONFIG, "model_type": "gemma4_text", "head_dim": 8, "global_head_dim": 16}
+    newer = {key: value for key, value in config.items() if key != "global_head_dim"}
+    newer["per_layer_config"] = {"01": {"head_dim": 16}}
+    assert shape_of_config(newer).layers == shape_of_config(config).layers
+    assert shape_of_config(newer).layers[0].cache.values_per_head == 16
+    none = shape_of_config({**config, "hidden_size_per_layer_input": None})
+    usual = shape_of_config(config)
+    assert weight_params(usual) > weight_params(none)
+    unified = shape_of_config({**config, "model_type": "gemma4_unified_text"})
+    assert weight_params(unified) == weight_params(none)
+    assert "embed_tokens_per_layer" in str(usual.embedding)
+
+
 def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:
     shape = shape_of_config({**CONFIG, "model_type": "brandnew"})
     assert weight_params(shape) == weight_params(shape_of_config({**CONFIG, "model_type": "llama"}))

@@ -46,7 +46,7 @@ from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, answered, finish
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import Scorer, pooled, segments
+from ridgeline.backends.vectors import behind_pooling, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
@@ -186,7 +186,7 @@ class ReferenceRunner:
             "recurrent_states": held(self._recurrent.arrays()),
         }
         if self._scorer:
-            found["weights.scores"] = held(self._scorer[0].arrays)
+            found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         if self._inputs is not None:
             found["weights.inputs"] = held([self._inputs.table], is_mapped=True)
         if self._head is not self._embed:
@@ -364,7 +364,7 @@ class ReferenceRunner:
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
-        self._scorer = [Scorer(checkpoint)] if arch.scores else []
+        self._scorer = behind_pooling(checkpoint)
         self._inputs = None
         if table is not None:
             done += table.nbytes
@@ -414,7 +414,8 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
         if layer.recurrent else 0
         for layer in arch.layers
     )  # fmt: skip
-    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest)
+    of_inputs = arch.num_layers * arch.input_size
+    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest + of_inputs)
     scores = 2 * num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.

@@ -268,7 +268,7 @@ class Layer:
             norms), or "beside": one norm before both, which read the same row; with "beside, own"
             each has a norm of its own of that row. "within" is as "before", but a norm replaces the
             residual stream: so the norm behind each of the two (Vaswani et al., 2017) is that
-            before the next.
+            before the next. "before mlp": the mixer reads the stream as it is.
         beside: a mixer that keeps a state and reads the same row as attention; both are added.
         input_size: channels of this layer's own input of each token (``ModelArch.input_scales``);
             0 for none. Behind the feed-forward network the residual stream goes through
@@ -279,7 +279,9 @@ class Layer:
 
     mixer: Attention | Recurrent
     ffn: Mlp | Experts
-    norms: Literal["before", "behind", "around", "beside", "beside, own", "within"] = "before"
+    norms: Literal[
+        "before", "behind", "around", "beside", "beside, own", "within", "before mlp"
+    ] = "before"
     beside: Recurrent | None = None
     input_size: int = 0
     out_scale: bool = False
@@ -307,6 +309,7 @@ class Layer:
         if not self.ffn.size:
             return before[:1]
         others = {"behind": behind, "around": before + behind, "beside": before[:1]}
+        others["before mlp"] = before[1:]
         names = others.get(self.norms, before)
         if isinstance(self.ffn, Experts) and self.ffn.beside is not None:
             names += ("router_norm", "experts_norm", "experts_post_norm", "beside_post_norm")

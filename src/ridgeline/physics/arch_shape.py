@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
-from ridgeline.physics.config_shape import embedding, end, joined
 from ridgeline.physics.layers import (
     Part,
     attention,
     beside,
     delta_net,
+    embedding,
+    end,
     experts,
+    joined,
     layer_input,
     layer_inputs,
     mamba2,

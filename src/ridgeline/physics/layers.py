@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ridgeline.physics.shapes import Cache, Matrix
+from ridgeline.physics.shapes import Cache, Layer, Matrix
 
 
 class Part(NamedTuple):
@@ -287,3 +287,28 @@ def delta_net(
     state = value_heads * key_dim * value_dim + conv * (kernel - 1)
     cache = Cache("state", state_values=state, num_heads=key_heads)
     return Part("linear attention", found, cache, conv + 2 * values)
+
+
+def joined(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Layer:
+    """Return a layer made of a mixer, what stands behind it, and norms."""
+    assert mixer.cache is not None
+    matrices = (*mixer.matrices, *(inner.matrices if inner else ()), *between)
+    return Layer(
+        mixer.kind, matrices, mixer.cache, mixer.token_values, inner.token_values if inner else 0
+    )
+
+
+def embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
+    """Return the embedding, and that of ``positions`` if there are learnt ones."""
+    found = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
+    if not positions:
+        return found
+    return *found, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
+
+
+def end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:
+    """Return the last norm and, unless it is the embedding, the head."""
+    norm = vector("norm", "norms", hidden * (2 if norm_bias else 1))
+    if tied:
+        return (norm,)
+    return norm, Matrix("lm_head", "head", vocab, hidden, ways=vocab)

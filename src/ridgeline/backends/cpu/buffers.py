@@ -30,7 +30,7 @@ class Buffers:
     Attributes:
         cache: the paged cache, ``[blocks, parts, bytes]``. All layers of a block lie together: a
             short text touches few pages, which are zeroed then.
-        inputs: what layers read of the rows' tokens beside that, ``[rows, layers, channels]``, f32;
+        inputs: layers' own inputs of the rows' tokens, ``[rows, layers * channels]``, f32;
             empty where they read nothing.
         x: the rows' hidden states, ``[rows, hidden]``, f32.
         non_finite: 1 where a row's keys or values are not finite, f32.
@@ -55,8 +55,8 @@ class Buffers:
     ) -> None:
         """Reserve memory, and point the arguments to it and to the weights."""
         stride = scores_stride(max_model_len)
-        shape = (num_blocks, block_size // TOKENS, sizes.cache_ends[-1])
-        self.cache = aligned(shape, np.uint8)
+
+        self.cache = aligned((num_blocks, block_size // TOKENS, sizes.cache_ends[-1]), np.uint8)
         self.x = aligned((rows, sizes.hidden), np.float32)
         self.non_finite = np.zeros(rows, np.float32)
         self.logits = np.zeros((0, 1), np.float32)
@@ -77,6 +77,7 @@ class Buffers:
             "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
             "lengths": np.zeros(PRUNED_ROWS, np.float32),
         }
+        num_pruned = PRUNED_ROWS if weights.sketch is not None else 0
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
@@ -84,13 +85,12 @@ class Buffers:
             "local_memory": aligned((num_threads, sizes.local_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
             "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
-            "proxy_logits": aligned((PRUNED_ROWS, sizes.proxy_stride), np.uint8),
+            "proxy_logits": aligned((num_pruned, sizes.proxy_stride), np.uint8),
         }
-        self.inputs = np.zeros((0, 0, 0), np.float32)
-        if sizes.inputs and weights.inputs is not None:
-            self.inputs = aligned((rows, arch.num_layers, sizes.inputs.size), np.float32)
-            scratch["inputs"] = self.inputs.view(np.uint8)
-            scratch["input_products"] = aligned(self.inputs.nbytes, np.uint8)
+        self.inputs = aligned((rows, sizes.inputs_stride // 4), np.float32)
+        if sizes.inputs:
+            made = aligned(self.inputs.nbytes, np.uint8)
+            scratch |= {"inputs": self.inputs.view(np.uint8), "input_products": made}
         counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
         self.exact = counters[:, EXACT_AT // 4]
         self.args = np.zeros(len(ARGUMENTS), np.int64)

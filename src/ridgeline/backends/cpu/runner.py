@@ -34,7 +34,7 @@ from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import Scorer, pooled, segments
+from ridgeline.backends.vectors import behind_pooling, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -109,7 +109,7 @@ class CpuRunner:
         self._draws = Draws(sizes.vocab_size)
         self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
-        self._scorer = [Scorer(checkpoint)] if arch.scores else []
+        self._scorer = behind_pooling(checkpoint)
         self._inputs = checkpoint.tensors.get("inputs")
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
@@ -156,7 +156,7 @@ class CpuRunner:
         found |= {f"weights.{k}": held(v) for k, v in made}
         found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
         if self._scorer:
-            found["weights.scores"] = held(self._scorer[0].arrays)
+            found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
         if self._inputs is not None:
             found["weights.inputs_table"] = held([self._inputs.stored], is_mapped=True)
@@ -201,8 +201,9 @@ class CpuRunner:
         if self._inputs is not None:  # as they lie in the file: it is larger than all the rest
             own = self._inputs.rows(np.array(batch.tokens)).to_f32()
             size = self.arch.input_size
-            buffers.inputs[: len(own), :, :size] = own.reshape(len(own), -1, size)
-            buffers.inputs[: len(own), :, size:] = 0
+            places = buffers.inputs[: len(own)].reshape(len(own), self.arch.num_layers, -1)
+            places[:, :, :size] = own.reshape(len(own), -1, size)
+            places[:, :, size:] = 0
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
                 buffers.by_row[name][: len(values)] = values
@@ -327,7 +328,7 @@ class CpuRunner:
         if num_rows <= ADAPTIVE_ROWS and buffers.get("does_layers"):
             self._adaptive_threads.note(num_rows, time.perf_counter() - begin_s)
         buffers.put(does_layers=0)
-        if prunes and count:
+        if prunes and count and self.weights.head is not None:
             first = self.arch.num_layers * num_threads
             exact = sum(buffers.exact[first : first + num_threads].tolist())
             self._pruning.note(exact / len(self.weights.head.data))

@@ -25,7 +25,7 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
-from ridgeline.models.families.rows import row_order
+from ridgeline.models.families.rows import expert_halves, row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Attention, Layer, ModelArch
@@ -296,6 +296,8 @@ def _bind(
     shapes = arch.matrix_shapes()
     if "types" in family.outer:
         raw = _with_types(facts, raw, family)
+    if "embed_norm" in family.outer:
+        raw = _with_normed_rows(facts, arch, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
         if name in family.outer:
@@ -316,6 +318,9 @@ def _bind(
         wanted = (num_rows, *shapes[parts[0]][1:])
         tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
+        if halves := expert_halves(arch, family, parts, tensor):
+            tensors |= zip(parts, halves, strict=True)
+            continue
         order = row_order(arch, family, parts)
         if order is not None:
             tensor = tensor.reordered(order)
@@ -360,6 +365,24 @@ def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict
     return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
 
 
+def _with_normed_rows(
+    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+) -> dict[str, Tensor]:
+    """Return the tensors with an embedding whose rows are normed: each is what its token adds."""
+    names = [family.outer[name] for name in ("embed", "embed_norm")]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} is missing")
+    rows, weight = (raw[name].to_f32() for name in names)
+    if rows.shape[1:] != weight.shape:
+        facts.fail(f"tensor {names[1]!r} has shape {weight.shape}, wanted {rows.shape[1:]}")
+    centred = rows - rows.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    squares = np.square(centred, dtype=np.float64).mean(axis=1, keepdims=True)
+    values = (centred / np.sqrt(squares + arch.norm_eps) * weight).astype(np.float32)
+    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+
+
 def _found(
     facts: Facts,
     raw: Mapping[str, Tensor],
@@ -387,6 +410,8 @@ def _found(
         tensor = Tensor.stacked(in_file, parts)
     elif len(tensor.shape) > len(wanted):
         tensor = _stack_of_experts(tensor, family)
+    elif wanted == (1, *tensor.shape):
+        tensor = replace(tensor, shape=wanted)
     if tensor.shape != wanted:
         facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
     return tensor, names

@@ -52,6 +52,7 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     if (factor := mixer.pop("key_scale", 1.0)) != 1.0:
         mixer["scale"] = head_dim**-0.5 * factor
     kinds, window = _windows_of_config(config, family, num_layers)
+    window = _reach(window, mixer)
     if family.heads_by_layer:
         kinds[-1] = "full"  # transformers has no other last layer, whatever the config says
     by_kind = heads_of_config(config, family, kinds, heads, Heads(kv_heads, head_dim))
@@ -117,7 +118,8 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         for kind, of_kind in by_kind.items()
     }
     turning = _no_rope_layers(meta, family, num_layers)
-    layers = _layers(meta, family, attentions, kinds, window or None, ropes, turning)
+    reach = _reach(window or None, mixer)
+    layers = _layers(meta, family, attentions, kinds, reach, ropes, turning)
     layers = with_shared(meta, "attention.shared_kv_layers", layers)
     if sizes:
         layers = list(map(widened, layers, sizes))
@@ -158,7 +160,8 @@ def _layers(
             mixer = replace(attentions[kind], window=seen, rope=rope)
         beside = _recurrent(facts, family) if family.beside else None
         made.setdefault((kind, turns), Layer(mixer, ffn, beside=beside, **of_layer))
-    return [made[key] for key in zip(kinds, turning, strict=True)]
+    first, *others = (made[key] for key in zip(kinds, turning, strict=True))
+    return [replace(first, norms=family.first_norms) if family.first_norms else first, *others]
 
 
 def _each_once(layers: list[Layer]) -> tuple[Layer, ...]:
@@ -251,6 +254,11 @@ def _windows_of_config(
     return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
 
 
+def _reach(window: int | None, mixer: Mapping[str, Any]) -> int | None:
+    """Return how far a token sees: to both sides, half of what a file calls an encoder's window."""
+    return window if window is None or mixer.get("causal", True) else window // 2 + 1
+
+
 def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:
     """Return kinds by the layers with attention: a list of them, or every so manyth."""
     key = family.attention_layers
@@ -272,7 +280,8 @@ def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[st
             facts.fail(f"{facts.prefix}{key} has {len(flags)} values for {num_layers} layers")
         return ["sliding" if value else "full" for value in flags]
     every = facts.integer(key, family.pattern or None)
-    return ["sliding" if (i + 1) % every else "full" for i in range(num_layers)]
+    shift = 0 if family.full_first else 1
+    return ["sliding" if (i + shift) % every else "full" for i in range(num_layers)]
 
 
 def _ropes_of_config(

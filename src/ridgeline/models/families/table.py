@@ -24,6 +24,7 @@ class Reader(NamedTuple):
         "flag",
         "count",
         "optional",
+        "unless",
         "choice",
         "power",
         "inverse",
@@ -55,6 +56,8 @@ class Reader(NamedTuple):
                 return facts.number(key) if facts.get(key) else 0.0
             case "flag":
                 return facts.flag(key, self.default)
+            case "unless":
+                return not facts.flag(key, False)
             case "power":
                 return facts.number(key, self.default) ** self.argument
             case "inverse":
@@ -108,6 +111,11 @@ def flag(*keys: str, default: bool = False) -> Reader:
     return Reader("flag", keys, default)
 
 
+def unless(key: str) -> Reader:
+    """True unless a key is."""
+    return Reader("unless", (key,))
+
+
 def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
     """A word, put into our words."""
     return Reader("choice", keys, default, among)
@@ -147,7 +155,8 @@ class Family:
 
     Attributes:
         outer: canonical names before and behind the layers to the file's; ``{}`` stands for the
-            last layer's number. "types" is an embedding of kinds of tokens, added to positions.
+            last layer's number. "types" is an embedding of kinds of tokens, added to positions;
+            "embed_norm" is a norm of the embedding's rows.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
             What begins with ``../`` stands in the layer before.
         instead: canonical name within a layer to the name that some files have for it.
@@ -160,6 +169,7 @@ class Family:
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
             that it must be there.
         pattern: every so manyth layer sees everything, if the config does not say it.
+        full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
             to "none", or the base of one that is not scaled: its key or its digits.
         heads_by_layer: layers that see everything have other heads than the rest, and those that
@@ -185,6 +195,7 @@ class Family:
         refuse: keys that change what a model computes, and that are refused if they are set.
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
+        first_norms: where the first layer's norms stand, if elsewhere than the others'.
         refuse_layers: numbers of layers of models whose files lack a fact.
     """
 
@@ -195,6 +206,7 @@ class Family:
     windows: Literal["none", "all", "switch", "pattern"] = "none"
     default_window: int | None = None
     pattern: int = 0
+    full_first: bool = False
     ropes: Mapping[str, str] = field(default_factory=dict)
     heads_by_layer: bool = False
     norm_offset: float = 0.0
@@ -214,6 +226,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
+    first_norms: Literal["", "before mlp"] = ""
     refuse_layers: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)

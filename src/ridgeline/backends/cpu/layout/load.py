@@ -59,7 +59,7 @@ class Weights:
     final_norm: Floats
     final_norm_bias: Floats  # empty if there is none, as the next
     head_bias: Floats
-    head: Matrix
+    head: Matrix | None  # None of an encoder: nobody draws from it
     sketch: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
     ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
@@ -123,15 +123,17 @@ def footprint(
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
-    step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
-    step_bytes += PRUNED_ROWS * sizes.proxy_stride
-    cached = sizes.cache_ends[-1] // TOKENS
-    sketch_bytes = 0
-    if kind == "w8":
-        sketch_bytes = arch.vocab_size * sizes.hidden * FORMATS["s5"].record_bytes // TILE**2
-    weights = weight_bytes(arch, per_weight) + embedding + sketch_bytes
-    weights -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)  # in the file
-    return weights, step_bytes, cached
+    weights_bytes = weight_bytes(arch, per_weight) + embedding
+    if arch.is_encoder:  # it has no head: neither its weights nor logits
+        weights_bytes -= round(arch.vocab_size * arch.hidden_size * per_weight)
+    else:
+        step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
+        step_bytes += PRUNED_ROWS * sizes.proxy_stride
+        if kind == "w8":
+            of_sketch = FORMATS["s5"].record_bytes
+            weights_bytes += arch.vocab_size * sizes.hidden * of_sketch // TILE**2
+    weights_bytes -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)
+    return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
@@ -211,16 +213,17 @@ def _pack_all(
         arrays["inputs_norm"] = Packed("", vector("inputs_norm", sizes.inputs.size))
     if arch.position_rows:
         arrays["positions"] = _plain_rows(checkpoint, "positions", sizes)
-    head = "embed" if arch.tied_embeddings else "head"
-    matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
-    arrays["head"] = arrays.pop(head)
-    if (
-        arrays["head"].kind == "w8"
-        and not arch.head_bias
-        and (found := proxy(Matrix(*arrays["head"])))
-    ):
-        arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
-        arrays["distances"] = Packed("", aligned_copy(found[1]))
+    if not arch.is_encoder:
+        head = "embed" if arch.tied_embeddings else "head"
+        matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
+        arrays["head"] = arrays.pop(head)
+        if (
+            arrays["head"].kind == "w8"
+            and not arch.head_bias
+            and (found := proxy(Matrix(*arrays["head"])))
+        ):
+            arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
+            arrays["distances"] = Packed("", aligned_copy(found[1]))
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
     return arrays
@@ -320,7 +323,7 @@ def _assemble(
         final_norm=final_norm,
         final_norm_bias=final_norm_bias,
         head_bias=head_bias,
-        head=Matrix(*arrays["head"]),
+        head=Matrix(*arrays["head"]) if "head" in arrays else None,
         sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         ropes=[table for both in tables.values() for table in both],

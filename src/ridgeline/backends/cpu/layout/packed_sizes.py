@@ -44,6 +44,8 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
         kind = packed_kind(checkpoint.tensors["inputs_proj"], dtype)
         found["embedding"] += _matrix_bytes(kind, sizes.inputs_stride // 4, arch.hidden_size)
         found["norms"] += sizes.inputs.size * 4
+    if arch.is_encoder:
+        return found
     name = "embed" if arch.tied_embeddings else "head"
     tensor = checkpoint.tensors[name]
     kind = packed_kind(tensor, head_dtype(dtype, tensor.dtype))

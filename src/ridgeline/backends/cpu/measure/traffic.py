@@ -65,7 +65,9 @@ def step_traffic(
             linear_flops(arch, num_tokens) - left_out,
             form,
         ),
-        "head": Traffic(head.data.nbytes * bool(num_rows), head_flops(arch, num_rows), form),
+        "head": Traffic(
+            head.data.nbytes if head and num_rows else 0, head_flops(arch, num_rows), form
+        ),
         "attention": Traffic(
             sum(_kv_bytes(arch, sizes, start, n) for _, start, n in step.work),
             sum(attention_flops(arch, start, n) for _, start, n in step.work) - unseen,
