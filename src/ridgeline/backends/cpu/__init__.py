@@ -95,6 +95,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         max_num_batched_tokens=setup.max_num_batched_tokens,
         num_threads=setup.num_threads,
         max_rank=setup.max_lora_rank,
+        num_states=setup.num_states,
         kernel_cache=home / "kernels",
         weights_cache=home / "packed",
         progress=surroundings.progress,

@@ -62,21 +62,8 @@ class Buffers:
         self.logits = np.zeros((0, 1), np.float32)
         self._logits_stride = logits_stride(sizes.vocab_size)
         self._tables = np.zeros(0, np.int32)
-        self.by_row: dict[str, NDArray[np.generic]] = {
-            "positions": np.zeros(rows, np.int32),
-            "sequences": np.zeros(rows, np.int32),
-            "adapters": np.zeros(rows, np.int64),
-            "text_lengths": np.zeros(rows, np.int32),
-            "items": np.zeros((rows, 2), np.int32),
-            "blocks": np.zeros((rows + 1, 2), np.int32),
-            "block_bounds": np.zeros(num_threads + 1, np.int32),
-            "output_begins": np.zeros(num_threads, np.int32),
-            "head_rows": np.zeros(rows, np.int32),
-            "logits_rows": np.zeros(rows, np.int32),
-            "argmax": np.zeros(rows * num_threads, _ARGMAX),
-            "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
-            "lengths": np.zeros(PRUNED_ROWS, np.float32),
-        }
+        self.by_row = _by_row(rows, num_threads, keeps_states=sizes.recurrence is not None)
+        self._segments = np.zeros((0, 4), np.int32)
         num_pruned = PRUNED_ROWS if weights.sketch is not None else 0
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
@@ -86,6 +73,7 @@ class Buffers:
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
             "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
             "proxy_logits": aligned((num_pruned, sizes.proxy_stride), np.uint8),
+            "mixed": aligned((rows, sizes.mixed_stride), np.uint8),
         }
         self.inputs = aligned((rows, sizes.inputs_stride // 4), np.float32)
         if sizes.inputs:
@@ -124,7 +112,7 @@ class Buffers:
 
     def arrays(self) -> dict[str, list[NDArray[Any]]]:
         """Return all arrays by name; those that are small together."""
-        small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables]
+        small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables, self._segments]
         small += self.by_row.values()
         found: dict[str, list[NDArray[Any]]] = {
             "x": [self.x],
@@ -150,8 +138,35 @@ class Buffers:
             self.put(tables=address(self._tables))
         self._tables[: len(tables)] = tables
 
+    def put_segments(self, segments: Sequence[tuple[int, int, int, int]]) -> None:
+        """Set what a step does with states, in memory that grows as it is needed."""
+        if len(self._segments) < len(segments):
+            self._segments = np.zeros((2 * len(segments), 4), np.int32)
+            self.put(segments=address(self._segments))
+        self._segments[: len(segments)] = segments
+        self.put(num_segments=len(segments))
+
     def hold_logits(self, num_rows: int) -> None:
         """Make room for ``num_rows`` rows of logits; the old ones are lost if it has to grow."""
         if len(self.logits) < num_rows:
             self.logits = aligned((num_rows, self._logits_stride // 4), np.float32)
             self.put(logits=address(self.logits))
+
+
+def _by_row(rows: int, num_threads: int, *, keeps_states: bool) -> dict[str, NDArray[np.generic]]:
+    return {
+        "positions": np.zeros(rows, np.int32),
+        "sequences": np.zeros(rows, np.int32),
+        "adapters": np.zeros(rows, np.int64),
+        "text_lengths": np.zeros(rows, np.int32),
+        "items": np.zeros((rows, 2), np.int32),
+        "blocks": np.zeros((rows + 1, 2), np.int32),
+        "block_bounds": np.zeros(num_threads + 1, np.int32),
+        "output_begins": np.zeros(num_threads, np.int32),
+        "head_rows": np.zeros(rows, np.int32),
+        "logits_rows": np.zeros(rows, np.int32),
+        "argmax": np.zeros(rows * num_threads, _ARGMAX),
+        "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
+        "lengths": np.zeros(PRUNED_ROWS, np.float32),
+        "order": np.zeros(rows if keeps_states else 0, np.int32),
+    }

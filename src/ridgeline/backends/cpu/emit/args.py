@@ -220,6 +220,8 @@ class Thread:
             name = "mlp_norm" if "mlp_norm" in names else "attn_norm"
             self.norm(layer, name, x, row, scope, readers)
         self.add(layer, "attn", x, y)
+        if not self.kind.ffn.size:
+            return
         experts = self.kind.ffn.experts
         if not self.kind.is_parallel:
             group = "dense" if experts and experts.dense_apart else "in"

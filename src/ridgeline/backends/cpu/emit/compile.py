@@ -30,6 +30,7 @@ from ridgeline.backends.cpu.emit.gemm import emit_linear
 from ridgeline.backends.cpu.emit.inputs import emit_inputs
 from ridgeline.backends.cpu.emit.isa import Processor, arm_features, describe, emit_half_floats
 from ridgeline.backends.cpu.emit.lora import emit_lora
+from ridgeline.backends.cpu.emit.recurrent import emit_recurrent
 from ridgeline.backends.cpu.emit.rows import emit_rows
 from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
@@ -137,6 +138,8 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     emit_experts(module, sizes.all_ffns)
     if sizes.inputs:
         emit_inputs(module, sizes, sizes.inputs, eps)
+    if sizes.recurrence:
+        emit_recurrent(module, sizes.recurrence, eps)
     if sizes.max_rank:
         emit_lora(module, sizes.adapter_bytes)
     emit_step(module, sizes, kinds)
@@ -166,11 +169,12 @@ def _initialise() -> None:
 
 
 def kernel_sources() -> list[Path]:
-    """Return the files that say what kernels compute; the rule of draws stands outside."""
+    """Return the files that say what kernels compute; two stand outside."""
     backend = Path(__file__).parents[1]
     folders = (backend / "emit", backend / "layout")
     found = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    return [*found, backend.parent / "sampling.py"]
+    outside = backend.parent / "sampling.py", backend.parents[1] / "physics" / "recurrent.py"
+    return [*found, *outside]
 
 
 def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:

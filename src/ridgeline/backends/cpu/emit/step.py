@@ -10,6 +10,9 @@ Work is split between threads in one of three ways, by how many rows (tokens) th
 * **by tokens**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then
   steals what is left of others', and they meet once a layer, when keys and values are in the cache.
 
+Through a mixer that keeps a state threads take channels and heads of all rows, in the order of each
+sequence, and meet once or twice more.
+
 All call the same kernels in the same order for a row, so they give the same bits. Each has code
 for each kind of layer (``layout.shapes.LayerKind``), which a word of the layer chooses. This module
 allocates nothing and knows no requests.
@@ -39,7 +42,13 @@ from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import prefetch_next_head
-from ridgeline.backends.cpu.emit.rows import COPY, SCALE
+from ridgeline.backends.cpu.emit.rows import ADD, COPY, SCALE
+from ridgeline.backends.cpu.emit.states import (
+    made_to_activations,
+    recur,
+    share_of_projections,
+    whole_projections,
+)
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.shapes import (
@@ -58,7 +67,7 @@ _BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD, _INPUTS = (
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     """Emit ``step`` for the kinds of weights that occur."""
     emit_matmul(module, kinds)
-    for kind in {kind.heads: kind for kind in sizes.kinds}.values():
+    for kind in {kind.heads: kind for kind in sizes.kinds if kind.heads.num_heads}.values():
         _emit_attend(module, sizes, kind)
     if sizes.profiled:
         emit_clock(module)
@@ -174,8 +183,17 @@ def _by_outputs(thread: Thread, scope: str) -> None:
             for matrix, column in thread.qkv():
                 out = thread.shared("qkv") + column
                 share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
+            shape = thread.kind.recurrence
+            if shape:
+                share_of_projections(thread, i, layer, shape, scope)
             thread.barrier()
-            attend(thread, layer, cache, rows)
+            if shape:
+                recur(thread, layer, shape)
+                with fn.loop(rows[1], start=rows[0]) as m:
+                    made_to_activations(thread, layer, shape, m, m, scope)
+                thread.barrier(scope)
+            if thread.kind.heads.num_heads:
+                attend(thread, layer, cache, rows)
             _feed_forward(thread, i, layer, x, rows, scope)
     if scope == "local":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
@@ -217,11 +235,19 @@ def _feed_forward(
 ) -> None:
     """Take all rows from what they attended to through the rest of the layer, by outputs."""
     fn, sizes = thread.fn, thread.sizes
-    y, x_bytes = thread.shared("y"), sizes.hidden * 4
-    share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
+    y, x_bytes, both = thread.shared("y"), sizes.hidden * 4, _has_both(thread)
+    beside = thread.shared("beside") if both else y
+    if thread.kind.heads.num_heads:
+        share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
+    if thread.kind.recurrence:
+        share_of_matmul(thread, i, layer, "out", beside, x_bytes, "gated", scope)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
+        if both:
+            ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
+    if not thread.kind.ffn.size:
+        return
     thread.barrier(scope)
     meet(thread, "local")
     own, dense, of_input = networks(thread)
@@ -243,6 +269,11 @@ def _feed_forward(
     if of_input is not None or thread.kind.out_scale:
         with fn.loop(rows[1], start=rows[0]) as m:
             _end_layer(thread, layer, x + m * x_bytes, y + m * x_bytes)
+
+
+def _has_both(thread: Thread) -> bool:
+    """Return whether a layer of this kind has attention and a mixer that keeps a state."""
+    return thread.kind.recurrence is not None and thread.kind.heads.num_heads > 0
 
 
 def _add_made(
@@ -288,6 +319,9 @@ def _by_tokens(thread: Thread) -> None:
             _project(thread, first, its_cache, *rows)
     with thread.layers() as (i, layer, cache):
         thread.barrier()
+        for _ in thread.each_kind(layer):
+            if thread.kind.recurrence:
+                recur(thread, layer, thread.kind.recurrence)
         is_last = (i + 1).equals(num_layers)
         with thread.blocks(i, select(is_last, args["output_begins"], bounds)) as (block, _):
             rows = _ends(thread, block, 0)
@@ -318,8 +352,11 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
         whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
-    with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
-        thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
+    if kind.recurrence:
+        whole_projections(thread, layer, kind.recurrence, low, high - low)
+    if kind.heads.num_heads:
+        with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
+            thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
 
 
 def _attend_block(
@@ -327,6 +364,8 @@ def _attend_block(
 ) -> None:
     """Let the items of a block, whose first row is ``low``, attend."""
     fn, kind = thread.fn, thread.kind
+    if not kind.heads.num_heads:
+        return
     with fn.loop(items[1], start=items[0]) as item:
         at = thread.args["items"] + item * 8
         row, count = thread.index(at), thread.index(at + 4)
@@ -340,12 +379,22 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
     fn, args, sizes, kind = thread.fn, thread.args, thread.sizes, thread.kind
     num_rows, thread.first_row, thread.owns_rows = high - low, low, True
     x, y, x_bytes = args["x"] + low * (sizes.hidden * 4), thread.local("y"), sizes.hidden * 4
+    beside = thread.local("beside") if _has_both(thread) else y
+    if kind.heads.num_heads:
+        with fn.loop(num_rows) as m:
+            attended = thread.local("attended") + m * (kind.attention * 4)
+            _attended_to_activations(thread, layer, attended, m)
+        whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
+    if kind.recurrence:
+        with fn.loop(num_rows) as m:
+            made_to_activations(thread, layer, kind.recurrence, low + m, m)
+        whole_matmul(thread, layer, "out", num_rows, beside, x_bytes, "gated")
     with fn.loop(num_rows) as m:
-        attended = thread.local("attended") + m * (kind.attention * 4)
-        _attended_to_activations(thread, layer, attended, m)
-    whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
-    with fn.loop(num_rows) as m:
+        if _has_both(thread):
+            ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
+    if not kind.ffn.size:
+        return
     own, dense, of_input = networks(thread)
     if own is None:
         met_experts(thread, layer, num_rows, "local", shares_tiles=False)

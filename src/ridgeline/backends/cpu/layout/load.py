@@ -19,10 +19,13 @@ from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
+from ridgeline.backends.cpu.layout.head_places import head_places
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
+from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
+from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
@@ -42,6 +45,7 @@ _PARTS = {
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
     **dict.fromkeys(("dense_gate", "dense_up", "dense_down", "shared_scale"), "mlp"),
     **dict.fromkeys(("input_gate", "input_down", "inputs_proj"), "inputs"),
+    **dict.fromkeys(("in", "qkv", "z", "beta", "decay", "out", "conv"), "recurrent"),
     **dict.fromkeys(("sketch", "distances"), "head_sketch"),
     "embedding": "embedding",
     "positions": "embedding",
@@ -113,13 +117,16 @@ def footprint(
     num_threads: int,
     max_num_seqs: int,
     max_rank: int = 0,
-) -> tuple[int, int, int]:
-    """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
+) -> tuple[int, int, int, int]:
+    """Return bytes of the weights at most, of a step, a cached token, and a sequence's state.
+
+    ``num_tokens`` is how many a step has.
+    """
     sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
-    per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride
+    per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride + sizes.mixed_stride
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
@@ -133,7 +140,7 @@ def footprint(
             of_sketch = FORMATS["s5"].record_bytes
             weights_bytes += arch.vocab_size * sizes.hidden * of_sketch // TILE**2
     weights_bytes -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)
-    return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS
+    return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS, 4 * sizes.state_ends[-1]
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
@@ -194,11 +201,16 @@ def _pack_all(
             **{name: (rows, None) for name, rows in head_rows.items()},
             "o": (None, head_columns["o"] if heads.size != heads.num_channels else None),
             **_expert_places(arch, sizes, i),
+            **(recurrent_places(kind.recurrence) if kind.recurrence else {}),
         }
         for name, size in vector_sizes(kind, norm_bias=sizes.norm_bias).items():
             to = places.get(name.removesuffix("_bias"), (None, None))[0]
             arrays[prefix + name] = Packed("", vector(prefix + name, size, to))
         arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
+        if kind.recurrence:
+            tensor = partial(_floats, checkpoint, prefix)
+            made = recurrent_vectors(kind.recurrence, tensor)
+            arrays |= {prefix + n: Packed("", aligned_copy(v)) for n, v in made.items()}
         names = file_names(kind)
         for name in kind.matrices:
             of_file = prefix + names.get(name, name)
@@ -255,6 +267,11 @@ def _of_heads(
     return found
 
 
+def _floats(checkpoint: Checkpoint, prefix: str, name: str) -> Floats:
+    """Return a tensor of a layer in f32."""
+    return checkpoint.tensors[prefix + name].to_f32()
+
+
 def _vector(checkpoint: Checkpoint, name: str, size: int, places: Index | None = None) -> Floats:
     """Return a tensor of one dimension in f32, padded; ``places`` are where values come from."""
     values = checkpoint.tensors[name].to_f32()
@@ -278,10 +295,13 @@ def _assemble(
     layers[:, words["number"]] = np.arange(arch.num_layers)
     layers[:, words["kind"]] = sizes.kind_of
     layers[1:, words["cache_at"]] = sizes.cache_ends[:-1]
-    for i, mixer in enumerate(arch.attentions):
-        if mixer.kv_of is not None:
+    layers[1:, words["state_at"]] = sizes.state_ends[:-1]
+    layers[:, words["state_at"]] *= 4
+    for i, one in enumerate(arch.layers):
+        mixer = one.attention
+        if mixer is not None and mixer.kv_of is not None:
             layers[i, words["cache_at"]] = layers[mixer.kv_of, words["cache_at"]]
-    layers[:, words["window"]] = [layer.known_attention.window or 0 for layer in arch.layers]
+        layers[i, words["window"]] = (mixer.window or 0) if mixer else 0
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
             continue
@@ -308,14 +328,18 @@ def _assemble(
             biases.append(data)
     tables = _rope_tables(arch, sizes, max_model_len)
     for row, one, of_layer in zip(layers, arch.layers, sizes.layers, strict=True):
-        of_rope = tables[one.known_attention.rope, of_layer.heads.half]
-        row[[words["cos"], words["sin"]]] = [address(table) for table in of_rope]
+        if one.attention is not None:
+            of_rope = tables[one.attention.rope, of_layer.heads.half]
+            row[[words["cos"], words["sin"]]] = [address(table) for table in of_rope]
     final_norm, final_norm_bias, head_bias = (
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
     )
-    pairs, (cos, sin) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
     split_heads = [heads for heads in sizes.all_heads if heads.splits_key_bias]
+    by_pair = np.zeros((2, 1, 0), np.float32)
+    if split_heads:  # then there is one rope
+        pairs, (cos, sin) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
+        by_pair = rope_by_pair(split_heads[0], cos[:, :pairs], sin[:, :pairs])
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
@@ -327,9 +351,7 @@ def _assemble(
         sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         ropes=[table for both in tables.values() for table in both],
-        rope_by_pair=rope_by_pair(
-            (split_heads or sizes.all_heads)[0], cos[:, :pairs], sin[:, :pairs]
-        ),
+        rope_by_pair=by_pair,
         inputs=Matrix(*arrays["inputs_proj"]) if sizes.inputs else None,
         inputs_norm=arrays["inputs_norm"].data if sizes.inputs else np.zeros(0, np.float32),
         biases=biases,
@@ -379,7 +401,7 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
     found = dict.fromkeys(kind.norm_names, hidden)
     if norm_bias:
         found |= {f"{name}_bias": hidden for name in kind.norm_names}
-    if kind.o_bias:
+    if kind.o_bias and kind.heads.num_heads:
         found["o_bias"] = hidden
     if kind.heads.sinks:
         found["sinks"] = kind.heads.num_heads
@@ -415,7 +437,9 @@ def _rope_tables(
     """
     found: dict[tuple[Rope | None, int], tuple[Floats, Floats]] = {}
     for layer, kind in zip(arch.layers, sizes.layers, strict=True):
-        rope, half = key = layer.known_attention.rope, kind.heads.half
+        if layer.attention is None:
+            continue
+        rope, half = key = layer.attention.rope, kind.heads.half
         if key in found:
             continue
         shape = (max_model_len, half)
@@ -459,34 +483,3 @@ def head_dtype(dtype: str, file_dtype: str) -> str:
     """
     dtype = "auto" if dtype == "int4" else dtype
     return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
-
-
-def head_places(
-    arch: ModelArch, sizes: Sizes, layer: int
-) -> tuple[dict[str, Index], dict[str, Index]]:
-    """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding."""
-    heads, pairs = sizes.layers[layer].heads, rotating_pairs(arch, arch.layers[layer])
-    rope_order, plain = _channels(heads, pairs)
-    counts = heads.num_heads, heads.num_kv_heads
-    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
-    values = rope_order if heads.v_is_k else plain
-    o_columns, v_rows = (_heads(values, count, heads) for count in counts)
-    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
-
-
-def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
-    """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
-    num_channels = heads.num_channels
-    rope_order = np.full(heads.size, -1)
-    rope_order[:pairs] = np.arange(pairs)
-    rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
-    rest = num_channels - 2 * pairs
-    rope_order[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, num_channels)
-    plain = np.full(heads.size, -1)
-    plain[:num_channels] = np.arange(num_channels)
-    return rope_order, plain
-
-
-def _heads(channels: Index, count: int, heads: Heads) -> Index:
-    first = np.arange(count)[:, None] * heads.num_channels
-    return np.where(channels < 0, -1, channels + first).reshape(-1)

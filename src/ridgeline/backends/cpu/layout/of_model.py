@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.backends.cpu.layout.pack import padded
+from ridgeline.backends.cpu.layout.recurrent import recurrence
 from ridgeline.backends.cpu.layout.shapes import (
     Experts,
     FeedForward,
@@ -15,6 +16,7 @@ from ridgeline.backends.cpu.layout.shapes import (
 )
 from ridgeline.physics import arch as arch_parts
 from ridgeline.physics.arch import Layer, ModelArch
+from ridgeline.physics.recurrent import Delta
 
 _LANES = 16
 # What products take, of dtypes that are not blocks of 32 weights.
@@ -64,13 +66,21 @@ def _kind(arch: ModelArch, layer: Layer, cache: str) -> LayerKind:
         hidden=padded(arch.hidden_size),
         heads=_heads(arch, layer, cache),
         ffn=_feed_forward(layer.ffn),
-        o_bias=layer.known_attention.o_bias,
+        o_bias=_has_bias(layer),
         norm_names=layer.norm_names,
         is_parallel=layer.is_parallel,
         norms_replace=layer.norms == "within",
         input=of_input,
         out_scale=layer.out_scale,
+        recurrence=recurrence(layer.recurrent, arch.hidden_size) if layer.recurrent else None,
     )
+
+
+def _has_bias(layer: Layer) -> bool:
+    """Return whether what the mixer adds to the residual stream has a bias."""
+    if isinstance(layer.mixer, arch_parts.Attention):
+        return layer.mixer.o_bias
+    return not isinstance(layer.mixer, Delta) and layer.mixer.bias
 
 
 def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
@@ -94,7 +104,9 @@ def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
 
 def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
     """Return the padded shape of a layer's heads, and the cache's format."""
-    attention, pairs = layer.known_attention, rotating_pairs(arch, layer)
+    attention, pairs = layer.attention, rotating_pairs(arch, layer)
+    if attention is None:
+        return Heads(0, 0, 0, 0, 0, cache, qkv_bias=False, qk_norm="", eps=arch.norm_eps)
     return Heads(
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
@@ -117,10 +129,10 @@ def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
 
 def _check_layers(arch: ModelArch) -> None:
     for i, layer in enumerate(arch.layers):
-        if layer.recurrent is not None:
-            raise ValueError(f"layer {i} keeps a state: use --backend reference")
         if what := _has_no_code(arch, layer):
             raise ValueError(f"layer {i} has {what}: use --backend reference")
+    if len({layer.recurrent for layer in arch.layers if layer.recurrent}) > 1:
+        raise ValueError("layers keep states of different shapes: use --backend reference")
     ropes = {(mixer.rope, mixer.head_dim) for mixer in arch.attentions}
     if any(
         mixer.qkv_bias and (len(ropes) > 1 or mixer.qk_norm == "width") for mixer in arch.attentions
@@ -130,7 +142,11 @@ def _check_layers(arch: ModelArch) -> None:
 
 def _has_no_code(arch: ModelArch, layer: Layer) -> str:
     """Return what a layer has that no kernel computes, in words; "" if there is nothing."""
-    mixer, ffn = layer.known_attention, layer.ffn
+    mixer, ffn, keeps = layer.attention, layer.ffn, layer.recurrent
+    if keeps is not None and (mixer is not None or layer.norms != "before" or arch.norm != "rms"):
+        return "a state, and attention beside it or norms elsewhere than before"
+    if mixer is None:
+        return ""
     experts = ffn if isinstance(ffn, arch_parts.Experts) else None
     dense = [one for one in (experts.shared, experts.beside) if one] if experts else []
     has_post_norm = "attn_post_norm" in layer.norm_names
@@ -152,7 +168,9 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
 
 def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
     """Pairs of channels that rotate; in a layer without rope, those of layers with such heads."""
-    attention = layer.known_attention
+    attention = layer.attention
+    if attention is None:
+        return 0
     if attention.rope:
         return attention.rope.dim // 2
     alike = [one.rope for one in arch.attentions if one.head_dim == attention.head_dim]

@@ -15,13 +15,16 @@ from ridgeline.backends.cpu.layout.load import (
 )
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.pack import packed_kind, padded
+from ridgeline.backends.cpu.layout.recurrent import TENSORS, places
+from ridgeline.backends.cpu.layout.recurrent import vector_sizes as recurrent_sizes
 from ridgeline.backends.cpu.layout.shapes import LayerKind
 from ridgeline.models.tensors import Checkpoint, Tensor
 
 _PARTS = {
     "q": "attention", "k": "attention", "v": "attention", "o": "attention", "gate": "MLP",
     "up": "MLP", "down": "MLP", "dense_gate": "MLP", "dense_up": "MLP", "dense_down": "MLP",
-    "input_gate": "MLP", "input_down": "MLP",
+    "input_gate": "MLP", "input_down": "MLP", "in": "recurrent", "qkv": "recurrent",
+    "z": "recurrent", "beta": "recurrent", "decay": "recurrent", "out": "recurrent",
 }  # fmt: skip
 
 
@@ -30,6 +33,7 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
     arch, sizes = checkpoint.arch, model_sizes(checkpoint.arch, dtype, cache_dtype)
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
+    found |= {"recurrent": 0} if sizes.recurrence else {}
     outer = outer_sizes(arch, sizes)
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("layers."):
@@ -64,6 +68,15 @@ def _part_bytes(
     heads, vectors = layer.heads, vector_sizes(layer, norm_bias=norm_bias)
     rows = {"q": layer.attention} | dict.fromkeys("kv", heads.num_kv_heads * heads.size)
     part = {there: here for here, there in file_names(layer).items()}.get(part, part)
+    shape = layer.recurrence
+    if shape and part in TENSORS:
+        return "recurrent", 4 * recurrent_sizes(shape).get(TENSORS[part], 0)
+    if shape and _PARTS.get(part) == "recurrent":
+        index, columns = places(shape).get(part, (None, None))
+        outputs = tensor.shape[0] if index is None else len(index)
+        kind = packed_kind(tensor, dtype, columns_moved=columns is not None)
+        num_inputs = tensor.shape[1] if columns is None else len(columns)
+        return "recurrent", _matrix_bytes(kind, outputs, num_inputs)
     if part in _PARTS:
         moved = part == "o" and heads.size != heads.num_channels
         outputs = rows.get(part, tensor.shape[0])

@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.layout.recurrent import Recurrence
 
 TOKENS = 16  # per record
 OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
@@ -23,7 +24,10 @@ HEAD_TILES = 8  # tiles of logits that are searched while they are in the neares
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Shape of attention: numbers of heads, padded parts of a head, and the cache's format."""
+    """Shape of attention: numbers of heads, padded parts of a head, and the cache's format.
+
+    A layer without attention has none of anything.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -59,6 +63,8 @@ class Heads:
     @property
     def projections(self) -> tuple[str, ...]:
         """The matrices of queries, keys and values, in this order: see ``physics.arch``."""
+        if not self.num_heads:
+            return ()
         if not self.owns:
             return ("q",)
         return ("q", "k") if self.v_is_k else ("q", "k", "v")
@@ -66,7 +72,7 @@ class Heads:
     @property
     def group(self) -> int:
         """Query heads that share a key/value head."""
-        return self.num_heads // self.num_kv_heads
+        return self.num_heads // max(self.num_kv_heads, 1)
 
     @property
     def value_bytes(self) -> int:
@@ -118,7 +124,7 @@ class Heads:
     @property
     def tile(self) -> int:
         """The largest number of queries of one sequence that are handled together."""
-        return max(1, min(self.most_together, 24 // self.group))
+        return max(1, min(self.most_together, 24 // max(self.group, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,7 @@ class LayerKind:
     norms_replace: bool = False  # a norm's result is the residual stream from there on
     input: FeedForward | None = None  # what adds the layer's own input
     out_scale: bool = False
+    recurrence: Recurrence | None = None  # a mixer that keeps a state
 
     @property
     def attention(self) -> int:
@@ -201,7 +208,7 @@ class LayerKind:
     @property
     def qkv(self) -> int:
         """Queries, keys and values of a row."""
-        num_kv = (len(self.heads.projections) - 1) * self.heads.num_kv_heads
+        num_kv = max(len(self.heads.projections) - 1, 0) * self.heads.num_kv_heads
         return self.attention + num_kv * self.heads.size
 
     @property
@@ -218,7 +225,15 @@ class LayerKind:
     @property
     def matrices(self) -> tuple[str, ...]:
         """All matrices in the order in which they are read; of experts the place is the first's."""
-        found = [*self.heads.projections, "o", *self.ffn.inner, "down"]
+        found = [*self.heads.projections]
+        if self.recurrence:
+            found += [name for name, _ in self.recurrence.columns]
+        if self.heads.num_heads:
+            found.append("o")
+        if self.recurrence:
+            found.append("out")
+        if self.ffn.size:
+            found += [*self.ffn.inner, "down"]
         for prefix, ffn in (("dense_", self.dense), ("input_", self.input)):
             found += [prefix + name for name in (*ffn.inner, "down")] if ffn else []
         return tuple(found)
@@ -270,7 +285,23 @@ class Sizes:
     @property
     def all_heads(self) -> tuple[Heads, ...]:
         """Each shape of attention once."""
-        return tuple(dict.fromkeys(kind.heads for kind in self.kinds))
+        return tuple(dict.fromkeys(kind.heads for kind in self.kinds if kind.heads.num_heads))
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """The shape of the mixers that keep a state: of all such layers the same."""
+        return next((kind.recurrence for kind in self.kinds if kind.recurrence), None)
+
+    @property
+    def state_ends(self) -> tuple[int, ...]:
+        """Where each layer's part of a state ends, in floats; the next begins there."""
+        of_layers = (kind.recurrence for kind in self.layers)
+        return tuple(accumulate(one.state if one else 0 for one in of_layers))
+
+    @property
+    def mixed_stride(self) -> int:
+        """Bytes from row to row of what layers project beside queries, keys and values."""
+        return self.recurrence.stride if self.recurrence else 0
 
     @property
     def all_ffns(self) -> tuple[FeedForward, ...]:
@@ -301,7 +332,8 @@ class Sizes:
     def widest(self) -> int:
         """The longest row that is ever quantised."""
         inner = [ffn.size for ffn in self.all_ffns]
-        return max(self.hidden, *inner, *(kind.attention for kind in self.kinds))
+        made = self.recurrence.made if self.recurrence else 0
+        return max(self.hidden, made, *inner, *(kind.attention for kind in self.kinds))
 
     @property
     def float_stride(self) -> int:
@@ -378,6 +410,7 @@ class Sizes:
             **scratch_bytes(self.vocab_size),
             **self._expert_bytes(),
             **({"low_rank": ROW_BLOCK * self.low_rank_stride} if self.max_rank else {}),
+            **({"beside": ROW_BLOCK * self.hidden * 4} if self.has_both else {}),
         }
         offsets, at = {}, 0
         for name, length in lengths.items():
@@ -415,4 +448,9 @@ class Sizes:
     @property
     def score_rows(self) -> int:
         """Rows of scores that are there at once."""
-        return max(heads.tile * heads.group for heads in self.all_heads)
+        return max((heads.tile * heads.group for heads in self.all_heads), default=0)
+
+    @property
+    def has_both(self) -> bool:
+        """Whether a layer has attention and a mixer that keeps a state."""
+        return any(kind.recurrence and kind.heads.num_heads for kind in self.kinds)
