@@ -24,7 +24,9 @@ _KIND_OF = {
     "barrier": "barrier",
     **dict.fromkeys(("add_bias", "softcap"), "head"),
     **dict.fromkeys(("rope", "norm", "add", "copy", "scale", "gate", "length"), "row operations"),
-    **dict.fromkeys(("convolve", "unit", "delta", "scan", "gate_heads"), "row operations"),
+    **dict.fromkeys(
+        ("gate_attended", "convolve", "unit", "delta", "scan", "gate_heads"), "row operations"
+    ),
     **{f"quantise_{form}": "row operations" for form in VALUE_BYTES},
 }
 

@@ -17,6 +17,7 @@ from ridgeline.backends.cpu.emit.ir import (
     Function,
     Value,
     absolute,
+    exp,
     fma,
     maximum,
     select,
@@ -26,7 +27,7 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, MAX_ROTATED, TILE
-from ridgeline.backends.cpu.layout.shapes import FeedForward, Sizes
+from ridgeline.backends.cpu.layout.shapes import FeedForward, Heads, Sizes
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
@@ -37,6 +38,7 @@ NORM = Kernel("norm", ("x", "weight", "bias", "out", "size"))
 ADD, ADD_BIAS, COPY = (Kernel(name, ("x", "y", "size")) for name in ("add", "add_bias", "copy"))
 SCALE = Kernel("scale", ("x", "factor", "size"))
 GATE = Kernel("gate", ("gate", "up", "gate_bias", "up_bias", "out", "size"))
+GATE_ATTENDED = Kernel("gate_attended", ("x", "gate", "out", "size"))
 _HADAMARD = Kernel("hadamard", ("x", "out", "size"))
 
 
@@ -63,12 +65,33 @@ def emit_rows(module: object, sizes: Sizes, eps: float, activations: Sequence[st
         with fn.loop(size * 4, step=64) as at:
             fn.store(fn.load(x + at, FLOATS, 4) * times, x + at, 4)
         fn.finish()
+    for number, heads in enumerate(sizes.all_heads):
+        if heads.changes_attended:
+            _emit_gate_attended(module, heads, number)
     for number, ffn in enumerate(sizes.all_ffns):
         _emit_gate(module, ffn, number)
     emitters = {"groups": _emit_groups, "rows": _emit_row_bytes, "bf16": _emit_bf16}
     for form in activations:
         if form in emitters:
             emitters[form](module)
+
+
+def _emit_gate_attended(module: object, heads: Heads, number: int) -> None:
+    """``gate_attended``: out = x times the sigmoid of gates, and times the model's scale.
+
+    Where there are no gates, or no scale, what stands for them is ignored.
+    """
+    fn = GATE_ATTENDED.of(number).begin(module)
+    x, gate, out, size = fn.args
+    with fn.loop(size * 4, step=64) as at:
+        value = fn.load(x + at, FLOATS, 4)
+        if heads.gated:
+            through = fn.load(gate + at, FLOATS, 4)
+            value = value / (exp(-through) + 1.0) + through * 0.0  # not a number stays one
+        if heads.out_scale != 1.0:
+            value = value * heads.out_scale
+        fn.store(value, out + at, 4)
+    fn.finish()
 
 
 def _emit_norm(module: object, sizes: Sizes, eps: float) -> None:
@@ -142,9 +165,12 @@ def _emit_gate(module: object, ffn: FeedForward, number: int) -> None:
     with fn.loop(size * 4, step=64) as at:
         inner = load(up, up_bias, at)
         if ffn.gated:
-            inner = gated(ffn.activation, load(gate, gate_bias, at), inner)
+            through = load(gate, gate_bias, at)
+            through = through * ffn.gate_scale if ffn.gate_scale != 1.0 else through
+            inner = gated(ffn.activation, through, inner)
         else:
             inner = activated(ffn.activation, inner)
+        inner = inner * ffn.out_scale if ffn.out_scale != 1.0 else inner
         fn.store(inner, out + at, 4)
     fn.finish()
 

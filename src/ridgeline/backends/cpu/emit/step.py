@@ -42,7 +42,7 @@ from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import prefetch_next_head
-from ridgeline.backends.cpu.emit.rows import ADD, COPY, SCALE
+from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE_ATTENDED, SCALE
 from ridgeline.backends.cpu.emit.states import (
     made_to_activations,
     recur,
@@ -183,6 +183,9 @@ def _by_outputs(thread: Thread, scope: str) -> None:
             for matrix, column in thread.qkv():
                 out = thread.shared("qkv") + column
                 share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
+            if thread.kind.heads.gated:
+                gates, stride = args["mixed"], sizes.mixed_stride
+                share_of_matmul(thread, i, layer, "q_gate", gates, stride, "in", scope)
             shape = thread.kind.recurrence
             if shape:
                 share_of_projections(thread, i, layer, shape, scope)
@@ -298,10 +301,15 @@ def _end_layer(thread: Thread, layer: Words, x: Value, y: Value) -> None:
 def _attended_to_activations(
     thread: Thread, layer: Words, attended: Value, row: Value, scope: str = "local"
 ) -> None:
-    size = thread.kind.attention
+    """Put what a row attended to, through its gates if it has some, into activations."""
+    size, floats = thread.kind.attention, thread.floats("in", row, scope)
+    if thread.kind.heads.changes_attended:
+        gate = thread.args["mixed"] + (thread.first_row + row) * thread.sizes.mixed_stride
+        thread.of_heads(GATE_ATTENDED).call(thread.fn, x=attended, gate=gate, out=floats, size=size)
+        attended = floats
+    elif thread.sizes.activations == "floats":
+        COPY.call(thread.fn, x=floats, y=attended, size=size)
     shrink(thread, layer, ("o",), attended, row)
-    if thread.sizes.activations == "floats":
-        COPY.call(thread.fn, x=thread.floats("in", row, scope), y=attended, size=size)
     thread.quantise("in", attended, row, size, scope=scope)
 
 
@@ -352,6 +360,9 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
         whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
+    if kind.heads.gated:
+        gates, stride = args["mixed"] + low * sizes.mixed_stride, sizes.mixed_stride
+        whole_matmul(thread, layer, "q_gate", high - low, gates, stride)
     if kind.recurrence:
         whole_projections(thread, layer, kind.recurrence, low, high - low)
     if kind.heads.num_heads:

@@ -23,10 +23,10 @@ ARGUMENTS = (
 )  # fmt: skip
 MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-# Beside those that adapters change: of a dense network beside experts, of a layer's own input, and
-# of a mixer that keeps a state.
-_RECURRENT = ("in", "qkv", "z", "beta", "decay", "out")
-_OTHERS = ("dense_gate", "dense_up", "dense_down", "input_gate", "input_down", *_RECURRENT)
+# Beside those that adapters change: gates of attention, of a dense network beside experts, of a
+# layer's own input, and of a mixer that keeps a state.
+_MIXERS = ("q_gate", "in", "qkv", "z", "beta", "decay", "out")
+_OTHERS = ("dense_gate", "dense_up", "dense_down", "input_gate", "input_down", *_MIXERS)
 _NORMS = (
     "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
     "router_norm", "experts_norm", "experts_post_norm", "beside_post_norm", "input_post_norm",
@@ -45,7 +45,7 @@ ADAPTER = tuple(f"{matrix}_{part}" for matrix in MATRICES for part in ("rank", "
 # Work that threads steal from each other.
 STOLEN = (
     "q", "k", "v", "o", "gate", "down", "head", "blocks", "draws",
-    "dense_gate", "dense_down", "input_gate", "input_down", *_RECURRENT,
+    "dense_gate", "dense_down", "input_gate", "input_down", *_MIXERS,
 )  # fmt: skip
 SHARE_BYTES = 128  # of a thread's counters, one for each of these: whole cache lines
 EXACT_AT = 4 * len(STOLEN)  # behind them: tiles with candidates of pruning, beside the head's

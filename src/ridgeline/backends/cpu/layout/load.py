@@ -41,7 +41,7 @@ _LANES = 16
 _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth of a second
 # What tensors are for.
 _PARTS = {
-    **dict.fromkeys(("q", "k", "v", "o"), "attention"),
+    **dict.fromkeys(("q", "k", "v", "o", "q_gate"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
     **dict.fromkeys(("dense_gate", "dense_up", "dense_down", "shared_scale"), "mlp"),
     **dict.fromkeys(("input_gate", "input_down", "inputs_proj"), "inputs"),
@@ -200,12 +200,16 @@ def _pack_all(
         places: dict[str, tuple[Index | None, Index | None]] = {
             **{name: (rows, None) for name, rows in head_rows.items()},
             "o": (None, head_columns["o"] if heads.size != heads.num_channels else None),
+            "q_gate": (head_columns["o"], None),
             **_expert_places(arch, sizes, i),
             **(recurrent_places(kind.recurrence) if kind.recurrence else {}),
         }
         for name, size in vector_sizes(kind, norm_bias=sizes.norm_bias).items():
             to = places.get(name.removesuffix("_bias"), (None, None))[0]
             arrays[prefix + name] = Packed("", vector(prefix + name, size, to))
+        mixer = arch.layers[i].attention
+        if mixer is not None and mixer.in_scale != 1.0:
+            arrays[prefix + "attn_norm"].data[:] *= np.float32(mixer.in_scale)
         arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
         if kind.recurrence:
             tensor = partial(_floats, checkpoint, prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.backends.cpu.layout.pack import padded
-from ridgeline.backends.cpu.layout.recurrent import recurrence
+from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
 from ridgeline.backends.cpu.layout.shapes import (
     Experts,
     FeedForward,
@@ -16,7 +16,7 @@ from ridgeline.backends.cpu.layout.shapes import (
 )
 from ridgeline.physics import arch as arch_parts
 from ridgeline.physics.arch import Layer, ModelArch
-from ridgeline.physics.recurrent import Delta
+from ridgeline.physics.recurrent import Delta, Ssm
 
 _LANES = 16
 # What products take, of dtypes that are not blocks of 32 weights.
@@ -72,8 +72,16 @@ def _kind(arch: ModelArch, layer: Layer, cache: str) -> LayerKind:
         norms_replace=layer.norms == "within",
         input=of_input,
         out_scale=layer.out_scale,
-        recurrence=recurrence(layer.recurrent, arch.hidden_size) if layer.recurrent else None,
+        recurrence=_recurrence(arch, layer),
     )
+
+
+def _recurrence(arch: ModelArch, layer: Layer) -> Recurrence | None:
+    """Return the shape of a mixer that keeps a state; the row that it reads is attention's."""
+    mixer = layer.recurrent
+    if layer.attention is not None and isinstance(mixer, Ssm):
+        mixer = replace(mixer, in_scale=mixer.in_scale / layer.attention.in_scale)
+    return None if mixer is None else recurrence(mixer, arch.hidden_size)
 
 
 def _has_bias(layer: Layer) -> bool:
@@ -86,7 +94,7 @@ def _has_bias(layer: Layer) -> bool:
 def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
     found = FeedForward(padded(ffn.size), ffn.activation, ffn.gated, ffn.bias)
     if isinstance(ffn, arch_parts.Mlp):
-        return found
+        return replace(found, gate_scale=ffn.gate_scale, out_scale=ffn.out_scale)
     dense = ffn.shared or ffn.beside
     experts = Experts(
         ffn.num,
@@ -124,6 +132,8 @@ def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
         owns=attention.kv_of is None,
         v_norm=attention.v_norm,
         v_is_k=attention.v_is_k,
+        gated=attention.gated,
+        out_scale=attention.out_scale,
     )
 
 
@@ -143,16 +153,22 @@ def _check_layers(arch: ModelArch) -> None:
 def _has_no_code(arch: ModelArch, layer: Layer) -> str:
     """Return what a layer has that no kernel computes, in words; "" if there is nothing."""
     mixer, ffn, keeps = layer.attention, layer.ffn, layer.recurrent
-    if keeps is not None and (mixer is not None or layer.norms != "before" or arch.norm != "rms"):
-        return "a state, and attention beside it or norms elsewhere than before"
+    if keeps is not None and (layer.norms != "before" or arch.norm != "rms"):
+        return "a state and norms elsewhere than before"
     if mixer is None:
         return ""
     experts = ffn if isinstance(ffn, arch_parts.Experts) else None
     dense = [one for one in (experts.shared, experts.beside) if one] if experts else []
     has_post_norm = "attn_post_norm" in layer.norm_names
     reads = None if mixer.kv_of is None else arch.layers[mixer.kv_of]
+    is_plain = layer.norms == "before" and arch.norm == "rms" and not arch.norm_bias
     has = {
-        "gated attention": mixer.gated,
+        "another mixer than a state space beside attention": keeps and not isinstance(keeps, Ssm),
+        "biases beside attention": isinstance(keeps, Ssm) and keeps.bias,
+        "gated attention beside a state": keeps and mixer.gated,
+        "a scale of what attention reads": mixer.in_scale != 1.0 and not is_plain,
+        "a bias before a scale": (mixer.o_bias and mixer.out_scale != 1.0)
+        or (isinstance(ffn, arch_parts.Mlp) and ffn.bias and ffn.out_scale != 1.0),
         "a bias before a norm behind": has_post_norm and (mixer.o_bias or ffn.bias),
         "values that are keys with a bias": mixer.v_is_k and mixer.qkv_bias,
         "a norm over all heads but no keys": reads and mixer.qk_norm == "width",

@@ -21,7 +21,7 @@ from ridgeline.backends.cpu.layout.shapes import LayerKind
 from ridgeline.models.tensors import Checkpoint, Tensor
 
 _PARTS = {
-    "q": "attention", "k": "attention", "v": "attention", "o": "attention", "gate": "MLP",
+    "q": "attention", "q_gate": "attention", "k": "attention", "v": "attention", "o": "attention", "gate": "MLP",
     "up": "MLP", "down": "MLP", "dense_gate": "MLP", "dense_up": "MLP", "dense_down": "MLP",
     "input_gate": "MLP", "input_down": "MLP", "in": "recurrent", "qkv": "recurrent",
     "z": "recurrent", "beta": "recurrent", "decay": "recurrent", "out": "recurrent",
@@ -66,7 +66,9 @@ def _part_bytes(
 ) -> tuple[str, int]:
     """Return which group a layer's tensor belongs to, and its bytes once it is packed."""
     heads, vectors = layer.heads, vector_sizes(layer, norm_bias=norm_bias)
-    rows = {"q": layer.attention} | dict.fromkeys("kv", heads.num_kv_heads * heads.size)
+    rows = dict.fromkeys(("q", "q_gate"), layer.attention) | dict.fromkeys(
+        "kv", heads.num_kv_heads * heads.size
+    )
     part = {there: here for here, there in file_names(layer).items()}.get(part, part)
     shape = layer.recurrence
     if shape and part in TENSORS:

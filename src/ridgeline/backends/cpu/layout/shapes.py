@@ -45,6 +45,8 @@ class Heads:
     owns: bool = True  # keys and values of its own
     v_norm: bool = False
     v_is_k: bool = False
+    gated: bool = False  # what is attended to goes through gates
+    out_scale: float = 1.0  # multiplies what is attended to
     # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
     # thread writes a block's queries for the next layer beside those that others still read.
     most_together: int = 4
@@ -68,6 +70,11 @@ class Heads:
         if not self.owns:
             return ("q",)
         return ("q", "k") if self.v_is_k else ("q", "k", "v")
+
+    @property
+    def changes_attended(self) -> bool:
+        """Whether something is done to what is attended to, before it is multiplied by o."""
+        return self.gated or self.out_scale != 1.0
 
     @property
     def group(self) -> int:
@@ -162,6 +169,8 @@ class FeedForward:
     bias: bool = False
     experts: Experts | None = None
     given: bool = False  # what gates let through is no product: see ``Layer.input_size``
+    gate_scale: float = 1.0  # of what goes into the activation of a gate
+    out_scale: float = 1.0  # of what gates let through
 
     @property
     def inner(self) -> tuple[str, ...]:
@@ -226,6 +235,8 @@ class LayerKind:
     def matrices(self) -> tuple[str, ...]:
         """All matrices in the order in which they are read; of experts the place is the first's."""
         found = [*self.heads.projections]
+        if self.heads.gated:
+            found.append("q_gate")
         if self.recurrence:
             found += [name for name, _ in self.recurrence.columns]
         if self.heads.num_heads:
@@ -300,8 +311,12 @@ class Sizes:
 
     @property
     def mixed_stride(self) -> int:
-        """Bytes from row to row of what layers project beside queries, keys and values."""
-        return self.recurrence.stride if self.recurrence else 0
+        """Bytes from row to row of what layers project beside queries, keys and values.
+
+        All layers have one: a thread may project rows for the next while others read theirs.
+        """
+        gates = [4 * (kind.attention + 48) for kind in self.kinds if kind.heads.gated]
+        return max([*gates, self.recurrence.stride if self.recurrence else 0])
 
     @property
     def all_ffns(self) -> tuple[FeedForward, ...]:
