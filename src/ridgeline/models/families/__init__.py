@@ -22,11 +22,18 @@ from ridgeline.models.families.gemma4 import FAMILIES as _GEMMA_4
 from ridgeline.models.families.gemma4 import GGUF_FAMILIES as _GGUF_GEMMA_4
 from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
-from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
+from ridgeline.models.families.layers import (
+    NO_LIMIT,
+    layers_from_config,
+    layers_from_gguf,
+    num_guessing_layers,
+)
 from ridgeline.models.families.rows import expert_halves, row_order
 from ridgeline.models.families.table import Family
+from ridgeline.models.portable_math import log
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Attention, Layer, ModelArch
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
@@ -45,7 +52,7 @@ __all__ = [
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 HF_FAMILIES = _DECODERS | _GEMMA_4 | _ENCODERS
-GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_GEMMA_4 | _GGUF_ENCODERS
+GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_ENCODERS
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
@@ -173,13 +180,18 @@ def model_from_gguf(
         family,
         layers_from_gguf(meta, family, raw),
         raw,
-        max_position=meta.integer("context_length"),
+        max_position=min(
+            meta.integer("context_length"), 1 << 62 if family.has_attention else NO_LIMIT
+        ),
         vocab_size=raw["token_embd.weight"].shape[0],
         tied_embeddings="output.weight" not in raw,
         **pooling,
     )
     _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
-    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family)}
+    first = arch.num_layers
+    guessing = tuple(f"blk.{first + i}." for i in range(num_guessing_layers(meta)))
+    spare = {name for name in raw if guessing and name.startswith(guessing)}
+    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
     return arch, _bind(meta, arch, raw, family, ignored)
 
 
@@ -336,6 +348,9 @@ def _bind(
         facts.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
     if family.interleaved:
         _rotate_halves(arch, tensors)
+    for name in tensors if family.decays else ():
+        if name.endswith(".a_log"):
+            tensors[name] = _logarithm(facts, tensors[name])
     if family.norm_offset:
         for name in tensors:
             if name.endswith("norm"):
@@ -408,6 +423,8 @@ def _found(
         tensor = _transposed(tensor)
     elif len(parts) > 1:
         tensor = Tensor.stacked(in_file, parts)
+    elif wanted == (1, *tensor.shape):
+        tensor = replace(tensor, shape=wanted, stored=tensor.stored.reshape(1, -1))
     elif len(tensor.shape) > len(wanted):
         tensor = _stack_of_experts(tensor, family)
     if tensor.shape != wanted:
@@ -431,6 +448,15 @@ def _stack_of_experts(tensor: Tensor, family: Family) -> Tensor:
 def _transposed(matrix: Tensor) -> Tensor:
     values = np.ascontiguousarray(matrix.to_f32().T)
     return Tensor(matrix.name, "F32", values.shape, values.view(np.uint8))
+
+
+def _logarithm(facts: Facts, decay: Tensor) -> Tensor:
+    """Return the "a_log" that minus the exponential of is a tensor."""
+    values = decay.to_f32()
+    if not (values < 0).all():  # also where one is no number
+        facts.fail(f"tensor {decay.name!r} has values that are not below 0: states would grow")
+    logs = np.array([log(-float(value)) for value in values], np.float32)
+    return Tensor(decay.name, "F32", logs.shape, logs.reshape(-1, 1).view(np.uint8))
 
 
 def _raised(norm: Tensor, offset: float) -> Tensor:

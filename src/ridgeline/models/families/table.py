@@ -25,6 +25,7 @@ class Reader(NamedTuple):
         "count",
         "optional",
         "unless",
+        "quotient",
         "choice",
         "power",
         "inverse",
@@ -56,6 +57,8 @@ class Reader(NamedTuple):
                 return facts.number(key) if facts.get(key) else 0.0
             case "flag":
                 return facts.flag(key, self.default)
+            case "quotient":
+                return _quotient(facts, *self.keys)
             case "unless":
                 return not facts.flag(key, False)
             case "power":
@@ -121,6 +124,18 @@ def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> 
     return Reader("choice", keys, default, among)
 
 
+def quotient(key: str, by: str) -> Reader:
+    """A whole number, divided by another that divides it."""
+    return Reader("quotient", (key, by))
+
+
+def _quotient(facts: Facts, key: str, by: str) -> int:
+    whole, parts = facts.integer(key), facts.integer(by)
+    if whole % parts:
+        facts.fail(f"{facts.prefix}{key} is {whole}, which {parts} ({by}) does not divide")
+    return whole // parts
+
+
 def power(key: str, exponent: float, default: float | None = None) -> Reader:
     """A number, raised to a power."""
     return Reader("power", (key,), default, exponent)
@@ -182,6 +197,7 @@ class Family:
         beside: it stands beside attention instead, in every layer.
         attention_layers: the key of their numbers, or of a number that says that every so manyth
             has attention (else ``pattern``), where the config has no ``layer_types``.
+        decays: of each head that keeps a state the file has minus the exponential of "a_log".
         has_experts: the feed-forward network is a mixture of experts.
         gates_by_turns: of each expert a row of the gate comes first, then one of ups; else the
             whole gate. Such tensors are stored as ``(experts, in, out)`` unless they are quantised.
@@ -215,6 +231,7 @@ class Family:
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
     beside: bool = False
     attention_layers: str = ""
+    decays: bool = False
     has_experts: bool = False
     gates_by_turns: bool = False
     num_segments: int = 1
