@@ -106,6 +106,18 @@ ARCHS = {
             for window in (6, None)
         ),
     ),
+    "kinds": replace(
+        PLAIN,
+        layers=(
+            PLAIN.layers[0],
+            Layer(
+                replace(_ATTENTION, num_kv_heads=1, head_dim=20, rope=Rope(1e3, 20), window=5),
+                Experts(5, 2, 24),
+            ),
+            Layer(replace(_ATTENTION, rope=None, qk_norm="head"), Mlp(70, "gelu"), "around"),
+            Layer(replace(_ATTENTION, num_heads=2, num_kv_heads=2), Experts(20, 3, 40)),
+        ),
+    ),
     "learnt positions": changed(
         PLAIN,
         rope=None,

@@ -175,7 +175,7 @@ def test_a_model_of_the_engine_is_known_from_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "f32", "bf16", "int8", "int8-row", "int4"])
-@pytest.mark.parametrize("name", ["plain", "tied", "all biases", "qk norm", "one kv head"])
+@pytest.mark.parametrize("name", ["plain", "tied", "all biases", "qk norm", "one kv head", "kinds"])
 def test_packed_weights_have_the_size_that_was_foretold(name: str, dtype: str) -> None:
     """The bytes of the arrays that the backend makes: exactly, whatever the format."""
     model = checkpoint(replace(ARCHS[name], vocab_size=70))
