@@ -115,7 +115,10 @@ ARCHS = {
                 Experts(5, 2, 24),
             ),
             Layer(replace(_ATTENTION, rope=None, qk_norm="head"), Mlp(70, "gelu"), "around"),
-            Layer(replace(_ATTENTION, num_heads=2, num_kv_heads=2), Experts(20, 3, 40)),
+            Layer(
+                replace(_ATTENTION, num_heads=2, num_kv_heads=2),
+                Experts(20, 3, 40, shared=Mlp(16), shared_gated=True),
+            ),
         ),
     ),
     "learnt positions": changed(

@@ -19,7 +19,7 @@ from ridgeline.backends.reference_recurrent import Floats, Recurrence, mix
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Policy, SplitFuse, Static
-from ridgeline.core.step import Event, SeqId, Step, StepOutput, TokenLogprobs
+from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput, TokenLogprobs
 from ridgeline.decoding.search import new_search
 from tests.backends.test_reference import (
     PROMPT_TOO,
@@ -141,7 +141,7 @@ def test_a_saved_state_resumes_and_a_failed_step_changes_nothing(name: str) -> N
 class Checked:
     """A runner that counts what of the hard cases happened."""
 
-    def __init__(self, runner: ReferenceRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.num_cached = self.num_copies = self.num_preempted = 0
 
@@ -164,10 +164,10 @@ REQUESTS: list[Request] = [
 
 
 def answers(
-    runner: ReferenceRunner, requests: list[Request], **options: Any
+    runner: Runner, requests: list[Request], **options: Any
 ) -> tuple[list[dict[SeqId, list[int]]], Checked]:
     """Serve requests that come one step after the other; return the tokens of each."""
-    scheduler = make_scheduler(block_size=BLOCK_SIZE, **options)
+    scheduler = make_scheduler(**{"block_size": BLOCK_SIZE, **options})
     checked = Checked(runner)
     engine = Engine(scheduler, checked, Clock(), max_model_len=MAX_LEN, new_search=new_search)
     events: list[Event] = []
@@ -225,11 +225,12 @@ def test_what_the_backend_says_and_needs() -> None:
     assert found.state_bytes_per_seq * 5 == sum(a.nbytes for a in runner._recurrent.arrays())
     assert runner.memory()["recurrent_states"].num_bytes == 5 * found.state_bytes_per_seq
     cpu_setup = cpu.check(setup)
-    attention, experts = RECURRENT["gated attention"].layers[1:], RECURRENT["shared expert"].layers
+    attention = RECURRENT["gated attention"].layers[1:]
+    other = RECURRENT["short convolution"].layers[0]
     for layers, message in (
-        (arch.layers, "layer 0 keeps a state: use --backend reference"),
-        (attention, "the attention of layer 0 is gated: use --backend reference"),
-        ((replace(experts[1], ffn=experts[0].ffn),), "layer 0 has a shared expert: use"),
+        (RECURRENT["beside attention"].layers, "layer 0 has a state, and attention beside it"),
+        ((*arch.layers, other), "layers keep states of different shapes"),
+        (attention, "layer 0 has gated attention: use --backend reference"),
     ):
         with pytest.raises(ValueError, match=message):
             cpu.footprint(replace(arch, layers=layers), cpu_setup)

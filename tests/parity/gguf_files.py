@@ -59,6 +59,12 @@ _GEMMA_4 = _AROUND | {
 }
 # What else stands where, by family, and what GGUF calls the family.
 NAMES_OF = {
+    "qwen2_moe": {
+        "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj": "ffn_up_shexp",
+        "mlp.shared_expert.down_proj": "ffn_down_shexp",
+        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    },
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
     "gemma4_text": _GEMMA_4,
@@ -73,6 +79,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "mixtral": "llama",
     "olmo3": "olmo2",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
 INTERLEAVED = ("llama", "granite", "granitemoe", "mixtral", "smollm3")
@@ -136,6 +143,8 @@ def write_gguf(model: Any, path: Path) -> Path:
         if family in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             halves = array.reshape(heads if ".q_proj." in name else kv_heads, 2, head_dim // 2, -1)
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+        if name.endswith("shared_expert_gate.weight"):
+            array = array[0]  # converters write a vector
         writer.add_tensor(_gguf_name(name, NAMES_OF.get(family, {})), array)
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
@@ -215,8 +224,10 @@ def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     if num_experts and family != "gemma4_text":
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if family == "qwen3_moe":
+    if family in ("qwen2_moe", "qwen3_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
 def _gguf_name(name: str, others: dict[str, str]) -> str:

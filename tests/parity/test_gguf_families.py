@@ -29,6 +29,7 @@ CASES += [
         "olmo3",
         "olmoe",
         "smollm3",
+        "qwen2-moe",
         "qwen3-moe",
     )
 ]

@@ -233,6 +233,10 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {**_EXPERTS, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80},
+    ),
     "qwen3-moe": (
         "Qwen3Moe",
         {**_EXPERTS, "head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True},

@@ -86,11 +86,7 @@ class Machine:
             self._kernels.function(name, len(numbers))(*numbers)
             return
         arrays = [arg for arg in args if not isinstance(arg, int)]
-        sizes = [-(-array.nbytes // 64) * 64 for array in arrays]
-        offsets = np.cumsum([0, *sizes]).tolist()
-        memory = bytearray(offsets[-1])
-        for array, offset in zip(arrays, offsets, strict=False):
-            memory[offset : offset + array.nbytes] = array.tobytes()
+        offsets, memory = _placed(arrays)
         places = iter(offsets)
         words = [f"n{arg}" if isinstance(arg, int) else f"p{next(places)}" for arg in args]
         command = [_EMULATOR, "-cpu", "max", self._program, name, *words]
@@ -99,6 +95,23 @@ class Machine:
             if array.flags.writeable:
                 part = np.frombuffer(done.stdout, np.uint8, array.nbytes, offset)
                 array[...] = part.view(array.dtype).reshape(array.shape)
+
+
+def _placed(arrays: list[Array]) -> tuple[list[int], bytearray]:
+    """Return where each array lies in a copy of all of them; what overlaps does so there, too."""
+    memory, offsets = bytearray(), dict[int, int]()
+    low = high = at = 0  # of what overlaps, and where that begins in the copy
+    for i in sorted(range(len(arrays)), key=lambda i: address(arrays[i])):
+        begin, size = address(arrays[i]), arrays[i].nbytes
+        if begin >= high:
+            memory += bytes(-len(memory) % 64)
+            low, high, at = begin, begin, len(memory)
+        offsets[i] = at + begin - low
+        memory[offsets[i] :] = bytes(max(high, begin + size) - begin)
+        high = max(high, begin + size)
+    for i, array in enumerate(arrays):
+        memory[offsets[i] : offsets[i] + array.nbytes] = array.tobytes()
+    return [offsets[i] for i in range(len(arrays))], memory
 
 
 def source(emit: Emit, target: Target = HOST) -> str:

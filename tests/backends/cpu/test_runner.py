@@ -17,8 +17,9 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import Rope
-from tests.tiny import ARCHS, PLAIN, changed, checkpoint, random_arrays
+from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint, random_arrays
 
+MODELS = ARCHS | BY_LAYER
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
 PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=3)
@@ -48,6 +49,8 @@ ROUNDED += [
     "many experts",
     "sinks",
     "kinds",
+    "shared keys and values",
+    "keys and values of layer 0",
 ]
 
 Make = Callable[..., CpuRunner]
@@ -70,7 +73,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
             "num_threads": 1,
             "kernel_cache": kernels,
         }
-        model = checkpoint(ARCHS[model]) if isinstance(model, str) else model
+        model = checkpoint(MODELS[model]) if isinstance(model, str) else model
         made.append(CpuRunner(model, **base | options))
         return made[-1]
 
@@ -113,11 +116,11 @@ def error(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [(name, "f32") for name in ARCHS] + [(name, "int8") for name in ROUNDED]
+    ("name", "kind"), [(name, "f32") for name in MODELS] + [(name, "int8") for name in ROUNDED]
 )
 def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
     """A long prompt (split by tokens), some rows (mixed), then one to three (by outputs)."""
-    runner, wanted = make(name, kind), reference(checkpoint(ARCHS[name])).prompt_logits(TOKENS)
+    runner, wanted = make(name, kind), reference(checkpoint(MODELS[name])).prompt_logits(TOKENS)
     parts = [runner.prompt_logits(TOKENS[:68])]
     for start, end in ((68, 80), (80, 83), (83, 85), (85, 86), (86, MAX_LEN)):
         parts.append(runner.prompt_logits(TOKENS[start:end], start))
@@ -126,6 +129,13 @@ def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
     if kind == "f32":
         per_row = np.abs(got - wanted).max(axis=1) / np.abs(wanted).max(axis=1)
         assert per_row.max() < 1e-4
+
+
+def test_a_dense_network_beside_experts_in_bytes(make: Make) -> None:
+    """By the middle row: rounding sends a row to another expert now and then."""
+    wanted = reference(checkpoint(MODELS["experts beside"])).prompt_logits(TOKENS)
+    rows = ((make("experts beside").prompt_logits(TOKENS) - wanted) ** 2).mean(axis=1)
+    assert np.sqrt(np.median(rows) / (wanted**2).mean()) < 0.08
 
 
 @pytest.mark.parametrize("name", ["plain", "partial rope"])
@@ -328,7 +338,7 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
 
 KINDS = ["f32", "bf16", "int8", "int8-row", "int4"]
 OTHERS = ["norms behind", "norms around", "beside", "two ropes", "learnt positions", "experts"]
-OTHERS += ["many experts", "experts", "kinds"]
+OTHERS += ["many experts", "experts", "kinds", "shared keys and values", "experts beside"]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ This module is its face; code outside imports nothing else of it. ``layout`` say
 buffers lie in memory, ``emit`` writes the kernels, ``measure`` says what this machine can do. Read
 in this order: ``layout.formats``, then in ``emit`` ``ir`` (how kernels are written), ``isa`` (what
 differs between processors), ``gemm``, ``activations``, ``rows``, ``attention``, ``experts``,
-``lora``, ``argmax``, ``draw`` (the kernels), ``step`` (which calls them), ``threads``, ``compile``;
-then ``batch`` and ``runner``.
+``lora``, ``argmax``, ``draw`` (the kernels), ``feed_forward``, ``inputs``, ``step`` (which call
+them, with code for each kind of layer), ``threads``, ``compile``; then ``batch`` and ``runner``.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         max_num_batched_tokens=setup.max_num_batched_tokens,
         num_threads=setup.num_threads,
         max_rank=setup.max_lora_rank,
+        num_states=setup.num_states,
         kernel_cache=home / "kernels",
         weights_cache=home / "packed",
         progress=surroundings.progress,

@@ -30,6 +30,8 @@ class Buffers:
     Attributes:
         cache: the paged cache, ``[blocks, parts, bytes]``. All layers of a block lie together: a
             short text touches few pages, which are zeroed then.
+        inputs: layers' own inputs of the rows' tokens, ``[rows, layers * channels]``, f32;
+            empty where they read nothing.
         x: the rows' hidden states, ``[rows, hidden]``, f32.
         non_finite: 1 where a row's keys or values are not finite, f32.
         logits: rows of logits, f32; as many as a step needed so far.
@@ -53,28 +55,15 @@ class Buffers:
     ) -> None:
         """Reserve memory, and point the arguments to it and to the weights."""
         stride = scores_stride(max_model_len)
-        shape = (num_blocks, block_size // TOKENS, sizes.cache_ends[-1])
-        self.cache = aligned(shape, np.uint8)
+
+        self.cache = aligned((num_blocks, block_size // TOKENS, sizes.cache_ends[-1]), np.uint8)
         self.x = aligned((rows, sizes.hidden), np.float32)
         self.non_finite = np.zeros(rows, np.float32)
         self.logits = np.zeros((0, 1), np.float32)
         self._logits_stride = logits_stride(sizes.vocab_size)
         self._tables = np.zeros(0, np.int32)
-        self.by_row: dict[str, NDArray[np.generic]] = {
-            "positions": np.zeros(rows, np.int32),
-            "sequences": np.zeros(rows, np.int32),
-            "adapters": np.zeros(rows, np.int64),
-            "text_lengths": np.zeros(rows, np.int32),
-            "items": np.zeros((rows, 2), np.int32),
-            "blocks": np.zeros((rows + 1, 2), np.int32),
-            "block_bounds": np.zeros(num_threads + 1, np.int32),
-            "output_begins": np.zeros(num_threads, np.int32),
-            "head_rows": np.zeros(rows, np.int32),
-            "logits_rows": np.zeros(rows, np.int32),
-            "argmax": np.zeros(rows * num_threads, _ARGMAX),
-            "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
-            "lengths": np.zeros(PRUNED_ROWS, np.float32),
-        }
+        self.by_row = _by_row(rows, num_threads, keeps_states=sizes.recurrence is not None)
+        self._segments = np.zeros((0, 4), np.int32)
         num_pruned = PRUNED_ROWS if weights.sketch is not None else 0
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
@@ -84,7 +73,12 @@ class Buffers:
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
             "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
             "proxy_logits": aligned((num_pruned, sizes.proxy_stride), np.uint8),
+            "mixed": aligned((rows, sizes.mixed_stride), np.uint8),
         }
+        self.inputs = aligned((rows, sizes.inputs_stride // 4), np.float32)
+        if sizes.inputs:
+            made = aligned(self.inputs.nbytes, np.uint8)
+            scratch |= {"inputs": self.inputs.view(np.uint8), "input_products": made}
         counters = scratch["shares"].view(np.int32).reshape(-1, SHARE_BYTES // 4)
         self.exact = counters[:, EXACT_AT // 4]
         self.args = np.zeros(len(ARGUMENTS), np.int64)
@@ -103,11 +97,14 @@ class Buffers:
             final_norm=address(weights.final_norm),
             final_norm_bias=address(weights.final_norm_bias),
             head_bias=address(weights.head_bias),
+            inputs_norm=address(weights.inputs_norm),
             distances=address(weights.distances),
             logits_stride=self._logits_stride,
             **{name: address(array) for name, array in (scratch | self.by_row).items()},
         )
-        for name, matrix in (("head", weights.head), ("proxy", weights.sketch)):
+        for name, matrix in (
+            ("head", weights.head), ("proxy", weights.sketch), ("inputs", weights.inputs),
+        ):  # fmt: skip
             if matrix is not None:
                 facts = (address(matrix.data), *matrix.words)
                 parts = [f"{name}_{part}" for part in MATRIX]
@@ -115,7 +112,7 @@ class Buffers:
 
     def arrays(self) -> dict[str, list[NDArray[Any]]]:
         """Return all arrays by name; those that are small together."""
-        small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables]
+        small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables, self._segments]
         small += self.by_row.values()
         found: dict[str, list[NDArray[Any]]] = {
             "x": [self.x],
@@ -141,8 +138,35 @@ class Buffers:
             self.put(tables=address(self._tables))
         self._tables[: len(tables)] = tables
 
+    def put_segments(self, segments: Sequence[tuple[int, int, int, int]]) -> None:
+        """Set what a step does with states, in memory that grows as it is needed."""
+        if len(self._segments) < len(segments):
+            self._segments = np.zeros((2 * len(segments), 4), np.int32)
+            self.put(segments=address(self._segments))
+        self._segments[: len(segments)] = segments
+        self.put(num_segments=len(segments))
+
     def hold_logits(self, num_rows: int) -> None:
         """Make room for ``num_rows`` rows of logits; the old ones are lost if it has to grow."""
         if len(self.logits) < num_rows:
             self.logits = aligned((num_rows, self._logits_stride // 4), np.float32)
             self.put(logits=address(self.logits))
+
+
+def _by_row(rows: int, num_threads: int, *, keeps_states: bool) -> dict[str, NDArray[np.generic]]:
+    return {
+        "positions": np.zeros(rows, np.int32),
+        "sequences": np.zeros(rows, np.int32),
+        "adapters": np.zeros(rows, np.int64),
+        "text_lengths": np.zeros(rows, np.int32),
+        "items": np.zeros((rows, 2), np.int32),
+        "blocks": np.zeros((rows + 1, 2), np.int32),
+        "block_bounds": np.zeros(num_threads + 1, np.int32),
+        "output_begins": np.zeros(num_threads, np.int32),
+        "head_rows": np.zeros(rows, np.int32),
+        "logits_rows": np.zeros(rows, np.int32),
+        "argmax": np.zeros(rows * num_threads, _ARGMAX),
+        "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
+        "lengths": np.zeros(PRUNED_ROWS, np.float32),
+        "order": np.zeros(rows if keeps_states else 0, np.int32),
+    }

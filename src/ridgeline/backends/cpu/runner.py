@@ -30,11 +30,13 @@ from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
+from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import behind_pooling, pooled, segments
+from ridgeline.backends.vectors import behind_pooling, pooled
+from ridgeline.backends.vectors import segments as segments_of_text
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -62,6 +64,7 @@ class CpuRunner:
         max_num_batched_tokens: int,
         num_threads: int,
         max_rank: int = 0,
+        num_states: int = 0,
         kernel_cache: Path,
         weights_cache: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -79,6 +82,7 @@ class CpuRunner:
             max_num_batched_tokens: longest step, tokens.
             num_threads: threads, this one included.
             max_rank: of adapters; 0 leaves them out.
+            num_states: slots for states of recurrent layers.
             kernel_cache: directory for compiled kernels.
             weights_cache: directory for packed weights; None packs them each time.
             progress: told how many of how many bytes of the file are packed.
@@ -94,6 +98,8 @@ class CpuRunner:
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
         self._kernel_cache = kernel_cache
         self._num_threads = num_threads
+        self._slots = Slots(sizes, num_states)
+        self._done: Done | None = None
         self._buffers = Buffers(
             arch,
             sizes,
@@ -104,12 +110,15 @@ class CpuRunner:
             rows=max_num_batched_tokens,
             num_threads=num_threads,
         )
+        states = self._slots.states
+        self._buffers.put(states=address(states), state_stride=states.strides[0])
         self.cache = self._buffers.cache
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
         self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._scorer = behind_pooling(checkpoint)
+        self._inputs = checkpoint.tensors.get("inputs")
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -118,7 +127,7 @@ class CpuRunner:
         self._kernels, self._run = kernels, kernels.function("run", 1)
         workers = Workers(kernels.function("worker", 2), self._args_address, self._num_threads)
         # The workers must be gone before their code and memory are, also when Python ends.
-        kept, sync = (kernels, self._buffers), address(self._buffers.scratch["sync"])
+        kept, sync = (kernels, self._buffers, self._slots), address(self._buffers.scratch["sync"])
         self.close = weakref.finalize(
             self, _stop, workers, self._run, self._args_address, sync, kept
         )
@@ -157,6 +166,9 @@ class CpuRunner:
         if self._scorer:
             found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
+        found["recurrent_states"] = held([self._slots.states])
+        if self._inputs is not None:
+            found["weights.inputs_table"] = held([self._inputs.stored], is_mapped=True)
         if adapters := list(self._adapters.values()):
             found["adapters"] = held(array for one in adapters for array in one.arrays)
         return found | {"kernels": Held(grown_bytes, grown_bytes)}
@@ -166,7 +178,21 @@ class CpuRunner:
         if step.copies:
             old, new = map(list, zip(*step.copies, strict=True))
             self.cache[new] = self.cache[old]
+        self._slots.copy(step.state_copies)
+        batch = self._done.part(step.work) if self._done else None
+        if batch is not None:  # of a step that failed; its other half may follow
+            return self._results(step, batch)
+        self._done = None
         batch = self._prepare(step.work)
+        try:
+            return self._results(step, batch)
+        except Exception:
+            if self.sizes.recurrence and not self._buffers.get("does_layers"):
+                self._done = Done(step.work, batch)
+            raise
+
+    def _results(self, step: Step, batch: Batch) -> StepOutput:
+        """Run the model if it is still to be run; return what is asked of a step's tokens."""
         damaged = partial(self._damaged, step.work, batch)
         output = finish(step.work, partial(self._answers, batch=batch), damaged)
         output = self._states.compare(step, output, partial(self._hidden, batch=batch))
@@ -191,14 +217,23 @@ class CpuRunner:
             places = np.array(batch.positions) + self.arch.position_offset
             if self.arch.num_segments > 1:
                 size = self.arch.position_rows // self.arch.num_segments
-                of_tokens = segments(work, self.arch.separator)
+                of_tokens = segments_of_text(work, self.arch.separator)
                 for row, segment in zip(batch.row_of_token, of_tokens, strict=True):
                     places[row] += segment * size
             rows += self.weights.positions[places]
+        if self._inputs is not None:  # as they lie in the file: it is larger than all the rest
+            own = self._inputs.rows(np.array(batch.tokens)).to_f32()
+            size = self.arch.input_size
+            places = buffers.inputs[: len(own)].reshape(len(own), self.arch.num_layers, -1)
+            places[:, :, :size] = own.reshape(len(own), -1, size)
+            places[:, :, size:] = 0
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
                 buffers.by_row[name][: len(values)] = values
         self._adapt(batch)
+        if self.sizes.recurrence:
+            buffers.by_row["order"][: len(batch.tokens)] = batch.row_of_token
+            buffers.put_segments(segments(work))
         buffers.put_tables(batch.tables)
         buffers.put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
         return batch
@@ -221,7 +256,7 @@ class CpuRunner:
         blocks = tuple(range(-(-(start + len(tokens)) // self.block_size)))
         nothing = Sampling(SamplingParams(), start + len(tokens), ())
         targets = tuple(tokens)  # any id will do: it asks for every row
-        work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets),)
+        work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets, state=0),)
         batch = self._prepare(work)
         self._draws.begin()
         self._head(batch.row_of_token, list(range(len(tokens))))

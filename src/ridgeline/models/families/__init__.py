@@ -427,6 +427,8 @@ def _found(
         tensor = replace(tensor, shape=wanted, stored=tensor.stored.reshape(1, -1))
     elif len(tensor.shape) > len(wanted):
         tensor = _stack_of_experts(tensor, family)
+    elif wanted == (1, *tensor.shape):
+        tensor = replace(tensor, shape=wanted)
     if tensor.shape != wanted:
         facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
     return tensor, names

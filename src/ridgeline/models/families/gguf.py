@@ -226,6 +226,28 @@ FAMILIES = {
         has_experts=True,
         refuse=_refused_but("attention.sliding_window_pattern", "expert_count"),
     ),
+    "qwen2moe": Family(
+        _OUTER,
+        _EXPERTS
+        | {
+            "shared_gate": "ffn_gate_shexp.weight",
+            "shared_up": "ffn_up_shexp.weight",
+            "shared_down": "ffn_down_shexp.weight",
+            "shared_scale": "ffn_gate_inp_shexp.weight",
+        },
+        _PREFIX,
+        _MODEL
+        | _SPARSE
+        | {
+            "mixer.qkv_bias": const(True),
+            "ffn.normalised": const(False),
+            "ffn.shared_gated": const(True),
+            "shared.size": integer("expert_shared_feed_forward_length"),
+        },
+        has_experts=True,
+        refuse=_refused_but("expert_count"),
+        unused=_SWITCHED_OFF,
+    ),
     "qwen3moe": Family(
         _OUTER,
         _EXPERTS,

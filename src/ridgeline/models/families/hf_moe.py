@@ -12,6 +12,8 @@ from ridgeline.models.families.hf_parts import (
     PREFIX,
     QWEN3,
     SCALES,
+    SHARED,
+    SHARED_FACTS,
     SPARSE,
 )
 from ridgeline.models.families.table import (
@@ -45,6 +47,24 @@ FAMILIES = {
         EXPERTS,
         PREFIX,
         MODEL | BIASES | QWEN3 | SPARSE | {"ffn.size": integer("moe_intermediate_size")},
+        windows="switch",
+        default_window=4096,
+        has_experts=True,
+        refuse=("mlp_only_layers",),
+        unused=("intermediate_size",),  # of layers without experts: there are none
+        must={"decoder_sparse_step": 1},
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        OUTER,
+        EXPERTS | SHARED,
+        PREFIX,
+        MODEL
+        | SPARSE
+        | SHARED_FACTS
+        | {
+            "mixer.qkv_bias": flag("qkv_bias", default=True),
+            "ffn.size": integer("moe_intermediate_size"),
+        },
         windows="switch",
         default_window=4096,
         has_experts=True,

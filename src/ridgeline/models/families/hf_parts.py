@@ -91,6 +91,16 @@ SPARSE = {
     "ffn.per_token": integer("num_experts_per_tok"),
     "ffn.normalised": flag("norm_topk_prob"),
 }
+SHARED = {
+    "shared_gate": "mlp.shared_expert.gate_proj.weight",
+    "shared_up": "mlp.shared_expert.up_proj.weight",
+    "shared_down": "mlp.shared_expert.down_proj.weight",
+    "shared_scale": "mlp.shared_expert_gate.weight",
+}
+SHARED_FACTS = {
+    "ffn.shared_gated": const(True),
+    "shared.size": integer("shared_expert_intermediate_size"),
+}
 GPT_OSS = {
     "mixer.sinks": const(True),
     "ffn.bias": const(True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.models.families.hf_parts import SHARED, SHARED_FACTS
 from ridgeline.models.families.table import (
     Family,
     adjusted,
@@ -93,18 +94,14 @@ _QWEN_EXPERTS = {
     "gate": "mlp.experts.{e}.gate_proj.weight",
     "up": "mlp.experts.{e}.up_proj.weight",
     "down": "mlp.experts.{e}.down_proj.weight",
-    "shared_gate": "mlp.shared_expert.gate_proj.weight",
-    "shared_up": "mlp.shared_expert.up_proj.weight",
-    "shared_down": "mlp.shared_expert.down_proj.weight",
-    "shared_scale": "mlp.shared_expert_gate.weight",
+    **SHARED,
 }
 _QWEN_SPARSE = {
     "ffn.num": integer("num_experts"),
     "ffn.per_token": integer("num_experts_per_tok"),
     "ffn.normalised": flag("norm_topk_prob", default=True),
     "ffn.size": integer("moe_intermediate_size"),
-    "ffn.shared_gated": const(True),
-    "shared.size": integer("shared_expert_intermediate_size"),
+    **SHARED_FACTS,
 }
 _MAMBA = {
     "recurrent.num_heads": integer("num_heads"),

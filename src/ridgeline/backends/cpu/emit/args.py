@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ridgeline.backends.cpu.emit.attention import ROPE
-from ridgeline.backends.cpu.emit.experts import ROUTE
+from ridgeline.backends.cpu.emit.experts import routed
 from ridgeline.backends.cpu.emit.gemm import GEMV_TILES, MATMUL
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -20,7 +20,7 @@ from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, SHARE_BYTES, STOLEN
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
+from ridgeline.backends.cpu.layout.shapes import TOKENS, FeedForward, Sizes
 
 _PIECES = 8  # that a thread's share of a product is taken in
 _MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
@@ -167,38 +167,47 @@ class Thread:
         return base + row * self.sizes.float_stride
 
     def norm(
-        self, layer: Words, name: str, x: Value, row: Value, scope: str, readers: tuple[str, ...]
+        self,
+        layer: Words,
+        name: str,
+        x: Value,
+        row: Value,
+        scope: str,
+        readers: tuple[str, ...],
+        group: str = "in",
     ) -> None:
         """Take a row of x, after this norm if the model has it, into row ``row`` of activations.
 
         ``readers`` are the matrices that read it. Where norms replace the residual stream, it is x
         from then on.
         """
-        floats = self.floats("in", row, scope)
+        floats = self.floats(group, row, scope)
         if name in self.kind.norm_names:
-            self._norm(layer, name, x, floats)
+            self.only_norm(layer, name, x, floats)
         else:
             COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
         shrink(self, layer, readers, floats, row)
         if self.kind.norms_replace:
             COPY.call(self.fn, x=x, y=floats, size=self.sizes.hidden)
-        self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
+        self.quantise(group, floats, row, self.sizes.hidden, scope=scope)
 
-    def _norm(self, layer: Words, name: str, x: Value, out: Value) -> None:
+    def only_norm(self, layer: Words, name: str, x: Value, out: Value) -> None:
+        """Put a row of x after this norm at ``out``."""
         NORM.call(
             self.fn, x=x, weight=layer[name], bias=layer[f"{name}_bias"], out=out,
             size=self.sizes.hidden,
         )  # fmt: skip
 
     def add(self, layer: Words, part: str, x: Value, y: Value) -> None:
-        """Add to a row of x what attention ("attn") or the "mlp" made, after its norm if any."""
+        """Add to a row of x what "attn", "mlp" or "input" made, after its norm if any."""
         fn, sizes, post_norm = self.fn, self.sizes, f"{part}_post_norm"
         if post_norm in self.kind.norm_names:
             y, made = self.local("rotated"), y
-            self._norm(layer, post_norm, made, y)
+            self.only_norm(layer, post_norm, made, y)
         ADD.call(fn, x=x, y=y, size=sizes.hidden)
         ffn = self.kind.ffn
-        has_bias = self.kind.o_bias if part == "attn" else ffn.bias and not ffn.experts
+        of_ffn = part == "mlp" and ffn.bias and not ffn.experts
+        has_bias = self.kind.o_bias if part == "attn" else of_ffn
         if has_bias:
             bias = layer["o_bias" if part == "attn" else "down_bias"]
             ADD.call(fn, x=x, y=bias, size=sizes.hidden)
@@ -211,21 +220,28 @@ class Thread:
             name = "mlp_norm" if "mlp_norm" in names else "attn_norm"
             self.norm(layer, name, x, row, scope, readers)
         self.add(layer, "attn", x, y)
+        if not self.kind.ffn.size:
+            return
+        experts = self.kind.ffn.experts
         if not self.kind.is_parallel:
-            self.norm(layer, "mlp_norm", x, row, scope, readers)
-        if experts := self.kind.ffn.experts:
-            out = getattr(self, scope)("routes") + row * experts.route_stride
-            self.of_ffn(ROUTE).call(
-                self.fn, x=self.floats("in", row, scope), router=layer["router"],
-                bias=layer["router_bias"], size=self.sizes.hidden, out=out,
-            )  # fmt: skip
+            group = "dense" if experts and experts.dense_apart else "in"
+            self.norm(layer, "mlp_norm", x, row, scope, readers, group)
+        if experts:
+            routed(self, layer, experts, x, row, scope)
 
     def gate(
-        self, layer: Words, channel: Any, gate: Value, up: Value, out: Value, size: Any
+        self,
+        layer: Words,
+        channel: Any,
+        gate: Value,
+        up: Value,
+        out: Value,
+        size: Any,
+        ffn: FeedForward,
     ) -> None:
         """Make inner values of a row, from this channel on, of its gates and ups."""
         at = channel * 4
-        self.of_ffn(GATE).call(
+        GATE.of(self.sizes.all_ffns.index(ffn)).call(
             self.fn, gate=gate, up=up, gate_bias=layer["gate_bias"] + at,
             up_bias=layer["up_bias"] + at, out=out, size=size,
         )  # fmt: skip
@@ -278,10 +294,9 @@ class Thread:
     def qkv(self) -> Iterator[tuple[str, int]]:
         """Yield the matrices of queries, keys and values, and where in a row their results go."""
         heads, column = self.kind.heads, 0
-        for matrix, count in (
-            ("q", heads.num_heads), ("k", heads.num_kv_heads), ("v", heads.num_kv_heads),
-        ):  # fmt: skip
+        for matrix in heads.projections:
             yield matrix, column
+            count = heads.num_heads if matrix == "q" else heads.num_kv_heads
             column += count * heads.size * 4
 
     def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:

@@ -33,6 +33,7 @@ from functools import partial
 
 from ridgeline.backends.cpu.emit.activations import softcapped
 from ridgeline.backends.cpu.emit.float_attention import emit_float_scores, emit_float_weigh
+from ridgeline.backends.cpu.emit.head_norms import HeadNorm, qk_norms, scale_of_head
 from ridgeline.backends.cpu.emit.ir import (
     F16,
     F32,
@@ -46,7 +47,6 @@ from ridgeline.backends.cpu.emit.ir import (
     maximum,
     minimum,
     select,
-    sqrt,
     to_whole,
     vec,
 )
@@ -99,7 +99,6 @@ _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
 _LOWEST = -1e30  # below every score
 _STEPS = 65535.0  # probabilities have 16 bits, as two planes of bytes
 _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
-_Norm = tuple[Value, Value | None]  # where its weights are, and its scale if it is known
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the act_scales of these
 
 
@@ -128,8 +127,9 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
     ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them,
     ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its keys and
     values of these 16 tokens are, ``token`` the place among them. ``norms`` are the weights of the
-    norms of q and k. A model without them ignores ``bias``, ``key_bias`` and ``norms``. If any
-    result is not finite, the f32 at ``non_finite`` becomes 1.
+    norms of q and k. A model without them ignores ``bias``, ``key_bias`` and ``norms``. A layer
+    that reads another's keys and values stores none. If any result is not finite, the f32 at
+    ``non_finite`` becomes 1.
     """
     fn = ROPE.of(number).begin(module)
     row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, non_finite = fn.args
@@ -145,7 +145,13 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
     q_heads = kv_head * (heads.group * head_bytes)
     keys = (kv_head + heads.num_heads) * head_bytes
     size = fn.value(0.0, F32)
-    of_queries, of_keys = _qk_norms(fn, heads, row, norms, kv_head)
+    of_queries, of_keys = qk_norms(fn, heads, row, norms, kv_head)
+
+    def finish() -> None:
+        with fn.when((size - size).equals(0.0).equals(0)):
+            fn.store(fn.value(1.0, F32), non_finite, 4)
+        fn.finish()
+
     for g in range(heads.group):
         rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, of_queries(g))
         head = kv_head * heads.group + g
@@ -153,59 +159,31 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
         if heads.splits_key_bias:
             _store_bias_factors(fn, heads, rotated, key_bias, query, head)
         size = size + largest_of(rotated)
+    if not heads.owns:
+        finish()
+        return
     rotated = _rotated(fn, heads, load(keys), cos, sin, of_keys(0))
-    plain = load(keys + heads.num_kv_heads * head_bytes)
+    plain = load(keys if heads.v_is_k else keys + heads.num_kv_heads * head_bytes)
+    if heads.v_norm:
+        scale = scale_of_head(heads, plain)
+        plain = [value * scale for value in plain]
     if heads.cache == "int8":
         _store_bytes(fn, heads, rotated, plain, record, token)
     else:
         _store_floats(fn, heads, rotated, plain, record, token)
     # Check for non-finite values here: rounding and max() would hide them.
     size = size + largest_of(rotated) + largest_of(plain)
-    with fn.when((size - size).equals(0.0).equals(0)):
-        fn.store(fn.value(1.0, F32), non_finite, 4)
-    fn.finish()
-
-
-def _qk_norms(
-    fn: Function, heads: Heads, row: Value, norms: Value, kv_head: Value
-) -> tuple[Callable[[int], _Norm], Callable[[int], _Norm]]:
-    """Return what says where the weights of a query's or key's norm are, and its scale if known."""
-    head_bytes = heads.size * 4
-    if heads.qk_norm != "width":
-        return lambda g: (norms, None), lambda g: (norms + head_bytes, None)
-    q_bytes, k_bytes = heads.num_heads * head_bytes, heads.num_kv_heads * head_bytes
-    q_scale, k_scale = (
-        _scale_of_width(fn, heads, row + first, size)
-        for first, size in ((0, q_bytes), (q_bytes, k_bytes))
-    )
-    first = norms + kv_head * (heads.group * head_bytes)
-    key = norms + q_bytes + kv_head * head_bytes
-    return lambda g: (first + g * head_bytes, q_scale), lambda g: (key, k_scale)
-
-
-def _scale_of_width(fn: Function, heads: Heads, x: Value, num_bytes: int) -> Value:
-    """Return what divides all heads by their root mean square, 16 times."""
-    total = fn.var(fn.lanes(F32, [0.0] * 16))
-    with fn.loop(fn.i64(num_bytes), step=64) as at:
-        value = fn.load(x + at, FLOATS, 4)
-        total.set(fma(value, value, total.get()))
-    num_heads = num_bytes // (4 * heads.size)
-    mean = total.get().reduce(lambda a, b: a + b) * (1.0 / (num_heads * heads.num_channels))
-    return (1.0 / sqrt(mean + heads.eps)).splat(16)
+    finish()
 
 
 def _rotated(
-    fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: _Norm
+    fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: HeadNorm
 ) -> list[Value]:
     """Return a head's vectors after its norm, if any, and rope (Su et al., 2021)."""
     if heads.qk_norm:
         norm, scale = of_norm
         if scale is None:
-            total = x[0] * x[0]
-            for value in x[1:]:
-                total = fma(value, value, total)
-            mean = total.reduce(lambda a, b: a + b) * (1.0 / heads.num_channels)
-            scale = (1.0 / sqrt(mean + heads.eps)).splat(16)
+            scale = scale_of_head(heads, x)
         x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
     pairs = heads.half // 16
     first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]

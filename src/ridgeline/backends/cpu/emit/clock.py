@@ -23,7 +23,8 @@ _KIND_OF = {
     "attend": "attention",
     "barrier": "barrier",
     **dict.fromkeys(("add_bias", "softcap"), "head"),
-    **dict.fromkeys(("rope", "norm", "add", "copy", "gate", "length"), "row operations"),
+    **dict.fromkeys(("rope", "norm", "add", "copy", "scale", "gate", "length"), "row operations"),
+    **dict.fromkeys(("convolve", "unit", "delta", "scan", "gate_heads"), "row operations"),
     **{f"quantise_{form}": "row operations" for form in VALUE_BYTES},
 }
 

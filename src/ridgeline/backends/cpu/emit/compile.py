@@ -27,8 +27,10 @@ from ridgeline.backends.cpu.emit.attention import emit_attention
 from ridgeline.backends.cpu.emit.draw import emit_draw
 from ridgeline.backends.cpu.emit.experts import emit_experts
 from ridgeline.backends.cpu.emit.gemm import emit_linear
+from ridgeline.backends.cpu.emit.inputs import emit_inputs
 from ridgeline.backends.cpu.emit.isa import Processor, arm_features, describe, emit_half_floats
 from ridgeline.backends.cpu.emit.lora import emit_lora
+from ridgeline.backends.cpu.emit.recurrent import emit_recurrent
 from ridgeline.backends.cpu.emit.rows import emit_rows
 from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
@@ -134,6 +136,10 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     emit_head(module, sizes.logit_softcap)
     emit_draw(module, sizes.vocab_size)
     emit_experts(module, sizes.all_ffns)
+    if sizes.inputs:
+        emit_inputs(module, sizes, sizes.inputs, eps)
+    if sizes.recurrence:
+        emit_recurrent(module, sizes.recurrence, eps)
     if sizes.max_rank:
         emit_lora(module, sizes.adapter_bytes)
     emit_step(module, sizes, kinds)
@@ -163,11 +169,12 @@ def _initialise() -> None:
 
 
 def kernel_sources() -> list[Path]:
-    """Return the files that say what kernels compute; the rule of draws stands outside."""
+    """Return the files that say what kernels compute; two stand outside."""
     backend = Path(__file__).parents[1]
     folders = (backend / "emit", backend / "layout")
     found = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    return [*found, backend.parent / "sampling.py"]
+    outside = backend.parent / "sampling.py", backend.parents[1] / "physics" / "recurrent.py"
+    return [*found, *outside]
 
 
 def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:

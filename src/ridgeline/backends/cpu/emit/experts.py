@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ROUTE = Kernel("route", ("x", "router", "bias", "size", "out"))
 _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
+_SHARE = Kernel("share", ("x", "weights", "size", "out"))
+_OWN_SCALES = Kernel("own_scales", ("routes", "scales", "count"))
 _MOVE = Kernel("move", ("x", "y", "num_bytes"))
 
 
@@ -33,6 +35,10 @@ def emit_experts(module: object, ffns: Sequence[FeedForward]) -> None:
     for number, ffn in enumerate(ffns):
         if ffn.experts:
             _emit_route(module, ffn.experts, number)
+    if any(ffn.experts and ffn.experts.dense_gated for ffn in ffns):
+        _emit_share(module)
+    if any(ffn.experts and ffn.experts.own_scales for ffn in ffns):
+        _emit_own_scales(module)
     fn = _ADD_WEIGHTED.begin(module)
     x, y, weight, size = fn.args
     times = fn.load(weight, F32, 4).splat(16)
@@ -45,6 +51,27 @@ def emit_experts(module: object, ffns: Sequence[FeedForward]) -> None:
     with fn.loop(num_bytes, step=16) as at:
         for word in (0, 8):
             fn.store(fn.load(y + at + word, I64, 8), x + at + word, 8)
+    fn.finish()
+
+
+def _emit_own_scales(module: object) -> None:
+    """``own_scales``: multiply a row's weights by those of the experts themselves."""
+    fn = _OWN_SCALES.begin(module)
+    routes, scales, count = fn.args
+    with fn.loop(count * 4, step=4) as at:
+        fn.store(fn.load(routes + at, F32, 4) * fn.load(scales + at, F32, 4), routes + at, 4)
+    fn.finish()
+
+
+def _emit_share(module: object) -> None:
+    """``share``: the sigmoid of a row's product with one more row of weights."""
+    fn = _SHARE.begin(module)
+    x, weights, size, out = fn.args
+    total = fn.var(fn.lanes(F32, [0.0] * 16))
+    with fn.loop(size * 4, step=64) as at:
+        total.set(fma(fn.load(x + at, FLOATS, 4), fn.load(weights + at, FLOATS, 4), total.get()))
+    product = total.get().reduce(lambda a, b: a + b)
+    fn.store((1.0 / (exp(-product.splat(16)) + 1.0)).lane(0), out, 4)
     fn.finish()
 
 
@@ -106,6 +133,55 @@ def _choose(fn: Function, out: Value, experts: Experts) -> None:
         fn.store(select(value < 0.0, -value / whole * experts.scale, 0.0), out + e * 4, 4)
     # Not a number stays one: nothing compares with it, so no expert would be met.
     fn.store(fn.load(out, F32, 4) + everything.get() * 0.0, out, 4)
+
+
+def routed(
+    thread: Thread, layer: Words, experts: Experts, x: Value, row: Value, scope: str
+) -> None:
+    """Find which experts a row goes to; leave their weights, and that of the dense network.
+
+    What experts read is in the activations "in" already, or made of ``x``.
+    """
+    fn, size = thread.fn, thread.sizes.hidden
+    out = getattr(thread, scope)("routes") + row * experts.route_stride
+    reads = thread.floats("in", row, scope)
+    if experts.dense_apart:
+        reads = thread.local("rotated")
+        thread.only_norm(layer, "router_norm", x, reads)
+    thread.of_ffn(ROUTE).call(
+        fn, x=reads, router=layer["router"], bias=layer["router_bias"], size=size, out=out
+    )
+    if experts.own_scales:
+        _OWN_SCALES.call(fn, routes=out, scales=layer["expert_scales"], count=experts.num)
+    if experts.dense_gated:
+        _SHARE.call(
+            fn, x=reads, weights=layer["shared_scale"], size=size, out=out + experts.num * 4
+        )
+    elif experts.dense:
+        fn.store(fn.value(1.0, F32), out + experts.num * 4, 4)
+    if experts.dense_apart:
+        thread.norm(layer, "experts_norm", x, row, scope, ())
+
+
+def joined(
+    thread: Thread, layer: Words, sums: Value, dense: Value, row: Value, scope: str
+) -> Value:
+    """Return where a row's sum of what experts and the dense network made is.
+
+    It has a place of its own: all threads may read both.
+    """
+    fn, experts, size = thread.fn, thread.kind.ffn.experts, thread.sizes.hidden
+    assert experts is not None
+    out = thread.local("joined")
+    if experts.dense_apart:
+        dense, made = thread.local("rotated"), dense
+        thread.only_norm(layer, "experts_post_norm", sums, out)
+        thread.only_norm(layer, "beside_post_norm", made, dense)
+    else:
+        COPY.call(fn, x=out, y=sums, size=size)
+    weights = getattr(thread, scope)("routes") + row * experts.route_stride
+    _ADD_WEIGHTED.call(fn, x=out, y=dense, weight=weights + experts.num * 4, size=size)
+    return out
 
 
 def met_experts(
@@ -214,10 +290,10 @@ def _inner_values(
     with fn.loop(count) as m:
         at = m * stride + first * 4
         if whole_rows:
-            thread.gate(layer, of_expert, gate + at, up + at, gate + at, size)
+            thread.gate(layer, of_expert, gate + at, up + at, gate + at, size, ffn)
         else:
             out = thread.floats("gated", m, scope) + first * 4
-            thread.gate(layer, of_expert, gate + at, up + at, out, size)
+            thread.gate(layer, of_expert, gate + at, up + at, out, size, ffn)
             thread.quantise("gated", out, m, size, first, scope)
     if shared:
         thread.barrier()

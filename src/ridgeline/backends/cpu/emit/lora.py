@@ -104,9 +104,9 @@ def expand(
 ) -> None:  # fmt: skip
     """Add to these tiles of a product what the adapters of its rows add."""
     sizes, fn = thread.sizes, thread.fn
-    if not sizes.max_rank or (thread.kind.ffn.experts and matrix in ("gate", "up", "down")):
+    places = [group.index(matrix) for group in thread.kind.readers if matrix in group]
+    if not sizes.max_rank or not places:
         return
-    place = next(group.index(matrix) for group in thread.kind.readers if matrix in group)
     with (
         fn.when(thread.args["num_adapted"] > 0),
         fn.loop(num_rows) as m,
@@ -115,7 +115,7 @@ def expand(
         rank = words[f"{matrix}_rank"]
         with fn.when(rank > 0):
             LORA_UP.call(
-                fn, low=_low(thread, m, place), b=words[f"{matrix}_b"], rank=rank,
+                fn, low=_low(thread, m, places[0]), b=words[f"{matrix}_b"], rank=rank,
                 y=y + m * y_stride, first=tiles[0], last=tiles[1],
             )  # fmt: skip
 

@@ -24,7 +24,6 @@ from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.isa import Processor, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.paging import WALK, record_at
-from ridgeline.backends.cpu.layout.arguments import MATRICES
 from ridgeline.backends.cpu.layout.formats import WeightFormat
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
@@ -128,7 +127,7 @@ class RecordPrefetch:
 
 def next_share(thread: Thread, i: Value, layer: Words, matrix: str) -> Value:
     """Return the address of this thread's share of the matrix that follows layer i's ``matrix``."""
-    order = [name for name in MATRICES if name != "gate" or thread.kind.ffn.gated]
+    order = thread.kind.matrices
     if matrix == order[-1]:
         last = thread.fn.i64(thread.sizes.num_layers - 1)
         layer, _ = thread.layer(thread.fn.lower(i + 1, last))

@@ -35,6 +35,7 @@ _CHUNK = 64  # channels that are mixed in one go
 
 NORM = Kernel("norm", ("x", "weight", "bias", "out", "size"))
 ADD, ADD_BIAS, COPY = (Kernel(name, ("x", "y", "size")) for name in ("add", "add_bias", "copy"))
+SCALE = Kernel("scale", ("x", "factor", "size"))
 GATE = Kernel("gate", ("gate", "up", "gate_bias", "up_bias", "out", "size"))
 _HADAMARD = Kernel("hadamard", ("x", "out", "size"))
 
@@ -55,6 +56,13 @@ def emit_rows(module: object, sizes: Sizes, eps: float, activations: Sequence[st
     """
     _emit_norm(module, sizes, eps)
     _emit_add(module, sizes.residual_scale)
+    if any(kind.out_scale for kind in sizes.kinds):
+        fn = SCALE.begin(module)
+        x, factor, size = fn.args
+        times = fn.load(factor, F32, 4).splat(16)
+        with fn.loop(size * 4, step=64) as at:
+            fn.store(fn.load(x + at, FLOATS, 4) * times, x + at, 4)
+        fn.finish()
     for number, ffn in enumerate(sizes.all_ffns):
         _emit_gate(module, ffn, number)
     emitters = {"groups": _emit_groups, "rows": _emit_row_bytes, "bf16": _emit_bf16}

@@ -10,6 +10,9 @@ Work is split between threads in one of three ways, by how many rows (tokens) th
 * **by tokens**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then
   steals what is left of others', and they meet once a layer, when keys and values are in the cache.
 
+Through a mixer that keeps a state threads take channels and heads of all rows, in the order of each
+sequence, and meet once or twice more.
+
 All call the same kernels in the same order for a row, so they give the same bits. Each has code
 for each kind of layer (``layout.shapes.LayerKind``), which a word of the layer chooses. This module
 allocates nothing and knows no requests.
@@ -24,17 +27,30 @@ from ridgeline.backends.cpu.emit.argmax import head
 from ridgeline.backends.cpu.emit.args import ATTEND, Thread
 from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
-from ridgeline.backends.cpu.emit.experts import met_experts
+from ridgeline.backends.cpu.emit.experts import joined, met_experts
+from ridgeline.backends.cpu.emit.feed_forward import (
+    gated_mlp,
+    networks,
+    share_of_matmul,
+    whole_matmul,
+    whole_mlp,
+)
 from ridgeline.backends.cpu.emit.gemm import emit_matmul
+from ridgeline.backends.cpu.emit.inputs import make_inputs
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
-from ridgeline.backends.cpu.emit.prefetch import next_address, next_share, prefetch_next_head
-from ridgeline.backends.cpu.emit.rows import COPY
+from ridgeline.backends.cpu.emit.prefetch import prefetch_next_head
+from ridgeline.backends.cpu.emit.rows import ADD, COPY, SCALE
+from ridgeline.backends.cpu.emit.states import (
+    made_to_activations,
+    recur,
+    share_of_projections,
+    whole_projections,
+)
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
-from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.shapes import (
     MIXED_ROWS,
     OUTPUT_SPLIT_ROWS,
@@ -43,17 +59,15 @@ from ridgeline.backends.cpu.layout.shapes import (
     Sizes,
 )
 
-_BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD = (
-    Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head")
+_BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD, _INPUTS = (
+    Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head", "inputs")
 )
-
-_QKV = ("q", "k", "v")
 
 
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     """Emit ``step`` for the kinds of weights that occur."""
     emit_matmul(module, kinds)
-    for kind in {kind.heads: kind for kind in sizes.kinds}.values():
+    for kind in {kind.heads: kind for kind in sizes.kinds if kind.heads.num_heads}.values():
         _emit_attend(module, sizes, kind)
     if sizes.profiled:
         emit_clock(module)
@@ -64,6 +78,8 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
         _BY_TOKENS: _by_tokens,
         _HEAD: head,
     }
+    if sizes.inputs:
+        bodies[_INPUTS] = make_inputs
     for kernel, body in bodies.items():
         fn = kernel.begin(module, new)
         body(Thread(fn, sizes))
@@ -72,6 +88,8 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     args, thread = fn.args
     words = Words(fn, args, ARGUMENTS)
     with fn.when(words["does_layers"] > 0):
+        if sizes.inputs:
+            _INPUTS.call(fn, args=args, thread=thread)
         num_rows = words["num_rows"]
         with fn.when(num_rows <= OUTPUT_SPLIT_ROWS):
             _BY_OUTPUTS.call(fn, args=args, thread=thread)
@@ -159,14 +177,23 @@ def _by_outputs(thread: Thread, scope: str) -> None:
     with thread.layers() as (i, layer, cache):
         for _ in thread.each_kind(layer):
             with fn.loop(rows[1], start=rows[0]) as m:
-                thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, _QKV)
+                thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, thread.kind.readers[0])
             thread.barrier(scope)
             meet(thread, scope)
             for matrix, column in thread.qkv():
                 out = thread.shared("qkv") + column
-                _share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
+                share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
+            shape = thread.kind.recurrence
+            if shape:
+                share_of_projections(thread, i, layer, shape, scope)
             thread.barrier()
-            attend(thread, layer, cache, rows)
+            if shape:
+                recur(thread, layer, shape)
+                with fn.loop(rows[1], start=rows[0]) as m:
+                    made_to_activations(thread, layer, shape, m, m, scope)
+                thread.barrier(scope)
+            if thread.kind.heads.num_heads:
+                attend(thread, layer, cache, rows)
             _feed_forward(thread, i, layer, x, rows, scope)
     if scope == "local":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
@@ -208,51 +235,64 @@ def _feed_forward(
 ) -> None:
     """Take all rows from what they attended to through the rest of the layer, by outputs."""
     fn, sizes = thread.fn, thread.sizes
-    y, x_bytes = thread.shared("y"), sizes.hidden * 4
-    _share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
+    y, x_bytes, both = thread.shared("y"), sizes.hidden * 4, _has_both(thread)
+    beside = thread.shared("beside") if both else y
+    if thread.kind.heads.num_heads:
+        share_of_matmul(thread, i, layer, "o", y, x_bytes, "in", scope)
+    if thread.kind.recurrence:
+        share_of_matmul(thread, i, layer, "out", beside, x_bytes, "gated", scope)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
+        if both:
+            ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
+    if not thread.kind.ffn.size:
+        return
     thread.barrier(scope)
     meet(thread, "local")
-    experts = thread.kind.ffn.experts
-    if experts:
+    own, dense, of_input = networks(thread)
+    if own is None:
         met_experts(thread, layer, thread.args["num_rows"], scope, shares_tiles=True)
-    else:
-        _gated_mlp(thread, i, layer, rows, scope)
+    for network in (own, dense):
+        if network is not None:
+            gated_mlp(thread, i, layer, rows, scope, network)
     thread.barrier()
-    made = thread.shared("expert_sums") if experts else y
+    sums = thread.shared("expert_sums") if own is None else y
     with fn.loop(rows[1], start=rows[0]) as m:
-        thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
-
-
-def _gated_mlp(thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], scope: str) -> None:
-    """Take all rows through the feed-forward network, by outputs, into ``y``."""
-    fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
-    y, x_bytes = thread.shared("y"), sizes.hidden * 4
-    _gated_share(thread, i, layer, scope)
-    thread.barrier()
-    gated = "shared"
-    if sizes.activations == "rows":  # their scale needs the whole row
-        gated = scope
+        _add_made(thread, layer, x, y, sums, m, scope)
+    if of_input is not None:
         with fn.loop(rows[1], start=rows[0]) as m:
-            whole = thread.shared("gate_up") + m * ffn.gate_up_stride
-            thread.quantise("gated", whole, m, ffn.size, scope=scope)
+            thread.norm(layer, "", x + m * x_bytes, m, scope, ())
         thread.barrier(scope)
-    if sizes.max_rank:
-        _shrink_gated(thread, layer, rows)
-    _share_of_matmul(thread, i, layer, "down", y, x_bytes, "gated", gated)
+        gated_mlp(thread, i, layer, rows, scope, of_input)
+        thread.barrier()
+    if of_input is not None or thread.kind.out_scale:
+        with fn.loop(rows[1], start=rows[0]) as m:
+            _end_layer(thread, layer, x + m * x_bytes, y + m * x_bytes)
 
 
-def _shrink_gated(thread: Thread, layer: Words, rows: tuple[Value, ...]) -> None:
-    """Multiply rows of inner values by the A of the matrix that reads them, once all are there."""
-    sizes = thread.sizes
-    source, stride = thread.shared("gate_up"), thread.kind.ffn.gate_up_stride
-    if sizes.activations == "floats":
-        source, stride = thread.shared("gated_floats"), sizes.float_stride
-    with thread.fn.loop(rows[1], start=rows[0]) as m:
-        shrink(thread, layer, ("down",), source + m * stride, m)
-    meet(thread)
+def _has_both(thread: Thread) -> bool:
+    """Return whether a layer of this kind has attention and a mixer that keeps a state."""
+    return thread.kind.recurrence is not None and thread.kind.heads.num_heads > 0
+
+
+def _add_made(
+    thread: Thread, layer: Words, x: Value, y: Value, sums: Value, row: Value, scope: str
+) -> None:
+    """Add to a row of x what the feed-forward network made of it, or experts and what is beside."""
+    experts, at = thread.kind.ffn.experts, row * (thread.sizes.hidden * 4)
+    x_at, made = x + at, (sums if experts else y) + at
+    if experts and experts.dense:
+        made = joined(thread, layer, made, y + at, row, scope)
+    thread.add(layer, "mlp", x_at, made)
+
+
+def _end_layer(thread: Thread, layer: Words, x: Value, y: Value) -> None:
+    """Add to a row of x what was made of the layer's own input; scale it."""
+    if thread.kind.input:
+        thread.add(layer, "input", x, y)
+    if thread.kind.out_scale:
+        SCALE.call(thread.fn, x=x, factor=layer["out_scale"], size=thread.sizes.hidden)
 
 
 def _attended_to_activations(
@@ -263,43 +303,6 @@ def _attended_to_activations(
     if thread.sizes.activations == "floats":
         COPY.call(thread.fn, x=thread.floats("in", row, scope), y=attended, size=size)
     thread.quantise("in", attended, row, size, scope=scope)
-
-
-def _share_of_matmul(
-    thread: Thread, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
-) -> None:
-    """Compute this thread's pieces of a product for all rows."""
-    num_rows, share = thread.args["num_rows"], next_share(thread, i, layer, matrix)
-    with thread.pieces(i, matrix, layer[f"{matrix}_num_tiles"]) as tiles:
-        behind = next_address(thread, layer, matrix, tiles[1], share)
-        thread.matmul(layer, matrix, tiles, num_rows, y, y_stride, behind, *operand)
-
-
-def _gated_share(thread: Thread, i: Value, layer: Words, scope: str) -> None:
-    """Compute this thread's share of the gated channels, into the shared activations.
-
-    Where their scale needs the whole row they stay floats, in place of the gates; an adapter reads
-    them there, too.
-    """
-    fn, sizes, num_rows = thread.fn, thread.sizes, thread.args["num_rows"]
-    ffn = thread.kind.ffn
-    gate, stride = thread.shared("gate_up"), ffn.gate_up_stride
-    up, share = gate + ffn.size * 4, next_share(thread, i, layer, "up")
-    first_matrix = ffn.inner[0]
-    with thread.pieces(i, "gate", layer[f"{first_matrix}_num_tiles"]) as tiles:
-        if ffn.gated:
-            behind = thread.tile(layer, "up", tiles[0])
-            thread.matmul(layer, "gate", tiles, num_rows, gate, stride, behind, "in", scope)
-        behind = next_address(thread, layer, first_matrix, tiles[1], share)
-        thread.matmul(layer, "up", tiles, num_rows, up, stride, behind, "in", scope)
-        first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
-        with fn.loop(num_rows) as m:
-            at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
-            if sizes.activations == "rows" or (sizes.max_rank and sizes.activations != "floats"):
-                out = gate + at
-            thread.gate(layer, first, gate + at, up + at, out, size)
-            if sizes.activations != "rows":
-                thread.quantise("gated", out, m, size, first, "shared")
 
 
 def _by_tokens(thread: Thread) -> None:
@@ -316,6 +319,9 @@ def _by_tokens(thread: Thread) -> None:
             _project(thread, first, its_cache, *rows)
     with thread.layers() as (i, layer, cache):
         thread.barrier()
+        for _ in thread.each_kind(layer):
+            if thread.kind.recurrence:
+                recur(thread, layer, thread.kind.recurrence)
         is_last = (i + 1).equals(num_layers)
         with thread.blocks(i, select(is_last, args["output_begins"], bounds)) as (block, _):
             rows = _ends(thread, block, 0)
@@ -342,21 +348,15 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     thread.first_row, thread.owns_rows = low, True
     with fn.loop(high - low) as m:
         x = args["x"] + (low + m) * (sizes.hidden * 4)
-        thread.norm(layer, "attn_norm", x, m, "local", _QKV)
+        thread.norm(layer, "attn_norm", x, m, "local", kind.readers[0])
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
-        _whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
-    with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
-        thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
-
-
-def _whole_matmul(
-    thread: Thread, layer: Words, matrix: str, num_rows: Value, y: Value, y_stride: int, *group: str
-) -> None:
-    """Compute all of a product, for this thread's rows."""
-    end = layer[f"{matrix}_num_tiles"]
-    behind = thread.tile(layer, matrix, end)
-    thread.matmul(layer, matrix, (0, end), num_rows, y, y_stride, behind, *group)
+        whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
+    if kind.recurrence:
+        whole_projections(thread, layer, kind.recurrence, low, high - low)
+    if kind.heads.num_heads:
+        with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
+            thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
 
 
 def _attend_block(
@@ -364,6 +364,8 @@ def _attend_block(
 ) -> None:
     """Let the items of a block, whose first row is ``low``, attend."""
     fn, kind = thread.fn, thread.kind
+    if not kind.heads.num_heads:
+        return
     with fn.loop(items[1], start=items[0]) as item:
         at = thread.args["items"] + item * 8
         row, count = thread.index(at), thread.index(at + 4)
@@ -377,33 +379,35 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
     fn, args, sizes, kind = thread.fn, thread.args, thread.sizes, thread.kind
     num_rows, thread.first_row, thread.owns_rows = high - low, low, True
     x, y, x_bytes = args["x"] + low * (sizes.hidden * 4), thread.local("y"), sizes.hidden * 4
+    beside = thread.local("beside") if _has_both(thread) else y
+    if kind.heads.num_heads:
+        with fn.loop(num_rows) as m:
+            attended = thread.local("attended") + m * (kind.attention * 4)
+            _attended_to_activations(thread, layer, attended, m)
+        whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
+    if kind.recurrence:
+        with fn.loop(num_rows) as m:
+            made_to_activations(thread, layer, kind.recurrence, low + m, m)
+        whole_matmul(thread, layer, "out", num_rows, beside, x_bytes, "gated")
     with fn.loop(num_rows) as m:
-        attended = thread.local("attended") + m * (kind.attention * 4)
-        _attended_to_activations(thread, layer, attended, m)
-    _whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
-    with fn.loop(num_rows) as m:
+        if _has_both(thread):
+            ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
-    experts = kind.ffn.experts
-    if experts:
+    if not kind.ffn.size:
+        return
+    own, dense, of_input = networks(thread)
+    if own is None:
         met_experts(thread, layer, num_rows, "local", shares_tiles=False)
-    else:
-        _whole_mlp(thread, layer, num_rows)
-    made = thread.local("expert_sums") if experts else y
+    for network in (own, dense):
+        if network is not None:
+            whole_mlp(thread, layer, num_rows, network)
+    sums = thread.local("expert_sums") if own is None else y
     with fn.loop(num_rows) as m:
-        thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
-
-
-def _whole_mlp(thread: Thread, layer: Words, num_rows: Value) -> None:
-    """Take this thread's rows through the feed-forward network, into ``y``."""
-    fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
-    gate, stride = thread.local("gate_up"), ffn.gate_up_stride
-    up = gate + ffn.size * 4
-    if ffn.gated:
-        _whole_matmul(thread, layer, "gate", num_rows, gate, stride)
-    _whole_matmul(thread, layer, "up", num_rows, up, stride)
-    with fn.loop(num_rows) as m:
-        out = thread.floats("gated", m)
-        thread.gate(layer, 0, gate + m * stride, up + m * stride, out, ffn.size)
-        shrink(thread, layer, ("down",), out, m)
-        thread.quantise("gated", out, m, ffn.size)
-    _whole_matmul(thread, layer, "down", num_rows, thread.local("y"), sizes.hidden * 4, "gated")
+        _add_made(thread, layer, x, y, sums, m, "local")
+    if of_input is not None:
+        with fn.loop(num_rows) as m:
+            thread.norm(layer, "", x + m * x_bytes, m, "local", ())
+        whole_mlp(thread, layer, num_rows, of_input)
+    if of_input is not None or kind.out_scale:
+        with fn.loop(num_rows) as m:
+            _end_layer(thread, layer, x + m * x_bytes, y + m * x_bytes)

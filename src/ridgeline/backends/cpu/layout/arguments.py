@@ -17,20 +17,35 @@ ARGUMENTS = (
     "prunes", "distances", "lengths", "proxy_logits", "proxy_argmax",
     "draws", "draw_firsts", "num_drawn_rows",
     "counters", "shares", "adapters", "num_adapted",
+    "inputs", "input_products", "inputs_norm",
+    "inputs_tiles", "inputs_kind", "inputs_num_tiles", "inputs_num_records", "inputs_tile_bytes",
+    "mixed", "order", "segments", "num_segments", "states", "state_stride",
 )  # fmt: skip
 MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+# Beside those that adapters change: of a dense network beside experts, of a layer's own input, and
+# of a mixer that keeps a state.
+_RECURRENT = ("in", "qkv", "z", "beta", "decay", "out")
+_OTHERS = ("dense_gate", "dense_up", "dense_down", "input_gate", "input_down", *_RECURRENT)
+_NORMS = (
+    "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
+    "router_norm", "experts_norm", "experts_post_norm", "beside_post_norm", "input_post_norm",
+)  # fmt: skip
 LAYER = (
     "number", "kind", "cache_at",
-    "window", "cos", "sin", "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
-    "attn_norm_bias", "mlp_norm_bias", "attn_post_norm_bias", "mlp_post_norm_bias",
+    "window", "cos", "sin", *_NORMS, *(f"{norm}_bias" for norm in _NORMS),
     "qkv_bias", "qk_norms", "sinks", "o_bias", "key_bias", "key_bias_pairs",
     "gate_bias", "up_bias", "down_bias", "router", "router_bias",
-    *(f"{matrix}_{part}" for matrix in MATRICES for part in MATRIX),
+    "expert_scales", "shared_scale", "out_scale",
+    "state_at", "conv", "conv_bias", "in_bias", "rates", "gated_scale",
+    *(f"{matrix}_{part}" for matrix in (*MATRICES, *_OTHERS) for part in MATRIX),
 )  # fmt: skip
 # Of an adapter in a layer; a matrix without one has rank 0. The scale is an f32, in the lower half.
 ADAPTER = tuple(f"{matrix}_{part}" for matrix in MATRICES for part in ("rank", "a", "b", "scale"))
 # Work that threads steal from each other.
-STOLEN = ("q", "k", "v", "o", "gate", "down", "head", "blocks", "draws")
-SHARE_BYTES = 64  # of a thread's counters, one for each of these: a cache line
+STOLEN = (
+    "q", "k", "v", "o", "gate", "down", "head", "blocks", "draws",
+    "dense_gate", "dense_down", "input_gate", "input_down", *_RECURRENT,
+)  # fmt: skip
+SHARE_BYTES = 128  # of a thread's counters, one for each of these: whole cache lines
 EXACT_AT = 4 * len(STOLEN)  # behind them: tiles with candidates of pruning, beside the head's

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
+from ridgeline.backends.cpu.layout.head_places import head_places
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
+from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
+from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
@@ -32,12 +36,16 @@ from ridgeline.physics.arch import ModelArch, Rope
 from ridgeline.physics.costs import weight_bytes
 
 Floats = NDArray[np.float32]
+PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows
 _LANES = 16
 _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth of a second
 # What tensors are for.
 _PARTS = {
     **dict.fromkeys(("q", "k", "v", "o"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
+    **dict.fromkeys(("dense_gate", "dense_up", "dense_down", "shared_scale"), "mlp"),
+    **dict.fromkeys(("input_gate", "input_down", "inputs_proj"), "inputs"),
+    **dict.fromkeys(("in", "qkv", "z", "beta", "decay", "out", "conv"), "recurrent"),
     **dict.fromkeys(("sketch", "distances"), "head_sketch"),
     "embedding": "embedding",
     "positions": "embedding",
@@ -60,6 +68,8 @@ class Weights:
     distances: Floats
     ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
+    inputs: Matrix | None  # what makes all layers' own inputs, and the weights of their norm
+    inputs_norm: Floats
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
     arrays: Mapping[str, Packed]  # all that is packed, by canonical name
@@ -107,13 +117,16 @@ def footprint(
     num_threads: int,
     max_num_seqs: int,
     max_rank: int = 0,
-) -> tuple[int, int, int]:
-    """Return bytes of the weights at most, of a step of ``num_tokens``, and of a cached token."""
+) -> tuple[int, int, int, int]:
+    """Return bytes of the weights at most, of a step, a cached token, and a sequence's state.
+
+    ``num_tokens`` is how many a step has.
+    """
     sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
-    per_row = sizes.hidden * 10 + sizes.query_bytes
+    per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride + sizes.mixed_stride
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
@@ -126,7 +139,8 @@ def footprint(
         if kind == "w8":
             of_sketch = FORMATS["s5"].record_bytes
             weights_bytes += arch.vocab_size * sizes.hidden * of_sketch // TILE**2
-    return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS
+    weights_bytes -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)
+    return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS, 4 * sizes.state_ends[-1]
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
@@ -165,22 +179,20 @@ def _pack_all(
     arrays: dict[str, Packed] = {}
 
     def matrix(
-        name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
+        name: str,
+        rows: Index | None = None,
+        columns: Index | None = None,
+        dtype: str = dtype,
+        put: str = "",
     ) -> None:
         nonlocal done
         tensor = checkpoint.tensors[name]
         done += tensor.nbytes
         progress(done, total)
         kind, data = pack(tensor, dtype, rows, columns)
-        arrays[name] = Packed(kind, aligned_copy(data))
+        arrays[put or name] = Packed(kind, aligned_copy(data))
 
-    def vector(name: str, size: int, places: Index | None = None) -> Floats:
-        values = checkpoint.tensors[name].to_f32()
-        out = np.zeros(size, np.float32)
-        spread = np.arange(len(values)) if places is None else places
-        out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
-        return out
-
+    vector = partial(_vector, checkpoint)
     for i, kind in enumerate(sizes.layers):
         prefix, heads = f"layers.{i}.", kind.heads
         head_rows, head_columns = head_places(arch, sizes, i)
@@ -189,33 +201,28 @@ def _pack_all(
             **{name: (rows, None) for name, rows in head_rows.items()},
             "o": (None, head_columns["o"] if heads.size != heads.num_channels else None),
             **_expert_places(arch, sizes, i),
+            **(recurrent_places(kind.recurrence) if kind.recurrence else {}),
         }
         for name, size in vector_sizes(kind, norm_bias=sizes.norm_bias).items():
             to = places.get(name.removesuffix("_bias"), (None, None))[0]
             arrays[prefix + name] = Packed("", vector(prefix + name, size, to))
-        if heads.qkv_bias:
-            parts = [(f"{name}_bias", rows) for name, rows in head_rows.items()]
-            biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
-            arrays[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
-            norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
-            sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
-            by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
-            arrays[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
-        if heads.qk_norm:
-            orders = [head_rows[name] for name in "qk"]
-            if heads.qk_norm == "head":
-                orders = [order[: heads.size] for order in orders]  # the first head's
-            norms = [
-                vector(prefix + n, len(order), order)
-                for n, order in zip(("q_norm", "k_norm"), orders, strict=True)
-            ]
-            arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
-        for name in ("q", "k", "v", "o", *kind.ffn.inner, "down"):
-            matrix(prefix + name, *places.get(name, (None, None)))
-        if kind.ffn.experts:
-            arrays[prefix + "router"] = _plain_rows(checkpoint, prefix + "router", sizes)
+        arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
+        if kind.recurrence:
+            tensor = partial(_floats, checkpoint, prefix)
+            made = recurrent_vectors(kind.recurrence, tensor)
+            arrays |= {prefix + n: Packed("", aligned_copy(v)) for n, v in made.items()}
+        names = file_names(kind)
+        for name in kind.matrices:
+            of_file = prefix + names.get(name, name)
+            matrix(of_file, *places.get(name, (None, None)), put=prefix + name)
+        for name in sorted(PLAIN & arch.layers[i].ffn.shapes(arch.hidden_size).keys()):
+            arrays[prefix + name] = _plain_rows(checkpoint, prefix + name, sizes)
     for name, size in outer_sizes(arch, sizes).items():
         arrays[name] = Packed("", vector(name, size))
+    if sizes.inputs:
+        stacked = _stacked(arch.num_layers, arch.input_size, sizes.inputs.size)
+        matrix("inputs_proj", stacked)
+        arrays["inputs_norm"] = Packed("", vector("inputs_norm", sizes.inputs.size))
     if arch.position_rows:
         arrays["positions"] = _plain_rows(checkpoint, "positions", sizes)
     if not arch.is_encoder:
@@ -234,6 +241,46 @@ def _pack_all(
     return arrays
 
 
+def _of_heads(
+    checkpoint: Checkpoint, prefix: str, heads: Heads, head_rows: dict[str, Index]
+) -> dict[str, Packed]:
+    """Return the biases and norms of a layer's heads, by canonical name."""
+    found: dict[str, Packed] = {}
+    if heads.qkv_bias:
+        parts = [(f"{name}_bias", head_rows[name]) for name in heads.projections]
+        biases = [_vector(checkpoint, prefix + name, len(rows), rows) for name, rows in parts]
+        found[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
+    if heads.qkv_bias and heads.owns:
+        norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
+        sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
+        by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
+        found[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
+    if heads.qk_norm:
+        orders = [head_rows[name] for name in heads.projections[:2]]
+        if heads.qk_norm == "head":
+            orders = [order[: heads.size] for order in orders]  # the first head's
+        norms = [
+            _vector(checkpoint, prefix + n, len(order), order)
+            for n, order in zip(("q_norm", "k_norm"), orders, strict=False)
+        ]
+        found[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
+    return found
+
+
+def _floats(checkpoint: Checkpoint, prefix: str, name: str) -> Floats:
+    """Return a tensor of a layer in f32."""
+    return checkpoint.tensors[prefix + name].to_f32()
+
+
+def _vector(checkpoint: Checkpoint, name: str, size: int, places: Index | None = None) -> Floats:
+    """Return a tensor of one dimension in f32, padded; ``places`` are where values come from."""
+    values = checkpoint.tensors[name].to_f32()
+    out = np.zeros(size, np.float32)
+    spread = np.arange(len(values)) if places is None else places
+    out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
+    return out
+
+
 def _assemble(
     arrays: dict[str, Packed],
     arch: ModelArch,
@@ -248,7 +295,13 @@ def _assemble(
     layers[:, words["number"]] = np.arange(arch.num_layers)
     layers[:, words["kind"]] = sizes.kind_of
     layers[1:, words["cache_at"]] = sizes.cache_ends[:-1]
-    layers[:, words["window"]] = [layer.known_attention.window or 0 for layer in arch.layers]
+    layers[1:, words["state_at"]] = sizes.state_ends[:-1]
+    layers[:, words["state_at"]] *= 4
+    for i, one in enumerate(arch.layers):
+        mixer = one.attention
+        if mixer is not None and mixer.kv_of is not None:
+            layers[i, words["cache_at"]] = layers[mixer.kv_of, words["cache_at"]]
+        layers[i, words["window"]] = (mixer.window or 0) if mixer else 0
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
             continue
@@ -264,6 +317,10 @@ def _assemble(
     for i, of_layer in enumerate(sizes.layers):
         if not of_layer.heads.splits_key_bias:
             continue
+        if (owner := arch.layers[i].known_attention.kv_of) is not None:
+            for word in ("key_bias", "key_bias_pairs"):
+                layers[i, words[word]] = layers[owner, words[word]]
+            continue
         both = (arrays[f"layers.{i}.{name}"].data for name in ("qkv_bias", "key_spreads"))
         parts = split(of_layer.heads, *both)
         for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
@@ -271,14 +328,18 @@ def _assemble(
             biases.append(data)
     tables = _rope_tables(arch, sizes, max_model_len)
     for row, one, of_layer in zip(layers, arch.layers, sizes.layers, strict=True):
-        of_rope = tables[one.known_attention.rope, of_layer.heads.half]
-        row[[words["cos"], words["sin"]]] = [address(table) for table in of_rope]
+        if one.attention is not None:
+            of_rope = tables[one.attention.rope, of_layer.heads.half]
+            row[[words["cos"], words["sin"]]] = [address(table) for table in of_rope]
     final_norm, final_norm_bias, head_bias = (
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
     )
-    pairs, (cos, sin) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
     split_heads = [heads for heads in sizes.all_heads if heads.splits_key_bias]
+    by_pair = np.zeros((2, 1, 0), np.float32)
+    if split_heads:  # then there is one rope
+        pairs, (cos, sin) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
+        by_pair = rope_by_pair(split_heads[0], cos[:, :pairs], sin[:, :pairs])
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
@@ -290,9 +351,9 @@ def _assemble(
         sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         ropes=[table for both in tables.values() for table in both],
-        rope_by_pair=rope_by_pair(
-            (split_heads or sizes.all_heads)[0], cos[:, :pairs], sin[:, :pairs]
-        ),
+        rope_by_pair=by_pair,
+        inputs=Matrix(*arrays["inputs_proj"]) if sizes.inputs else None,
+        inputs_norm=arrays["inputs_norm"].data if sizes.inputs else np.zeros(0, np.float32),
         biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
         arrays=arrays,
@@ -307,16 +368,26 @@ def _expert_places(
     ffn = sizes.layers[layer].ffn
     if ffn.experts is None:
         return {}
-    count = ffn.experts.num
-
-    def stacked(size: int, room: int) -> Index:
-        rows = np.full((count, room), -1)
-        rows[:, :size] = np.arange(count)[:, None] * size + np.arange(size)
-        return rows.reshape(-1)
-
-    inner = stacked(arch.layers[layer].ffn.size, ffn.size)
-    outer = stacked(arch.hidden_size, sizes.hidden)
+    inner = _stacked(ffn.experts.num, arch.layers[layer].ffn.size, ffn.size)
+    outer = _stacked(ffn.experts.num, arch.hidden_size, sizes.hidden)
     return {"gate": (inner, None), "up": (inner, None), "down": (outer, None)}
+
+
+def _stacked(count: int, size: int, room: int) -> Index:
+    """Return where rows come from that stand in groups of ``size``, each with ``room``."""
+    rows = np.full((count, room), -1)
+    rows[:, :size] = np.arange(count)[:, None] * size + np.arange(size)
+    return rows.reshape(-1)
+
+
+def file_names(kind: LayerKind) -> dict[str, str]:
+    """Return the canonical names of matrices that have others in a layer's words."""
+    experts = kind.ffn.experts
+    names = {"input_down": "input_proj"}
+    if experts and experts.dense:
+        of_dense = "beside" if experts.dense_apart else "shared"
+        names |= {f"dense_{name}": f"{of_dense}_{name}" for name in (*experts.dense.inner, "down")}
+    return names
 
 
 def _scaled(norm: Floats, logit_scale: float) -> Floats:
@@ -330,7 +401,7 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
     found = dict.fromkeys(kind.norm_names, hidden)
     if norm_bias:
         found |= {f"{name}_bias": hidden for name in kind.norm_names}
-    if kind.o_bias:
+    if kind.o_bias and kind.heads.num_heads:
         found["o_bias"] = hidden
     if kind.heads.sinks:
         found["sinks"] = kind.heads.num_heads
@@ -340,6 +411,10 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
         found["down_bias"] = num * hidden
     if ffn.experts and ffn.experts.bias:
         found["router_bias"] = ffn.experts.num
+    if ffn.experts and ffn.experts.own_scales:
+        found["expert_scales"] = ffn.experts.num
+    if kind.out_scale:
+        found["out_scale"] = 1
     return found
 
 
@@ -362,7 +437,9 @@ def _rope_tables(
     """
     found: dict[tuple[Rope | None, int], tuple[Floats, Floats]] = {}
     for layer, kind in zip(arch.layers, sizes.layers, strict=True):
-        rope, half = key = layer.known_attention.rope, kind.heads.half
+        if layer.attention is None:
+            continue
+        rope, half = key = layer.attention.rope, kind.heads.half
         if key in found:
             continue
         shape = (max_model_len, half)
@@ -406,33 +483,3 @@ def head_dtype(dtype: str, file_dtype: str) -> str:
     """
     dtype = "auto" if dtype == "int4" else dtype
     return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
-
-
-def head_places(
-    arch: ModelArch, sizes: Sizes, layer: int
-) -> tuple[dict[str, Index], dict[str, Index]]:
-    """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding."""
-    heads, pairs = sizes.layers[layer].heads, rotating_pairs(arch, arch.layers[layer])
-    rope_order, plain = _channels(heads, pairs)
-    counts = heads.num_heads, heads.num_kv_heads
-    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
-    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
-    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
-
-
-def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
-    """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
-    num_channels = heads.num_channels
-    rope_order = np.full(heads.size, -1)
-    rope_order[:pairs] = np.arange(pairs)
-    rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
-    rest = num_channels - 2 * pairs
-    rope_order[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, num_channels)
-    plain = np.full(heads.size, -1)
-    plain[:num_channels] = np.arange(num_channels)
-    return rope_order, plain
-
-
-def _heads(channels: Index, count: int, heads: Heads) -> Index:
-    first = np.arange(count)[:, None] * heads.num_channels
-    return np.where(channels < 0, -1, channels + first).reshape(-1)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.cpu.layout.load import head_places
+from ridgeline.backends.cpu.layout.head_places import head_places
 from ridgeline.backends.cpu.layout.pack import Index, padded
 from ridgeline.backends.cpu.layout.shapes import RANK_STEP, Sizes
 from ridgeline.models.adapters import AdapterWeights

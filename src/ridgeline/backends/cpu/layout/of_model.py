@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.backends.cpu.layout.pack import padded
-from ridgeline.backends.cpu.layout.shapes import Experts, FeedForward, Heads, LayerKind, Sizes
+from ridgeline.backends.cpu.layout.recurrent import recurrence
+from ridgeline.backends.cpu.layout.shapes import (
+    Experts,
+    FeedForward,
+    Heads,
+    Inputs,
+    LayerKind,
+    Sizes,
+)
 from ridgeline.physics import arch as arch_parts
 from ridgeline.physics.arch import Layer, ModelArch
+from ridgeline.physics.recurrent import Delta
 
 _LANES = 16
 # What products take, of dtypes that are not blocks of 32 weights.
@@ -27,6 +36,9 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
         heads = replace(kind.heads, most_together=together, least_query_bytes=query_bytes)
         of_layers[i] = replace(kind, heads=heads)
     kinds = tuple(dict.fromkeys(of_layers))
+    inputs = None
+    if arch.input_size:
+        inputs = Inputs(padded(arch.input_size), arch.input_size, arch.input_scales)
     return Sizes(
         kinds=kinds,
         kind_of=tuple(kinds.index(kind) for kind in of_layers),
@@ -39,29 +51,62 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
         residual_scale=arch.residual_scale,
         head_bias=arch.head_bias,
         logit_softcap=arch.logit_softcap,
+        inputs=inputs,
         max_rank=max_rank,
     )
 
 
 def _kind(arch: ModelArch, layer: Layer, cache: str) -> LayerKind:
     """Return what a layer's code depends on: all but its window and the angles of its rope."""
-    ffn, experts = layer.ffn, None
-    if isinstance(ffn, arch_parts.Experts):
-        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale, ffn.bias)
+    of_input = None
+    if layer.input_size:
+        size = padded(layer.input_size)
+        of_input = FeedForward(size, layer.ffn.activation, given=True)
     return LayerKind(
         hidden=padded(arch.hidden_size),
         heads=_heads(arch, layer, cache),
-        ffn=FeedForward(padded(ffn.size), ffn.activation, ffn.gated, ffn.bias, experts),
-        o_bias=layer.known_attention.o_bias,
+        ffn=_feed_forward(layer.ffn),
+        o_bias=_has_bias(layer),
         norm_names=layer.norm_names,
         is_parallel=layer.is_parallel,
         norms_replace=layer.norms == "within",
+        input=of_input,
+        out_scale=layer.out_scale,
+        recurrence=recurrence(layer.recurrent, arch.hidden_size) if layer.recurrent else None,
     )
+
+
+def _has_bias(layer: Layer) -> bool:
+    """Return whether what the mixer adds to the residual stream has a bias."""
+    if isinstance(layer.mixer, arch_parts.Attention):
+        return layer.mixer.o_bias
+    return not isinstance(layer.mixer, Delta) and layer.mixer.bias
+
+
+def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
+    found = FeedForward(padded(ffn.size), ffn.activation, ffn.gated, ffn.bias)
+    if isinstance(ffn, arch_parts.Mlp):
+        return found
+    dense = ffn.shared or ffn.beside
+    experts = Experts(
+        ffn.num,
+        ffn.per_token,
+        ffn.normalised,
+        ffn.scale,
+        ffn.bias,
+        ffn.own_scales,
+        _feed_forward(dense) if dense else None,
+        ffn.shared_gated,
+        ffn.beside is not None,
+    )
+    return replace(found, experts=experts)
 
 
 def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
     """Return the padded shape of a layer's heads, and the cache's format."""
-    attention, pairs = layer.known_attention, rotating_pairs(arch, layer)
+    attention, pairs = layer.attention, rotating_pairs(arch, layer)
+    if attention is None:
+        return Heads(0, 0, 0, 0, 0, cache, qkv_bias=False, qk_norm="", eps=arch.norm_eps)
     return Heads(
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
@@ -76,22 +121,18 @@ def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
         softcap=attention.softcap,
         sinks=attention.sinks,
         causal=attention.causal,
+        owns=attention.kv_of is None,
+        v_norm=attention.v_norm,
+        v_is_k=attention.v_is_k,
     )
 
 
 def _check_layers(arch: ModelArch) -> None:
     for i, layer in enumerate(arch.layers):
-        if layer.recurrent is not None:
-            raise ValueError(f"layer {i} keeps a state: use --backend reference")
-        if layer.known_attention.gated:
-            raise ValueError(f"the attention of layer {i} is gated: use --backend reference")
-        if isinstance(layer.ffn, arch_parts.Experts) and layer.ffn.shared is not None:
-            raise ValueError(f"layer {i} has a shared expert: use --backend reference")
-        if what := _of_gemma_4(layer):
+        if what := _has_no_code(arch, layer):
             raise ValueError(f"layer {i} has {what}: use --backend reference")
-        attention, ffn = layer.known_attention, layer.ffn
-        if "attn_post_norm" in layer.norm_names and (attention.o_bias or ffn.bias):
-            raise ValueError("a bias before a norm behind: use --backend reference")
+    if len({layer.recurrent for layer in arch.layers if layer.recurrent}) > 1:
+        raise ValueError("layers keep states of different shapes: use --backend reference")
     ropes = {(mixer.rope, mixer.head_dim) for mixer in arch.attentions}
     if any(
         mixer.qkv_bias and (len(ropes) > 1 or mixer.qk_norm == "width") for mixer in arch.attentions
@@ -99,24 +140,37 @@ def _check_layers(arch: ModelArch) -> None:
         raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
 
 
-def _of_gemma_4(layer: Layer) -> str:
-    """Return what a layer has that no kernel computes, in words."""
-    mixer, ffn = layer.known_attention, layer.ffn
+def _has_no_code(arch: ModelArch, layer: Layer) -> str:
+    """Return what a layer has that no kernel computes, in words; "" if there is nothing."""
+    mixer, ffn, keeps = layer.attention, layer.ffn, layer.recurrent
+    if keeps is not None and (mixer is not None or layer.norms != "before" or arch.norm != "rms"):
+        return "a state, and attention beside it or norms elsewhere than before"
+    if mixer is None:
+        return ""
+    experts = ffn if isinstance(ffn, arch_parts.Experts) else None
+    dense = [one for one in (experts.shared, experts.beside) if one] if experts else []
+    has_post_norm = "attn_post_norm" in layer.norm_names
+    reads = None if mixer.kv_of is None else arch.layers[mixer.kv_of]
     has = {
-        "no keys and values of its own": mixer.kv_of is not None,
-        "values that are normed": mixer.v_norm,
-        "no matrix of values": mixer.v_is_k,
-        "an input of its own": layer.input_size,
-        "a scale": layer.out_scale,
-        "scales of experts": isinstance(ffn, arch_parts.Experts) and ffn.own_scales,
-        "a dense network beside experts": isinstance(ffn, arch_parts.Experts) and ffn.beside,
+        "gated attention": mixer.gated,
+        "a bias before a norm behind": has_post_norm and (mixer.o_bias or ffn.bias),
+        "values that are keys with a bias": mixer.v_is_k and mixer.qkv_bias,
+        "a norm over all heads but no keys": reads and mixer.qk_norm == "width",
+        "another rope than the keys it reads": reads
+        and rotating_pairs(arch, layer) != rotating_pairs(arch, reads),
+        "dense networks with biases beside experts": any(one.bias for one in dense),
+        "two dense networks beside experts": len(dense) > 1,
+        "an input of its own and a scale of what is added": layer.input_size
+        and arch.residual_scale != 1.0,
     }
     return next((what for what, is_there in has.items() if is_there), "")
 
 
 def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
     """Pairs of channels that rotate; in a layer without rope, those of layers with such heads."""
-    attention = layer.known_attention
+    attention = layer.attention
+    if attention is None:
+        return 0
     if attention.rope:
         return attention.rope.dim // 2
     alike = [one.rope for one in arch.attentions if one.head_dim == attention.head_dim]

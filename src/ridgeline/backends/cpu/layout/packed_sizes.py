@@ -6,19 +6,25 @@ import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.load import (
+    PLAIN,
     embedding_type,
+    file_names,
     head_dtype,
     outer_sizes,
     vector_sizes,
 )
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.pack import packed_kind, padded
+from ridgeline.backends.cpu.layout.recurrent import TENSORS, places
+from ridgeline.backends.cpu.layout.recurrent import vector_sizes as recurrent_sizes
 from ridgeline.backends.cpu.layout.shapes import LayerKind
 from ridgeline.models.tensors import Checkpoint, Tensor
 
 _PARTS = {
     "q": "attention", "k": "attention", "v": "attention", "o": "attention", "gate": "MLP",
-    "up": "MLP", "down": "MLP",
+    "up": "MLP", "down": "MLP", "dense_gate": "MLP", "dense_up": "MLP", "dense_down": "MLP",
+    "input_gate": "MLP", "input_down": "MLP", "in": "recurrent", "qkv": "recurrent",
+    "z": "recurrent", "beta": "recurrent", "decay": "recurrent", "out": "recurrent",
 }  # fmt: skip
 
 
@@ -27,6 +33,7 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
     arch, sizes = checkpoint.arch, model_sizes(checkpoint.arch, dtype, cache_dtype)
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
+    found |= {"recurrent": 0} if sizes.recurrence else {}
     outer = outer_sizes(arch, sizes)
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("layers."):
@@ -37,6 +44,10 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
         elif name in outer:
             found["norms"] += outer[name] * 4
     found["embedding"] += arch.position_rows * sizes.hidden * 4
+    if sizes.inputs:  # their table stays in the file
+        kind = packed_kind(checkpoint.tensors["inputs_proj"], dtype)
+        found["embedding"] += _matrix_bytes(kind, sizes.inputs_stride // 4, arch.hidden_size)
+        found["norms"] += sizes.inputs.size * 4
     if arch.is_encoder:
         return found
     name = "embed" if arch.tied_embeddings else "head"
@@ -56,15 +67,25 @@ def _part_bytes(
     """Return which group a layer's tensor belongs to, and its bytes once it is packed."""
     heads, vectors = layer.heads, vector_sizes(layer, norm_bias=norm_bias)
     rows = {"q": layer.attention} | dict.fromkeys("kv", heads.num_kv_heads * heads.size)
+    part = {there: here for here, there in file_names(layer).items()}.get(part, part)
+    shape = layer.recurrence
+    if shape and part in TENSORS:
+        return "recurrent", 4 * recurrent_sizes(shape).get(TENSORS[part], 0)
+    if shape and _PARTS.get(part) == "recurrent":
+        index, columns = places(shape).get(part, (None, None))
+        outputs = tensor.shape[0] if index is None else len(index)
+        kind = packed_kind(tensor, dtype, columns_moved=columns is not None)
+        num_inputs = tensor.shape[1] if columns is None else len(columns)
+        return "recurrent", _matrix_bytes(kind, outputs, num_inputs)
     if part in _PARTS:
         moved = part == "o" and heads.size != heads.num_channels
         outputs = rows.get(part, tensor.shape[0])
-        if layer.ffn.experts and _PARTS[part] == "MLP":
+        if layer.ffn.experts and part in ("gate", "up", "down"):
             outputs = layer.ffn.experts.num * (layer.hidden if part == "down" else layer.ffn.size)
         kind = packed_kind(tensor, dtype, columns_moved=moved)
         num_inputs = layer.attention if moved else tensor.shape[1]
         return _PARTS[part], _matrix_bytes(kind, outputs, num_inputs)
-    if part == "router":
+    if part in PLAIN:
         return "MLP", tensor.shape[0] * layer.hidden * 4
     if part in ("q_norm", "k_norm"):
         return "norms", (rows[part[0]] if heads.qk_norm == "width" else heads.size) * 4

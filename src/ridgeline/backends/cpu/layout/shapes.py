@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.layout.recurrent import Recurrence
 
 TOKENS = 16  # per record
 OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
@@ -23,7 +24,10 @@ HEAD_TILES = 8  # tiles of logits that are searched while they are in the neares
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Shape of attention: numbers of heads, padded parts of a head, and the cache's format."""
+    """Shape of attention: numbers of heads, padded parts of a head, and the cache's format.
+
+    A layer without attention has none of anything.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -38,6 +42,9 @@ class Heads:
     softcap: float = 0.0  # of scores; 0 for none
     sinks: bool = False  # each query head has a score without a value
     causal: bool = True  # a token does not see those that follow it
+    owns: bool = True  # keys and values of its own
+    v_norm: bool = False
+    v_is_k: bool = False
     # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
     # thread writes a block's queries for the next layer beside those that others still read.
     most_together: int = 4
@@ -54,9 +61,18 @@ class Heads:
         return self.num_channels**-0.5 if self.scale is None else self.scale
 
     @property
+    def projections(self) -> tuple[str, ...]:
+        """The matrices of queries, keys and values, in this order: see ``physics.arch``."""
+        if not self.num_heads:
+            return ()
+        if not self.owns:
+            return ("q",)
+        return ("q", "k") if self.v_is_k else ("q", "k", "v")
+
+    @property
     def group(self) -> int:
         """Query heads that share a key/value head."""
-        return self.num_heads // self.num_kv_heads
+        return self.num_heads // max(self.num_kv_heads, 1)
 
     @property
     def value_bytes(self) -> int:
@@ -108,7 +124,7 @@ class Heads:
     @property
     def tile(self) -> int:
         """The largest number of queries of one sequence that are handled together."""
-        return max(1, min(self.most_together, 24 // self.group))
+        return max(1, min(self.most_together, 24 // max(self.group, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +136,20 @@ class Experts:
     normalised: bool
     scale: float
     bias: bool = False  # of the router and of all projections
+    own_scales: bool = False
+    dense: FeedForward | None = None  # what all rows go through as well
+    dense_gated: bool = False  # its output is weighed
+    dense_apart: bool = False  # it reads other rows than the experts, and norms stand behind both
+
+    @property
+    def weights(self) -> int:
+        """Weights of a row: the experts', and behind them that of the dense network."""
+        return self.num + (self.dense is not None)
 
     @property
     def route_stride(self) -> int:
-        """Bytes from row to row of the experts' weights: whole vectors."""
-        return -(-self.num // 16) * 64
+        """Bytes from row to row of them: whole vectors."""
+        return -(-self.weights // 16) * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +161,28 @@ class FeedForward:
     gated: bool = True
     bias: bool = False
     experts: Experts | None = None
+    given: bool = False  # what gates let through is no product: see ``Layer.input_size``
 
     @property
     def inner(self) -> tuple[str, ...]:
         """The matrices that make the inner values."""
+        if self.given:
+            return ("gate",)
         return ("gate", "up") if self.gated else ("up",)
 
     @property
     def gate_up_stride(self) -> int:
         """Bytes from row to row of gates and ups; off the multiples of a page."""
         return (2 * self.size + 48) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All layers' own inputs of a token: see ``physics.arch.ModelArch.input_scales``."""
+
+    size: int  # padded channels of each
+    num_channels: int  # before padding
+    scales: tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +196,9 @@ class LayerKind:
     norm_names: tuple[str, ...] = ("attn_norm", "mlp_norm")
     is_parallel: bool = False  # attention and the feed-forward network read the same rows
     norms_replace: bool = False  # a norm's result is the residual stream from there on
+    input: FeedForward | None = None  # what adds the layer's own input
+    out_scale: bool = False
+    recurrence: Recurrence | None = None  # a mixer that keeps a state
 
     @property
     def attention(self) -> int:
@@ -168,21 +208,49 @@ class LayerKind:
     @property
     def qkv(self) -> int:
         """Queries, keys and values of a row."""
-        return self.attention + 2 * self.heads.num_kv_heads * self.heads.size
+        num_kv = max(len(self.heads.projections) - 1, 0) * self.heads.num_kv_heads
+        return self.attention + num_kv * self.heads.size
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of 16 tokens of all key/value heads."""
-        return self.heads.num_kv_heads * self.heads.record_bytes
+        return self.heads.num_kv_heads * self.heads.record_bytes if self.heads.owns else 0
 
     @property
     def readers(self) -> tuple[tuple[str, ...], ...]:
-        """Matrices that read the same row."""
-        return ("q", "k", "v"), ("o",), self.ffn.inner, ("down",)
+        """Matrices that read the same row, of those that adapters change."""
+        of_ffn = () if self.ffn.experts else (self.ffn.inner, ("down",))
+        return self.heads.projections, ("o",), *of_ffn
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """All matrices in the order in which they are read; of experts the place is the first's."""
+        found = [*self.heads.projections]
+        if self.recurrence:
+            found += [name for name, _ in self.recurrence.columns]
+        if self.heads.num_heads:
+            found.append("o")
+        if self.recurrence:
+            found.append("out")
+        if self.ffn.size:
+            found += [*self.ffn.inner, "down"]
+        for prefix, ffn in (("dense_", self.dense), ("input_", self.input)):
+            found += [prefix + name for name in (*ffn.inner, "down")] if ffn else []
+        return tuple(found)
+
+    @property
+    def dense(self) -> FeedForward | None:
+        """The dense network beside experts, if there is one."""
+        return self.ffn.experts.dense if self.ffn.experts else None
 
     def inputs(self, matrix: str) -> int:
         """Return the padded width of what a matrix of a layer reads."""
         return {"o": self.attention, "down": self.ffn.size}.get(matrix, self.hidden)
+
+    @property
+    def ffns(self) -> tuple[FeedForward, ...]:
+        """All feed-forward networks."""
+        return tuple(ffn for ffn in (self.ffn, self.dense, self.input) if ffn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +268,7 @@ class Sizes:
     residual_scale: float = 1.0
     head_bias: bool = False
     logit_softcap: float = 0.0
+    inputs: Inputs | None = None
     max_rank: int = 0  # of adapters; 0 leaves them out
     profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
 
@@ -216,12 +285,33 @@ class Sizes:
     @property
     def all_heads(self) -> tuple[Heads, ...]:
         """Each shape of attention once."""
-        return tuple(dict.fromkeys(kind.heads for kind in self.kinds))
+        return tuple(dict.fromkeys(kind.heads for kind in self.kinds if kind.heads.num_heads))
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """The shape of the mixers that keep a state: of all such layers the same."""
+        return next((kind.recurrence for kind in self.kinds if kind.recurrence), None)
+
+    @property
+    def state_ends(self) -> tuple[int, ...]:
+        """Where each layer's part of a state ends, in floats; the next begins there."""
+        of_layers = (kind.recurrence for kind in self.layers)
+        return tuple(accumulate(one.state if one else 0 for one in of_layers))
+
+    @property
+    def mixed_stride(self) -> int:
+        """Bytes from row to row of what layers project beside queries, keys and values."""
+        return self.recurrence.stride if self.recurrence else 0
 
     @property
     def all_ffns(self) -> tuple[FeedForward, ...]:
         """Each shape of feed-forward network once."""
-        return tuple(dict.fromkeys(kind.ffn for kind in self.kinds))
+        return tuple(dict.fromkeys(ffn for kind in self.kinds for ffn in kind.ffns))
+
+    @property
+    def inputs_stride(self) -> int:
+        """Bytes of all layers' own inputs of a token."""
+        return self.num_layers * self.inputs.size * 4 if self.inputs else 0
 
     @property
     def tile(self) -> int:
@@ -241,7 +331,9 @@ class Sizes:
     @property
     def widest(self) -> int:
         """The longest row that is ever quantised."""
-        return max(max(self.hidden, kind.ffn.size, kind.attention) for kind in self.kinds)
+        inner = [ffn.size for ffn in self.all_ffns]
+        made = self.recurrence.made if self.recurrence else 0
+        return max(self.hidden, made, *inner, *(kind.attention for kind in self.kinds))
 
     @property
     def float_stride(self) -> int:
@@ -318,6 +410,7 @@ class Sizes:
             **scratch_bytes(self.vocab_size),
             **self._expert_bytes(),
             **({"low_rank": ROW_BLOCK * self.low_rank_stride} if self.max_rank else {}),
+            **({"beside": ROW_BLOCK * self.hidden * 4} if self.has_both else {}),
         }
         offsets, at = {}, 0
         for name, length in lengths.items():
@@ -326,10 +419,18 @@ class Sizes:
         return offsets | {"scores": at}
 
     def _expert_bytes(self) -> dict[str, int]:
-        strides = [ffn.experts.route_stride for ffn in self.all_ffns if ffn.experts]
-        if not strides:
+        experts = [ffn.experts for ffn in self.all_ffns if ffn.experts]
+        if not experts:
             return {}
-        return {
+        strides = [one.route_stride for one in experts]
+        dense = {"joined": self.hidden * 4} if any(one.dense for one in experts) else {}
+        if any(one.dense_apart for one in experts):
+            dense |= {
+                "dense_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
+                "dense_values": ROW_BLOCK * self.value_stride,
+                "dense_act_scales": ROW_BLOCK * self.act_scales_stride,
+            }
+        return dense | {
             "routes": ROW_BLOCK * max(strides),
             "picked": ROW_BLOCK * 4,
             "gathered_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
@@ -347,4 +448,9 @@ class Sizes:
     @property
     def score_rows(self) -> int:
         """Rows of scores that are there at once."""
-        return max(heads.tile * heads.group for heads in self.all_heads)
+        return max((heads.tile * heads.group for heads in self.all_heads), default=0)
+
+    @property
+    def has_both(self) -> bool:
+        """Whether a layer has attention and a mixer that keeps a state."""
+        return any(kind.recurrence and kind.heads.num_heads for kind in self.kinds)

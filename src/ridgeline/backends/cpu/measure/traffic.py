@@ -8,6 +8,7 @@ the last layer prompts take keys and values, and one token the rest: ``backends.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ridgeline.backends.cpu.layout.load import Weights
@@ -52,13 +53,18 @@ def step_traffic(
     if num_tokens > MIXED_ROWS:
         pairs = zip(step.work, drawn, strict=True)
         without_output = [(start, n - num_drawn) for (_, start, n), num_drawn in pairs]
-    last = arch.layers[-1]  # of which only keys and values are computed, for such tokens
-    behind_keys = last.known_attention.q_size * arch.hidden_size + last.ffn.active_weights(
-        arch.hidden_size
-    )
+    last = arch.layers[-1]  # of which only keys, values and states are computed, for such tokens
+    behind_keys = 2 * last.input_size * arch.hidden_size
+    behind_keys += last.ffn.active_weights(arch.hidden_size)
+    if last.attention is not None:
+        behind_keys += last.attention.q_size * arch.hidden_size
+    if last.recurrent is not None:
+        behind_keys += math.prod(last.recurrent.shapes(arch.hidden_size)["out"])
     left_out = 2 * sum(n for _, n in without_output) * behind_keys
     unseen = sum(
-        layer_attention_flops(last.known_attention, start, n) for start, n in without_output
+        layer_attention_flops(last.attention, start, n)
+        for start, n in without_output
+        if last.attention is not None
     )
     return {
         "linears": Traffic(
@@ -72,7 +78,7 @@ def step_traffic(
         "attention": Traffic(
             sum(_kv_bytes(arch, sizes, start, n) for _, start, n in step.work),
             sum(attention_flops(arch, start, n) for _, start, n in step.work) - unseen,
-            "int8" if sizes.all_heads[0].cache == "int8" else "f32",
+            "int8" if sizes.kinds[0].heads.cache == "int8" else "f32",
         ),
     }
 
@@ -106,6 +112,6 @@ def _layer_bytes(
     for name, (_, data) in weights.arrays.items():
         if name in experts:
             of_experts += data.nbytes
-        elif name.startswith("layers."):
+        elif name.startswith("layers.") or name == "inputs_proj":
             read += data.nbytes
     return read + int(of_experts * met / max(in_all, 1))

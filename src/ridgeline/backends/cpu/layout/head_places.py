@@ -1,0 +1,41 @@
+"""Where the channels of padded heads come from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.backends.cpu.layout.of_model import rotating_pairs
+from ridgeline.backends.cpu.layout.pack import Index
+from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
+from ridgeline.physics.arch import ModelArch
+
+
+def head_places(
+    arch: ModelArch, sizes: Sizes, layer: int
+) -> tuple[dict[str, Index], dict[str, Index]]:
+    """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding."""
+    heads, pairs = sizes.layers[layer].heads, rotating_pairs(arch, arch.layers[layer])
+    rope_order, plain = _channels(heads, pairs)
+    counts = heads.num_heads, heads.num_kv_heads
+    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
+    values = rope_order if heads.v_is_k else plain
+    o_columns, v_rows = (_heads(values, count, heads) for count in counts)
+    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
+
+
+def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
+    """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
+    num_channels = heads.num_channels
+    rope_order = np.full(heads.size, -1)
+    rope_order[:pairs] = np.arange(pairs)
+    rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
+    rest = num_channels - 2 * pairs
+    rope_order[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, num_channels)
+    plain = np.full(heads.size, -1)
+    plain[:num_channels] = np.arange(num_channels)
+    return rope_order, plain
+
+
+def _heads(channels: Index, count: int, heads: Heads) -> Index:
+    first = np.arange(count)[:, None] * heads.num_channels
+    return np.where(channels < 0, -1, channels + first).reshape(-1)
