@@ -11,7 +11,7 @@ Work is split between threads in one of three ways, by how many rows (tokens) th
   steals what is left of others', and they meet once a layer, when keys and values are in the cache.
 
 All call the same kernels in the same order for a row, so they give the same bits. This module
-allocates nothing and knows no requests.
+allocates nothing and knows nothing of requests.
 """
 
 from __future__ import annotations

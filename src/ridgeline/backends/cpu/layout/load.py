@@ -84,7 +84,7 @@ class Weights:
         }
 
     def prunes(self, num_rows: int) -> bool:
-        """Return whether the likeliest tokens of so many rows are found by the head's proxy."""
+        """Return whether the likeliest tokens of this many rows are found by the head's proxy."""
         return self.sketch is not None and num_rows <= PRUNED_ROWS
 
 
