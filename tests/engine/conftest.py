@@ -31,17 +31,23 @@ BACKENDS: dict[str, dict[str, Any]] = {
 OFTEN = ("cpu",)  # that ``make test`` runs; the others are of the full matrix
 
 
+FOR_EACH = {  # tests of every backend, and what of them is run often besides ``OFTEN``
+    "test_in_batches": ("cpu-int8-row", "cpu-f32"),
+    "test_with_drafts": (),
+    "test_drafts_leave_nothing_behind_in_the_cache": (),
+}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the slowest backend, and most ways of drafting, to ``make test-full``."""
+    """Leave most backends to ``make test-full``, above all the slowest."""
     for item in items:
         name = getattr(item, "originalname", "")
-        if name not in ("test_in_batches", "test_with_drafts"):
-            continue
-        backend = item.callspec.params["every_backend"]  # type: ignore[attr-defined]
-        is_often = backend in OFTEN or name == "test_in_batches" or "together" in item.name
-        if backend == "reference" or not is_often:
-            item.add_marker(pytest.mark.full)
+        if name in FOR_EACH:
+            backend = item.callspec.params["every_backend"]  # type: ignore[attr-defined]
+            together = "together" in item.name and backend == "cpu-int8-row"
+            if not (backend in (*OFTEN, *FOR_EACH[name]) or together):
+                item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(params=BACKENDS)

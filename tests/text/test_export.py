@@ -44,7 +44,7 @@ def real(name: str) -> Path:
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder:0.5b", "tinyllama-1.1b-chat-iq2_xxs"])
 def test_gguf(name: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(real(name))
-    ours = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.add_bos)
+    ours = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.begin_ids)
     assert {path.name for path in export_tokenizer(checkpoint, ours, tmp_path)} == {
         "tokenizer.json", "tokenizer_config.json"
     }  # fmt: skip
@@ -60,9 +60,9 @@ def test_gguf(name: str, tmp_path: Path) -> None:
 def test_an_encoder_from_gguf(kind: str, tmp_path: Path) -> None:
     make, metadata = ENCODERS[kind]
     told = metadata(make())
-    around = {"bos_id": 0, "add_bos": True, "end_ids": (3,)}
+    around = {"bos_id": 0, "begin_ids": (0,), "end_ids": (3,)}
     checkpoint = replace(tiny.checkpoint(tiny.PLAIN), tokenizer=told, **around)  # type: ignore[arg-type]
-    ours = load_tokenizer(told, 0, True, (3,))
+    ours = load_tokenizer(told, 0, (0,), (3,))
     export_tokenizer(checkpoint, ours, tmp_path)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in TEXTS:
