@@ -75,7 +75,7 @@ class Buffers:
             "proxy_argmax": np.zeros(PRUNED_ROWS * num_threads, _ARGMAX),
             "lengths": np.zeros(PRUNED_ROWS, np.float32),
         }
-        num_pruned = PRUNED_ROWS if weights.sketch is not None else 0
+        num_pruned = PRUNED_ROWS if weights.proxy is not None else 0
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
@@ -107,7 +107,7 @@ class Buffers:
             logits_stride=self._logits_stride,
             **{name: address(array) for name, array in (scratch | self.by_row).items()},
         )
-        for name, matrix in (("head", weights.head), ("proxy", weights.sketch)):
+        for name, matrix in (("head", weights.head), ("proxy", weights.proxy)):
             if matrix is not None:
                 facts = (address(matrix.data), *matrix.words)
                 parts = [f"{name}_{part}" for part in MATRIX]

@@ -38,7 +38,7 @@ _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth 
 _PARTS = {
     **dict.fromkeys(("q", "k", "v", "o"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
-    **dict.fromkeys(("sketch", "distances"), "head_sketch"),
+    **dict.fromkeys(("proxy", "distances"), "head_proxy"),
     "embedding": "embedding",
     "positions": "embedding",
     "router": "mlp",
@@ -56,7 +56,7 @@ class Weights:
     final_norm_bias: Floats  # empty if there is none, as the next
     head_bias: Floats
     head: Matrix | None  # None of an encoder: nobody draws from it
-    sketch: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
+    proxy: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
     ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
@@ -68,7 +68,7 @@ class Weights:
     def packed(self) -> dict[str, list[NDArray[Any]]]:
         """Return all that is packed by what it is for: embedding, attention, mlp, norms and so on.
 
-        Norms are with biases, and the distances of the sketch with that.
+        Norms are with biases, and the distances of the proxy with that.
         """
         found: dict[str, list[NDArray[Any]]] = {}
         for name, (kind, data) in self.arrays.items():
@@ -85,7 +85,7 @@ class Weights:
 
     def prunes(self, num_rows: int) -> bool:
         """Return whether the likeliest tokens of this many rows are found by the head's proxy."""
-        return self.sketch is not None and num_rows <= PRUNED_ROWS
+        return self.proxy is not None and num_rows <= PRUNED_ROWS
 
 
 def scores_stride(max_model_len: int) -> int:
@@ -124,8 +124,8 @@ def footprint(
         step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
         step_bytes += PRUNED_ROWS * sizes.proxy_stride
         if kind == "w8":
-            of_sketch = FORMATS["s5"].record_bytes
-            weights_bytes += arch.vocab_size * sizes.hidden * of_sketch // TILE**2
+            of_proxy = FORMATS["s5"].record_bytes
+            weights_bytes += arch.vocab_size * sizes.hidden * of_proxy // TILE**2
     return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS
 
 
@@ -227,7 +227,7 @@ def _pack_all(
             and not arch.head_bias
             and (found := proxy(Matrix(*arrays["head"])))
         ):
-            arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
+            arrays["proxy"] = Packed(found[0].kind, aligned_copy(found[0].data))
             arrays["distances"] = Packed("", aligned_copy(found[1]))
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
@@ -287,8 +287,8 @@ def _assemble(
         final_norm_bias=final_norm_bias,
         head_bias=head_bias,
         head=Matrix(*arrays["head"]) if "head" in arrays else None,
-        sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
-        distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
+        proxy=Matrix(*arrays["proxy"]) if "proxy" in arrays else None,
+        distances=arrays["distances"].data if "proxy" in arrays else np.zeros(0, np.float32),
         ropes=[table for both in tables.values() for table in both],
         rope_by_pair=rope_by_pair(
             (split_heads or sizes.all_heads)[0], cos[:, :pairs], sin[:, :pairs]
