@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.decoding.message import REASONINGS, MessageForm, MessageReader
 from ridgeline.decoding.tools import Tool, ToolUse
+from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.families import arch_from_config
-from ridgeline.models.families.gemma4 import FAMILIES
+from ridgeline.models.families.gemma4 import FAMILIES, GGUF_FAMILIES
+from ridgeline.models.summary import summarise
+from ridgeline.physics.costs import weight_params
 from tests.api.test_tools import written
-from tests.models.test_gemma4 import CONFIG, EXPERTS
-from tests.tiny import random_arrays
+from tests.models.test_gemma4 import CONFIG, EXPERTS, META
+from tests.models.tiny import vocabulary, write_gguf
+from tests.tiny import plain_logits, random_arrays
 
 OPTIONS: dict[str, Any] = {"backend": "reference", "kv_cache_memory": "64KiB", "block_size": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=5, ignore_eos=True)
@@ -80,6 +85,58 @@ def test_an_answer_is_the_same_in_company_and_in_pieces(
     for one, other, third in zip(alone, together, again, strict=True):
         ids = one.outputs[0].token_ids
         assert ids == other.outputs[0].token_ids == third.outputs[0].token_ids
+
+
+def test_experts_stay_in_their_file_and_are_counted(tmp_path: Path) -> None:
+    """Gates and inner values of each expert stand in turn in one tensor."""
+    checkpoint = load_checkpoint(directory(tmp_path / "model", EXPERTS))
+    assert summarise(checkpoint).num_parameters == weight_params(checkpoint.arch)
+    both = load_file(tmp_path / "model" / "model.safetensors")[
+        "model.layers.2.experts.gate_up_proj"
+    ]
+    for half, name in enumerate(("gate", "up")):
+        stack = checkpoint.tensors[f"layers.2.{name}"]
+        assert len(stack.parts) == 5
+        assert all(not part.stored.flags.owndata for part in stack.parts)
+        wanted = both.reshape(5, 2, 24, 32)[:, half].reshape(-1, 32)
+        np.testing.assert_array_equal(stack.to_f32(), wanted)
+
+
+def test_a_gguf_file_in_eight_bits_answers_like_its_weights(tmp_path: Path) -> None:
+    """The table of inputs is read row by row as it is encoded."""
+    config = CONFIG | {"hidden_size_per_layer_input": 32, "tie_word_embeddings": False}
+    config |= {"intermediate_size": 64, "hidden_size": 64, "global_head_dim": 16, "head_dim": 8}
+    arch = arch_from_config(config, {}, "x")
+    family, raw = GGUF_FAMILIES["gemma4"], {}
+    for name, array in random_arrays(arch).items():
+        in_file = family.outer.get(name, "")
+        if not in_file:
+            _, index, part = name.split(".")
+            in_file = family.prefix.format(index) + family.layer[part]
+        raw[in_file] = array
+    raw["rope_freqs.weight"] = np.array([1] * 4 + [1e30] * 4, np.float32)
+    meta = (
+        META
+        | vocabulary("gemma4")
+        | {
+            "gemma4.embedding_length": 64,
+            "gemma4.embedding_length_per_layer_input": 32,
+            "gemma4.feed_forward_length": [64] * 3 + [128] * 3,
+            "gemma4.attention.sliding_window_pattern": [True, False] * 3,
+            "tokenizer.ggml.merges": ["t 1"],
+        }
+    )
+    path = write_gguf(tmp_path / "tiny.gguf", meta, raw)
+    tensors = load_checkpoint(path).tensors
+    assert tensors["inputs"].dtype == "Q8_0"
+    arrays = {name: tensor.to_f32() for name, tensor in tensors.items()}
+    with LLM(path, **OPTIONS) as llm:
+        (out,) = llm.generate([TEXTS[0]], replace(PARAMS, prompt_logprobs=40))
+    rows = out.prompt_logprobs[1:]
+    got = np.array([[row[token].logprob for token in range(40)] for row in rows])
+    logits = plain_logits(arch, arrays, tuple(TEXTS[0]), 64)[:-1]
+    wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(got, wanted, atol=2e-4)
 
 
 MARKERS = ("<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>",

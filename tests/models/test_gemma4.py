@@ -14,6 +14,7 @@ from ridgeline.models.families.gemma4 import FAMILIES, GGUF_FAMILIES
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.physics.arch import Experts, ModelArch
 from ridgeline.physics.costs import kv_bytes_per_token
+from tests.models.test_published import CONFIGS
 from tests.models.tiny import CONFIG as LLAMA
 from tests.models.tiny import as_tensors, hf_weights
 
@@ -57,8 +58,11 @@ EXPERTS = CONFIG | {
 }
 
 
-def tensors(arch: ModelArch, family: Any) -> dict[str, Tensor]:
-    """Tensors of ones under the names of a file, stacks of experts as one tensor."""
+def tensors(arch: ModelArch, family: Any, *, has_values: bool = True) -> dict[str, Tensor]:
+    """Tensors of ones under the names of a file, stacks of experts as one tensor.
+
+    Without values only vectors have some: what binds looks at no others.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in arch.matrix_shapes().items():
         if name in family.outer:
@@ -68,7 +72,17 @@ def tensors(arch: ModelArch, family: Any) -> dict[str, Tensor]:
             in_file = family.prefix.format(index) + family.layer[part]
         rows = shapes.get(in_file, (0,))[0] + shape[0]
         shapes[in_file] = (rows, *shape[1:])
-    return as_tensors({name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+    ones = {
+        name: np.ones(shape, np.float32)
+        for name, shape in shapes.items()
+        if has_values or len(shape) == 1
+    }
+    absent = {
+        name: Tensor(name, "F32", shape, np.zeros((0, 0), np.uint8))
+        for name, shape in shapes.items()
+        if name not in ones
+    }
+    return as_tensors(ones) | absent
 
 
 def refused(changes: dict[str, Any], config: dict[str, Any] = CONFIG) -> str:
@@ -148,6 +162,12 @@ def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
     assert [mixer.window for mixer in seven.attentions] == [5] * 5 + [None] * 2
     none = arch_from_config(CONFIG | {"hidden_size_per_layer_input": None}, {}, "x")
     assert none.input_size == 0
+
+    unified = {k: v for k, v in CONFIG.items() if k not in left_out}
+    unified["architectures"] = ["Gemma4UnifiedForCausalLM"]
+    arch = arch_from_config(unified, {}, "x")
+    assert [mixer.window for mixer in arch.attentions] == [1024] * 5 + [None]
+    assert (arch.input_size, arch.max_position) == (0, 262_144)
 
 
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS])
@@ -282,6 +302,8 @@ def alike(arch: ModelArch) -> list[Any]:
 
 def test_a_gguf_file_says_the_same() -> None:
     meta, raw, arch = of_gguf(CONFIG)
+    unread = {f"blk.4.attn_{part}.weight": np.ones((16, 32), np.float32) for part in "kv"}
+    raw |= as_tensors(unread)  # published files have them
     found, bound = model_from_gguf(meta, raw, "x")
     assert alike(found) == alike(arch)
     assert bound.keys() == arch.matrix_shapes().keys()
@@ -322,6 +344,61 @@ def test_gguf_files_that_cannot_be_computed(changes: dict[str, Any], message: st
     meta, raw, _ = of_gguf(CONFIG, **changes)
     with pytest.raises(ModelFileError, match=message):
         model_from_gguf(meta, raw, "x")
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {  # metadata of files that llama.cpp's converter wrote
+    "gemma-4-e2b": {
+        "block_count": 35,
+        "context_length": 131_072,
+        "embedding_length": 1536,
+        "feed_forward_length": np.array([6144] * 15 + [12_288] * 20),
+        "attention.head_count": 8,
+        "attention.head_count_kv": 1,
+        "attention.sliding_window": 512,
+        "attention.shared_kv_layers": 20,
+        "embedding_length_per_layer_input": 256,
+        "attention.sliding_window_pattern": np.array(([True] * 4 + [False]) * 7),
+    },
+    "gemma-4-26b-a4b": {
+        "block_count": 30,
+        "context_length": 262_144,
+        "embedding_length": 2816,
+        "feed_forward_length": 2112,
+        "attention.head_count": 16,
+        "attention.head_count_kv": np.array([8, 8, 8, 8, 8, 2] * 5),
+        "expert_count": 128,
+        "expert_used_count": 8,
+        "attention.sliding_window": 1024,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "attention.sliding_window_pattern": np.array(([True] * 5 + [False]) * 5),
+        "expert_feed_forward_length": 704,
+    },
+}
+OF_ALL = {
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.key_length": 512,
+    "attention.value_length": 512,
+    "attention.key_length_swa": 256,
+    "attention.value_length_swa": 256,
+    "final_logit_softcapping": 30.0,
+    "rope.dimension_count": 512,
+    "rope.dimension_count_swa": 256,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_metadata_of_published_gguf_files_says_what_their_configs_say(name: str) -> None:
+    config = CONFIGS[name]["config"]
+    meta = {f"gemma4.{key}": value for key, value in (OF_ALL | PUBLISHED[name]).items()}
+    arch = arch_from_config(config, {}, name)
+    family = GGUF_FAMILIES["gemma4 of experts" if "expert_count" in PUBLISHED[name] else "gemma4"]
+    raw = tensors(arch, family, has_values=False)
+    raw |= as_tensors({"rope_freqs.weight": np.array([1] * 64 + [1e30] * 192, np.float32)})
+    found, _ = model_from_gguf(meta | {"general.architecture": "gemma4"}, raw, name)
+    assert alike(found) == alike(arch)
 
 
 def test_some_values_missing_is_no_family() -> None:

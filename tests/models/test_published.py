@@ -50,6 +50,7 @@ def test_every_family_has_a_published_config() -> None:
     }
     same_as_another = {
         "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM",
         "Mistral3ForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
@@ -66,7 +67,7 @@ def test_every_family_has_a_published_config() -> None:
 def test_gguf_files_of_gemma_4_state_as_many_parameters() -> None:
     """They have what nobody reads too: K/V of layers that read others', and frequencies."""
     names = [name for name in CONFIGS if name.startswith("gemma-4")]
-    assert len(names) == 4
+    assert len(names) == 5
     for name in names:
         entry = CONFIGS[name]
         arch = arch_from_config(entry["config"], {}, name)

@@ -14,6 +14,7 @@ from tests.parity.tiny import torch, transformers
 # Files name the tensors of experts and of halves otherwise than transformers holds them.
 OTHERWISE = (
     "gemma-3-4b-it",
+    "gemma-4-12b",
     "gemma-4-26b-a4b",
     "gemma-4-31b",
     "gemma-4-e2b",

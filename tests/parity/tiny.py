@@ -112,7 +112,7 @@ _FALCON = {
     "ssm_multipliers": [0.8, 0.9, 1.1, 1.2, 0.7],
     "mlp_multipliers": [0.9, 1.3],
 }
-_TEXT_CONFIGS = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+_TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
 _GEMMA_4 = {
     "sliding_window": 8,
     "head_dim": 8,  # scores are not scaled: more channels make torch's own error too large
@@ -155,6 +155,17 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_k_eq_v": True,
             "num_global_key_value_heads": 1,
             "attention_bias": True,
+        },
+    ),
+    "gemma4-unified": (  # as 12B
+        "Gemma4Unified",
+        {
+            **_GEMMA_4,
+            "num_hidden_layers": 4,
+            "layer_types": _EVERY_OTHER,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "unused": ("vocab_size_per_layer_input", "hidden_size_per_layer_input"),
         },
     ),
     "gemma4-moe": (  # as 26B-A4B

@@ -269,6 +269,8 @@ def test_newer_configs_of_gemma_4_say_heads_by_the_number_of_a_layer() -> None:
     none = shape_of_config({**config, "hidden_size_per_layer_input": None})
     usual = shape_of_config(config)
     assert weight_params(usual) > weight_params(none)
+    unified = shape_of_config({**config, "model_type": "gemma4_unified_text"})
+    assert weight_params(unified) == weight_params(none)
     assert "embed_tokens_per_layer" in str(usual.embedding)
 
 

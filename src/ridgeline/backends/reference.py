@@ -414,7 +414,8 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
         if layer.recurrent else 0
         for layer in arch.layers
     )  # fmt: skip
-    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest)
+    of_inputs = arch.num_layers * arch.input_size
+    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest + of_inputs)
     scores = 2 * num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.

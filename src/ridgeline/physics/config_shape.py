@@ -58,6 +58,7 @@ class Family:
         router_bias: the router has a bias, for balance.
         expert_bias: experts have biases.
         by_layer: as in ``shape_by_layer``.
+        input_size: of such a layer's own input, where the config does not mention it.
     """
 
     norms: int = 2
@@ -77,6 +78,7 @@ class Family:
     router_bias: bool = False
     expert_bias: bool = False
     by_layer: bool = False
+    input_size: int = 0
 
 
 _LLAMA = Family(mlp_switch=True)
@@ -102,7 +104,12 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(norms=4, window=2, head_dim=256, tied=True),
     "gemma3_text": Family(norms=4, qk_norm="head", window=6, head_dim=256, tied=True),
     "gemma3n_text": Family(norms=4, qk_norm="head", window=5, head_dim=256, tied=True),
-    "gemma4_text": Family(window=6, default_window=512, head_dim=256, tied=True, by_layer=True),
+    "gemma4_text": Family(
+        window=6, default_window=512, head_dim=256, tied=True, by_layer=True, input_size=256
+    ),
+    "gemma4_unified_text": Family(
+        window=6, default_window=1024, head_dim=256, tied=True, by_layer=True
+    ),
     "deepseek_v2": _PLAIN,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
@@ -188,7 +195,9 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
     before = embedding(hidden, vocab)
     if family.by_layer:
         windows = _windows(config, name, family, _kinds(config, name, count))
-        layers, of_inputs = layers_by_layer(config, hidden, [*windows[:-1], None])
+        layers, of_inputs = layers_by_layer(
+            config, hidden, [*windows[:-1], None], family.input_size
+        )
         before += of_inputs
     else:
         mixers = _mixers(config, name, family, count, hidden)

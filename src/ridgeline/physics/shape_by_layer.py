@@ -26,14 +26,20 @@ _KIND_NORMS, _EXPERT_NORMS = 4, 4  # of a layer; more of one with experts
 
 
 def layers_by_layer(
-    config: Fields, hidden: int, windows: Sequence[int | None]
+    config: Fields, hidden: int, windows: Sequence[int | None], usual_input: int
 ) -> tuple[tuple[Layer, ...], tuple[Matrix, ...]]:
-    """Return the layers, and what makes the inputs of all; ``windows`` has None for full layers.
+    """Return the layers, and what makes the inputs of all.
+
+    Args:
+        config: the values.
+        hidden: width of the residual stream.
+        windows: of each layer; None where it sees everything.
+        usual_input: channels of a layer's own input, where the config does not mention it.
 
     Raises:
         ValueError: a key is missing or out of range.
     """
-    count, input_size = len(windows), _input_size(config)
+    count, input_size = len(windows), _input_size(config, usual_input)
     own = count - config.integer("num_kv_shared_layers", default=0, low=0)
     if own < 1:
         config.fail(f"num_kv_shared_layers is {count - own}, but there are {count} layers")
@@ -54,9 +60,9 @@ def layers_by_layer(
     return tuple(made), (*layer_inputs(hidden, vocab, count * input_size), norm)
 
 
-def _input_size(config: Fields) -> int:
+def _input_size(config: Fields, usual: int) -> int:
     key = "hidden_size_per_layer_input"
-    default = 0 if key in config.values else 256  # null is none; left out is the usual
+    default = 0 if key in config.values else usual  # null is none
     config.get("vocab_size_per_layer_input")
     return config.integer(key, default=default, low=0)
 

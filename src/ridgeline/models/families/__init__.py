@@ -25,7 +25,7 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
-from ridgeline.models.families.rows import row_order
+from ridgeline.models.families.rows import expert_halves, row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Attention, Layer, ModelArch
@@ -318,6 +318,9 @@ def _bind(
         wanted = (num_rows, *shapes[parts[0]][1:])
         tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
+        if halves := expert_halves(arch, family, parts, tensor):
+            tensors |= zip(parts, halves, strict=True)
+            continue
         order = row_order(arch, family, parts)
         if order is not None:
             tensor = tensor.reordered(order)

@@ -1,10 +1,12 @@
 """Gemma 4, in both kinds of files. Literal tables.
 
 A model has an input per layer and layers that read others' keys and values (E2B, E4B), or keys that
-are values where a layer sees everything (31B), and experts beside a dense network (26B-A4B).
+are values where a layer sees everything (12B, 31B), and experts beside a dense network (26B-A4B).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ridgeline.models.families.hf_parts import ACTIVATIONS, AROUND, BIASES, MODEL, OUTER, PREFIX
 from ridgeline.models.families.table import (
@@ -120,6 +122,16 @@ FAMILIES = {
         must=_MUST | {"enable_moe_block": True},
     ),
 }
+FAMILIES["Gemma4UnifiedForCausalLM"] = replace(  # 12B
+    FAMILIES["Gemma4ForCausalLM"],
+    default_window=1024,
+    defaults=_DEFAULTS
+    | {
+        "hidden_size_per_layer_input": 0,
+        "max_position_embeddings": 262_144,
+    },
+)
+FAMILIES["Gemma4UnifiedForConditionalGeneration"] = FAMILIES["Gemma4UnifiedForCausalLM"]
 FAMILIES["Gemma4ForConditionalGeneration"] = FAMILIES["Gemma4ForCausalLM"]
 FAMILIES["Gemma4ForConditionalGeneration of experts"] = FAMILIES["Gemma4ForCausalLM of experts"]
 
