@@ -222,5 +222,5 @@ def test_a_lost_slot_is_found() -> None:
         kv.check([seq])
     states.free.pop()
     states.copies.append((0, 99))
-    with pytest.raises(AssertionError, match="nobody holds"):
+    with pytest.raises(AssertionError, match="without a holder"):
         kv.check([seq])

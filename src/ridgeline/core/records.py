@@ -53,7 +53,7 @@ class RequestRecord:
         num_draft_tokens: tokens that were guessed and verified, over all its sequences.
         num_accepted_tokens: of these, the right ones.
         error: what went wrong, if something did.
-        due_s: when it was to run at the latest; None if that was promised to nobody.
+        due_s: when it was to run at the latest; None if nothing was promised.
     """
 
     request_id: int

@@ -61,7 +61,7 @@ class Constraint(Protocol):
         """Return a mask (``Work.masks``) for the next token, and behind each draft."""
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return at most so many tokens that must follow, if they can be known."""
+        """Return at most ``most`` tokens that must follow, if they can be known."""
 
     def num_valid(self, drafts: tuple[int, ...]) -> int:
         """Return how many of these tokens may follow, one after the other."""
@@ -137,7 +137,7 @@ class Request:
         most 48 bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may
         be like; it changes only how soon it comes, as earlier answers to the same ``owner`` may.
         ``new_search`` returns the search that the parameters ask for. ``due_s`` is when it must run
-        at the latest, inf if that was promised to nobody. Raises ValueError if the prompt is empty
+        at the latest, inf if nothing was promised. Raises ValueError if the prompt is empty
         or leaves no room for an answer.
         """
         if not prompt:

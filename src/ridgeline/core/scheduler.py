@@ -8,9 +8,9 @@ order of queues for the first, never the other way round, and the budget has a t
 running sequence. So the first running sequence advances in every step, whenever the pool can hold
 one request at all.
 
-A beam that has its candidates keeps its blocks and waits for its request's other beams. Whoever is
-to be admitted may take them if its own request comes before theirs. So no two searches wait for
-each other. A request that is due at a time may also take the place of one that is not.
+A beam that has its candidates keeps its blocks and waits for its request's other beams. A sequence
+that is to be admitted may take them if its own request comes before theirs. So no two searches wait
+for each other. A request that is due at a time may also take the place of one that is not.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Scheduler:
         return None
 
     def _giving_way(self, seq: Sequence, idle: list[Sequence]) -> Sequence | None:
-        """Return the last that must give way if ``seq`` is to be admitted; None if nobody must."""
+        """Return the last that must give way if ``seq`` is to be admitted; None if none must."""
         if seq.request.due_s == inf:
             others = [beam for beam in idle if beam.request.rank > seq.request.rank]
         else:

@@ -1,7 +1,7 @@
 """What a transformer looks like, a decoder or an encoder, as structural facts.
 
 One description serves every family: a backend reads these facts and never asks for a model's name.
-This module holds no tensors, reads no files, and knows no file format.
+This module holds no tensors, reads no files, and knows nothing of their formats.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Experts:
         return hidden_size * (self.num + 3 * self.per_token * self.size) + of_dense
 
     def expected_met(self, num_tokens: int) -> float:
-        """Return how many experts so many tokens meet together if all are equally likely."""
+        """Return how many experts this many tokens meet together if all are equally likely."""
         return self.num * (1.0 - (1.0 - self.per_token / self.num) ** num_tokens)
 
 

@@ -1,6 +1,6 @@
 """How large a KV cache to make of the memory that is there.
 
-It knows no model (sizes come in as bytes), reads nothing and allocates nothing.
+It knows nothing of models (sizes come in as bytes), reads nothing and allocates nothing.
 """
 
 from __future__ import annotations

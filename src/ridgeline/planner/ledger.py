@@ -184,7 +184,7 @@ class Ledger:
 
 
 def check_division(shape: Shape, tp: int, pp: int) -> None:
-    """Raise ValueError unless so many ranks and stages can divide the model."""
+    """Raise ValueError unless the model can be divided among the ranks and stages."""
     if shape.num_heads % tp:
         raise ValueError(f"--tensor-parallel-size {tp} does not divide {shape.num_heads} heads")
     if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
@@ -197,7 +197,7 @@ def check_division(shape: Shape, tp: int, pp: int) -> None:
 
 
 def can_divide(shape: Shape, tp: int, pp: int) -> bool:
-    """Return whether so many ranks and stages can divide the model."""
+    """Return whether the model can be divided among the ranks and stages."""
     try:
         check_division(shape, tp, pp)
     except ValueError:

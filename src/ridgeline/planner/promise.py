@@ -1,10 +1,10 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
-A forecast says when each request will have its first token and its end. It is stretched by the
-99 % quantile of how much longer requests took than was foreseen, lately and that far ahead: split
+A forecast says when each request will have its first token and its end. It is stretched by the 99 %
+quantile of how much longer requests took than was foreseen, lately and that far ahead: split
 conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Who has no
-deadline breaks no promise: as many come in as a forecast allows. It knows no clock, no threads and
-no HTTP, and forecasts are a parameter.
+deadline breaks no promise: as many come in as a forecast allows. It knows nothing of clocks,
+threads and HTTP, and forecasts are a parameter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
 _QUANTILE = 0.99  # of promises to be kept
 _BOUNDS_S = (0.25, 1.0, 4.0, 16.0, inf)  # horizons that are scored apart
 _NUM_KEPT = 200  # forecasts of a horizon
-_NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until so many were seen; of their log
+_NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until this many were seen; of their log
 _PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in range(_NUM_PRIOR)]
 _MAX_FORECASTS = 12  # of one round
 _OF_THE_REST = 0.1  # of what is left before a promise that may fail is late, for who comes in
-_PATIENCE = 2.0  # a forecast ends when the last deadline is so many times over
+_PATIENCE = 2.0  # a forecast ends at this multiple of the last deadline
 _NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
 
 
@@ -73,7 +73,7 @@ class Safety:
             self._of(foreseen_s).append(happened_s / foreseen_s)
 
     def factor(self, horizon_s: float) -> float:
-        """Return what a forecast of so many seconds is multiplied by.
+        """Return what a forecast of this length is multiplied by.
 
         As many ratios of a hundred as may be broken are above it, and the next one counts as well
         (the correction for a finite sample). Until enough are known, some are assumed.

@@ -1,4 +1,4 @@
-"""When an answer is needed: a field of OpenAI's requests, or a header for whoever has no field."""
+"""When an answer is needed: a field of OpenAI's requests, or else a header."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ wait here, in fair order, until the engine could start them, so that its own que
 Those with a promise enter at once; while there are any, others enter only as they are permitted.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
-This module knows no HTTP and no text: token ids go in, events come out.
+This module knows nothing of HTTP and text: token ids go in, events come out.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Bridge:
             self._wake.notify()
 
     def permit(self, num_prompts: float) -> None:
-        """Let so many prompts of the queue enter from now on; inf lets all."""
+        """Let this many prompts of the queue enter from now on; inf lets all."""
         with self._wake:
             self._num_permitted = num_prompts
             self._wake.notify()
@@ -166,7 +166,7 @@ class Bridge:
             promised, self._promised = self._promised, []
             return [(stream, i) for stream in promised for i in range(len(stream.prompts))]
         room = self.engine.scheduler.room()
-        if self._num_permitted < inf and self.engine.has_work():  # else nobody is held up
+        if self._num_permitted < inf and self.engine.has_work():  # else none is held up
             room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
         arrivals = self._queue.take(room, held=lambda item: self._held[item[0]])
         self._num_permitted = max(0, self._num_permitted - len(arrivals))

@@ -4,7 +4,7 @@ Verdicts are made in rounds: the engine's state is copied between two steps, and
 in a thread of their own, which takes at most an eighth of a processor. Requests that come meanwhile
 share the next round. Who is refused knows it at once; who is promised something enters the engine
 just when the forecast says so, or the forecast would be of something else.
-Nothing runs while nobody has a deadline. All but the forecasts lives on the event loop; what is
+Nothing runs while no request has a deadline. All but the forecasts lives on the event loop; what is
 decided there stands in ``planner.promise``.
 """
 

@@ -3,7 +3,7 @@
 The engine's state is copied in lengths: no token id leaves it. A fresh scheduler over as many
 blocks goes on from there under a model of time, without records and texts. Answers are taken to be
 as long as they may become. Drafts are not modelled, nor is a search: its beams count as answers.
-It knows no clock, no threads and no promises.
+It knows nothing of clocks, threads and promises.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def forecast(
         queued: who comes in as soon as there is room, in order.
         coming: who enters before the first step that begins after ``coming_s`` seconds.
         coming_s: until then, these are not in the engine.
-        within_s: later than this, nobody wants to know.
+        within_s: what comes later is not asked for.
     """
     scheduler = _scheduler(state)
     queues, waiting = scheduler.queues, deque(queued)
@@ -231,7 +231,7 @@ def _hold(kv: KVCache, seq: Sequence, answer: Answer) -> None:
 
 
 def _pretend(kv: KVCache, seq: Sequence, num_cached: int) -> None:
-    """Let the cache find so many tokens of a sequence, as if it had run before."""
+    """Let the cache find this many tokens of a sequence, as if it had run before."""
     num_cached -= num_cached % kv.block_size
     if num_cached and kv.admit(seq, num_cached):
         seq.num_computed = num_cached

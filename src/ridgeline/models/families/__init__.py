@@ -1,9 +1,9 @@
 """Model families: from names in files to canonical names and structural facts.
 
 Literal tables say all that a family's name implies (``hf``, ``gguf``); everything else is read from
-the file. Every key of a config is read, refused, or on one list of harmless keys: a key that nobody
-knows may change what the model computes, so it ends in a message. This package opens no file and
-decodes no matrix.
+the file. Every key of a config is read, refused, or on one list of harmless keys: an unknown key
+may change what the model computes, so it ends in a message. This package opens no file and decodes
+no matrix.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def _insist(facts: Facts, family: Family) -> None:
 
 
 def _all_understood(facts: Facts, harmless: Set[str]) -> None:
-    """Refuse a key that says something and that nobody has read."""
+    """Refuse a key that says something and was not read."""
     for key, value in facts.values.items():
         if not key.startswith(facts.prefix) or key in facts.seen:
             continue
@@ -296,7 +296,7 @@ def _all_understood(facts: Facts, harmless: Set[str]) -> None:
         says_something = isinstance(value, np.ndarray) or bool(value)
         if says_something and name not in harmless:
             facts.fail(
-                f"{key} is set, which is not supported: nobody here knows whether it changes what "
+                f"{key} is set, which is not supported: it is not known whether it changes what "
                 f"the model computes"
             )
 
@@ -417,7 +417,7 @@ def _found(
             facts.fail(f"tensor {name!r} of shape {wanted} is missing")
     parts = [raw[name] for name in names]
     tensor = parts[0]
-    # Whoever quantises a matrix turns it the usual way round.
+    # A quantised matrix has its outputs first, as usual.
     is_turned = family.transposed and tensor.make is None
     if is_turned and len(wanted) == 2 and in_file not in family.outer.values():
         tensor = _transposed(tensor)

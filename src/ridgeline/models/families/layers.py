@@ -278,7 +278,7 @@ def _reach(window: int | None, mixer: Mapping[str, Any]) -> int | None:
 
 
 def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:
-    """Return kinds by the layers with attention: a list of them, or every so manyth."""
+    """Return kinds by the layers with attention: a list of them, or one in every few."""
     key = family.attention_layers
     given = config.get(key)
     if given is None or type(given) is int:
@@ -290,7 +290,7 @@ def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[st
 
 
 def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:
-    """Return kinds in turn: every so manyth layer is full; or as an array says."""
+    """Return kinds in turn: one layer in every few is full; or as an array says."""
     given = facts.get(key)
     if isinstance(given, np.ndarray | list):
         flags = [bool(value) for value in given]

@@ -1,7 +1,7 @@
 """What a family's name implies, as data: where facts and tensors stand, and how they are read.
 
 A ``Reader`` says how one fact is read from a config; there is a closed set of them, so tables can
-be listed, checked and printed. This module opens no file and knows no family.
+be listed, checked and printed. This module opens no file and names no family.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def const(value: Any) -> Reader:
 
 
 def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Reader:
-    """A whole number of at least 1; where it is missing, so many times the hidden size."""
+    """A whole number of at least 1; where it is missing, a multiple of the hidden size."""
     return Reader("integer", keys, default, times_hidden)
 
 
@@ -183,7 +183,7 @@ class Family:
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
             that it must be there.
-        pattern: every so manyth layer sees everything, if the config does not say it.
+        pattern: one layer in this many sees everything, if the config does not say it.
         full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
             to "none", or the base of one that is not scaled: its key or its digits.
@@ -195,7 +195,7 @@ class Family:
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
         beside: it stands beside attention instead, in every layer.
-        attention_layers: the key of their numbers, or of a number that says that every so manyth
+        attention_layers: the key of their numbers, or of a number that says that one in this many
             has attention (else ``pattern``), where the config has no ``layer_types``.
         decays: of each head that keeps a state the file has minus the exponential of "a_log".
         has_experts: the feed-forward network is a mixture of experts.
