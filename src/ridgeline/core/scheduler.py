@@ -100,7 +100,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, with the numbers, if it can never run."""
         kv, first = self.queues.kv, request.sequences[0]
-        need, have, width = kv.blocks_for(request.max_len), len(kv.pool.refs), first.num_slots
+        need = kv.most_blocks(request.max_len, self.max_num_batched_tokens)
+        have, width = len(kv.pool.refs), first.num_slots
         name = request.params.width_field
         if width > (most := self.queues.max_num_seqs):
             raise ValueError(
@@ -224,7 +225,8 @@ class Scheduler:
             least = seq.num_pending - self.queues.kv.num_cached(seq)
         if left < least:
             return Wait.TOKEN_BUDGET
-        if not self.queues.kv.admit(seq, self._upto(seq, len(seq.tokens))):
+        upto = self._upto(seq, len(seq.tokens))
+        if not self.queues.kv.admit(seq, upto, self.max_num_batched_tokens):
             return Wait.BLOCKS
         seq.status = _RUNNING
         return None

@@ -79,7 +79,7 @@ class Work(NamedTuple):
     seq_id: SeqId
     start: int  # position of the first token; K/V of all before it are in the cache
     tokens: tuple[int, ...]
-    table: tuple[int, ...]  # block ids; position p lives in table[p // block_size]
+    table: tuple[int, ...]  # position p is in block table[p // block_size]; -1 where nobody looks
     seeds: tuple[int, ...]  # one token is sampled for each seed; none in the middle of a prompt
     sampling: Sampling
     history: tuple[int, ...]  # all tokens so far, if sampling needs them

@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from ridgeline.core.fold import commit
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.kvcache import KVCache, held_blocks
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord
@@ -186,6 +186,7 @@ def _scheduler(state: State) -> Scheduler:
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
         hash_block=lambda parent, tokens: b"%d" % next(fresh),  # no two contents are the same
+        window=settings.window,
     )
     return Scheduler(
         kv,
@@ -222,12 +223,12 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
 
 def _hold(kv: KVCache, seq: Sequence, answer: Answer) -> None:
     """Let a sequence run with the blocks that it had."""
-    for block in answer.table:
-        kv.pool.share(block)
     seq.status, seq.table, seq.capacity = Status.RUNNING, answer.table, answer.capacity
     seq.num_computed = answer.num_computed
     seq.num_pending = answer.num_tokens - answer.num_computed
     seq.publish_at = _NEVER
+    for block in held_blocks(seq):
+        kv.pool.share(block)
 
 
 def _pretend(kv: KVCache, seq: Sequence, num_cached: int) -> None:
