@@ -75,8 +75,8 @@ class Safety:
     def factor(self, horizon_s: float) -> float:
         """Return what a forecast of so many seconds is multiplied by.
 
-        Three ratios of a hundred are above it, and the next one counts as well (the correction for a
-        finite sample). Until enough are known, some are assumed.
+        Three ratios of a hundred are above it, and the next one counts as well (the correction for
+        a finite sample). Until enough are known, some are assumed.
         """
         ratios = self._of(horizon_s)
         known = [*ratios] if len(ratios) == _NUM_KEPT else [*ratios, *_PRIOR]

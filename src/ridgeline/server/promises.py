@@ -35,7 +35,7 @@ from ridgeline.planner.promise import (
     Verdict,
     latest_start_s,
 )
-from ridgeline.planner.score import Score
+from ridgeline.planner.score import FIRST_STEPS, Score
 from ridgeline.server.deadlines import Deadline, refusal, too_early
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
@@ -51,6 +51,7 @@ _FIRST_LAG_S, _NUM_LAGS = 0.03, 20
 _PROMPTS = (5, 130, 20, 300, 60, 600, 10, 200)  # tokens, of requests that only measure
 _WORDS = "How long does a step take, and how much longer if there is more in it?"
 _MOST_WAVES = 100
+_FITTING_S = 0.2  # from one to the next, while what they showed is fitted
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
 _UNKNOWN = Verdict(False, Foreseen(), Foreseen())  # there was no time for a forecast
 
@@ -263,6 +264,8 @@ class Promises:
             finally:
                 self._bridge.abandon(stream, ClientGone())
             num_wave += 1
+            if self._score.num_steps >= FIRST_STEPS:  # a fit is under way; a step must follow it
+                await asyncio.sleep(_FITTING_S)
 
     # --- rounds --------------------------------------------------------------------------------
 
