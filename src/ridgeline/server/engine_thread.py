@@ -40,6 +40,7 @@ class Bridge:
         self.listeners = engine.listeners  # called in the engine's thread
         self.error: str | None = None  # why the engine stopped for good
         self.step_began_s: float | None = None  # while a step is under way
+        self.before_step: Callable[[], None] | None = None  # called in the engine's thread
         engine.runner = ContainedRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
@@ -209,6 +210,8 @@ class Bridge:
         events: list[Event] = []
         if self.engine.has_work():
             is_read = any(stream.is_read for stream, _ in self._owners.values())
+            if (before_step := self.before_step) is not None:
+                before_step()
             self.step_began_s = time.monotonic()
             try:
                 events = self.engine.step(Load(num_outside, is_read))

@@ -119,8 +119,8 @@ def forecast(
     wanted: Listing[int],
     *,
     queued: Listing[Standing] = (),
-    coming: Listing[Standing] = (),
-    coming_s: float = 0.0,
+    coming: Listing[tuple[float, Standing]] = (),
+    under_way_s: float = 0.0,
     within_s: float = inf,
 ) -> dict[int, Foreseen]:
     """Return what is foreseen of the requests with the numbers ``wanted``.
@@ -130,21 +130,21 @@ def forecast(
         times: how long steps take.
         wanted: it ends when all of these have.
         queued: who comes in as soon as there is room, in order.
-        coming: who enters before the first step that begins after ``coming_s`` seconds.
-        coming_s: until then, these are not in the engine.
+        coming: who enters before the first step that begins after its seconds; these rise.
+        under_way_s: how long ago it began; the second step has not begun.
         within_s: what comes later is not asked for.
     """
     scheduler = _scheduler(state)
-    queues, waiting = scheduler.queues, deque(queued)
+    queues, waiting, on_the_way = scheduler.queues, deque(queued), deque(coming)
     _place(scheduler, state.requests)
     firsts = {s.number: 0.0 for s in state.requests if _has_begun(s)}
     ends: dict[int, float] = {}
     left, now_s = set(wanted), 0.0
     while left and now_s <= within_s:
-        if coming and (now_s >= coming_s or not queues.has_work()):
+        while on_the_way and (now_s >= on_the_way[0][0] or not queues.has_work()):
+            coming_s, standing = on_the_way.popleft()
             now_s = max(now_s, coming_s)
-            _place(scheduler, coming)
-            coming = ()
+            _place(scheduler, [standing])
         while waiting and min(scheduler.room()[:2]) > 0:
             _place(scheduler, [waiting.popleft()])
         step = scheduler.schedule(Load(len(waiting), state.is_read))
@@ -163,7 +163,7 @@ def forecast(
         if ended:
             ended -= {number for number, _ in queues.alive}  # its other answers go on
             left -= ended
-        now_s += times.after(features.num_rows, len(ended))
+        now_s = max(now_s + times.after(features.num_rows, len(ended)), under_way_s)
     alive = {number for number, _ in queues.alive}
     return {
         number: Foreseen(firsts.get(number, inf), inf if number in alive else ends.get(number, inf))
