@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ridgeline.backends.cpu.layout.load import footprint, logits_stride
+from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
-from tests.tiny import ENCODERS, checkpoint, plain_logits, random_arrays
+from tests.tiny import ENCODERS, changed, checkpoint, plain_states, random_arrays
 
 MAX_LEN = 96
 VOCAB = 50
@@ -59,8 +62,16 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
 
 @cache
 def expected(name: str, size: int) -> NDArray[np.float64]:
-    """Logits after each token of a text, the plain way: the states, seen through the head."""
-    return plain_logits(ENCODERS[name], random_arrays(ENCODERS[name]), TOKENS[:size], MAX_LEN)
+    """The state of the first token of a text, of its last, and their mean: the plain way."""
+    arrays = random_arrays(ENCODERS[name])
+    states = plain_states(ENCODERS[name], arrays, TOKENS[:size], MAX_LEN)
+    return np.stack([states[0], states[-1], states.mean(axis=0)])
+
+
+def vectors(runner: CpuRunner | ReferenceRunner, size: int) -> NDArray[np.float64]:
+    """The same three as a backend makes them, each in a step of its own."""
+    pools = ("cls", "last", "mean")
+    return np.array([runner.execute(step(text(size, 0, pool))).vectors[0] for pool in pools])
 
 
 def text(size: int, block: int, pool: str, first: int = 0) -> Work:
@@ -82,9 +93,9 @@ def error(got: NDArray[np.floating], wanted: NDArray[np.floating]) -> float:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_reference_is_the_plain_computation(name: str, size: int) -> None:
     runner = ReferenceRunner(
-        checkpoint(ENCODERS[name]), num_blocks=24, block_size=4, max_model_len=MAX_LEN
+        checkpoint(ENCODERS[name]), num_blocks=6, block_size=16, max_model_len=MAX_LEN
     )
-    assert error(runner.prompt_logits(TOKENS[:size]), expected(name, size)) < 1e-5
+    assert error(vectors(runner, size), expected(name, size)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -94,15 +105,29 @@ def test_the_cpu_backend_is_the_plain_computation(make: Make, name: str, kind: s
         runner = make(name, kind, num_threads)
         for size in SIZES:
             runner.cache[:] = 0
-            found = runner.prompt_logits(TOKENS[:size])
-            assert error(found, expected(name, size)) < FORMATS[kind][2]
+            assert error(vectors(runner, size), expected(name, size)) < FORMATS[kind][2]
 
 
-def test_a_last_token_changes_the_first_state(make: Make) -> None:
-    for name in ENCODERS:
-        runner = make(name, "f32")
-        some = [runner.execute(step(text(size, 0, "cls"))).vectors[0] for size in (3, 4)]
-        assert some[0] != some[1]
+@pytest.mark.parametrize("name", ENCODERS)
+def test_nothing_is_kept_for_an_output_head(make: Make, name: str) -> None:
+    runner = make(name, "int8")
+    arch, held = runner.arch, runner.memory()
+    assert not [part for part in held if "head" in part and part.startswith("weights.")]
+    packed = packed_bytes(checkpoint(arch), "auto", "int8")
+    assert "head" not in packed
+    assert sum(packed.values()) == sum(
+        data.nbytes for parts in runner.weights.packed().values() for data in parts
+    )
+    # A model that draws keeps rows of logits, those of the sketch, the head and the sketch.
+    mine, drawing = (
+        footprint(one, "auto", "int8", 512, MAX_LEN, 2, 256)
+        for one in (arch, changed(arch, causal=True))
+    )
+    logits_bytes = 256 * logits_stride(VOCAB) + PRUNED_ROWS * runner.sizes.proxy_stride
+    assert drawing[1] - mine[1] == logits_bytes
+    weights = packed_bytes(checkpoint(changed(arch, causal=True)), "auto", "int8")
+    assert drawing[0] - mine[0] > 0.8 * VOCAB * arch.hidden_size  # a byte and more a weight
+    assert weights["head"] > 0
 
 
 @pytest.mark.parametrize("pool", ["mean", "cls", "last"])

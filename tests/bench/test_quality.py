@@ -195,7 +195,7 @@ def test_every_format_is_one_that_options_can_ask_for() -> None:
 def test_windows_hold_the_text_once(
     bos_id: int | None, begin: tuple[int, ...], tmp_path: Path
 ) -> None:
-    model = replace(reader(tmp_path), bos_id=bos_id, add_bos=bos_id is not None)
+    model = replace(reader(tmp_path), bos_id=bos_id, begin_ids=begin)
     whole = quality.windows(model, TEXT, 90, 1000)[0]
     assert whole == (*begin, *quality.windows(reader(tmp_path), TEXT, 90, 90)[0])
     assert len(whole) == 90 + len(begin)

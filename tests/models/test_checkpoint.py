@@ -36,7 +36,7 @@ def test_a_gguf_file(tiny_gguf: Path) -> None:
     raw = hf_weights(CONFIG)["model.layers.0.self_attn.q_proj.weight"]
     np.testing.assert_allclose(q.to_f32(), raw, atol=0.02)
     assert checkpoint.eos_ids == (2, 3)  # </s>, and <|im_end|>, which is a control token
-    assert (checkpoint.bos_id, checkpoint.add_bos) == (1, False)
+    assert (checkpoint.bos_id, checkpoint.begin_ids) == (1, ())
     assert checkpoint.chat_template == "{{ messages }}"
     assert isinstance(checkpoint.tokenizer, dict)
     assert set(checkpoint.tokenizer) == {*vocabulary(), "general.architecture"}
@@ -57,42 +57,42 @@ def test_ends_of_an_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "bos"),
     [
-        ({}, "llama", (1, True)),
-        ({"tokenizer.ggml.bos_token_id": None}, "llama", (1, True)),
-        ({"tokenizer.ggml.add_bos_token": False}, "llama", (1, False)),
-        ({"tokenizer.ggml.add_bos_token": True}, "gpt2", (1, True)),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, "gpt2", (1, True)),
-        ({"tokenizer.ggml.pre": "falcon3"}, "gpt2", (1, True)),
-        ({"tokenizer.ggml.pre": "tekken"}, "gpt2", (1, True)),
-        ({"tokenizer.ggml.pre": "qwen2"}, "gpt2", (1, False)),
-        ({"tokenizer.ggml.pre": "dbrx"}, "gpt2", (1, False)),
+        ({}, "llama", (1, (1,))),
+        ({"tokenizer.ggml.bos_token_id": None}, "llama", (1, (1,))),
+        ({"tokenizer.ggml.add_bos_token": False}, "llama", (1, ())),
+        ({"tokenizer.ggml.add_bos_token": True}, "gpt2", (1, (1,))),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "gpt2", (1, (1,))),
+        ({"tokenizer.ggml.pre": "falcon3"}, "gpt2", (1, (1,))),
+        ({"tokenizer.ggml.pre": "tekken"}, "gpt2", (1, (1,))),
+        ({"tokenizer.ggml.pre": "qwen2"}, "gpt2", (1, ())),
+        ({"tokenizer.ggml.pre": "dbrx"}, "gpt2", (1, ())),
         (
             {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True},
             "gpt2",
-            (None, False),
+            (None, ()),
         ),
     ],
 )
 def test_the_beginning_of_a_text(
-    changes: dict[str, Any], kind: str, bos: tuple[int | None, bool], tmp_path: Path
+    changes: dict[str, Any], kind: str, bos: tuple[int | None, tuple[int, ...]], tmp_path: Path
 ) -> None:
     checkpoint = with_text(tmp_path, changes, kind)
-    assert (checkpoint.bos_id, checkpoint.add_bos) == bos
+    assert (checkpoint.bos_id, checkpoint.begin_ids) == bos
 
 
 @pytest.mark.parametrize(
     ("changes", "kind", "around"),
     [
-        ({"bos_token_id": None}, "bert", (101, True, (102,))),
-        ({"bos_token_id": None, "cls_token_id": 5}, "bert", (5, True, (102,))),
-        ({"cls_token_id": 5, "seperator_token_id": 6}, "bert", (1, True, (6,))),
-        ({}, "t5", (1, False, (2,))),
-        ({"bos_token_id": None, "eos_token_id": None}, "t5", (None, False, (1,))),
-        ({"add_bos_token": True, "add_eos_token": False}, "t5", (1, True, ())),
-        ({"add_eos_token": True}, "llama", (1, True, (2,))),
-        ({}, "llama", (1, True, ())),
-        ({"add_eos_token": True}, "gpt2", (1, False, (2,))),
-        ({"add_bos_token": False}, "gemma4", (1, True, ())),
+        ({"bos_token_id": None}, "bert", (101, (101,), (102,))),
+        ({"bos_token_id": None, "cls_token_id": 5}, "bert", (5, (5,), (102,))),
+        ({"cls_token_id": 5, "seperator_token_id": 6}, "bert", (1, (1,), (6,))),
+        ({}, "t5", (1, (), (2,))),
+        ({"bos_token_id": None, "eos_token_id": None}, "t5", (None, (), (1,))),
+        ({"add_bos_token": True, "add_eos_token": False}, "t5", (1, (1,), ())),
+        ({"add_eos_token": True}, "llama", (1, (1,), (2,))),
+        ({}, "llama", (1, (1,), ())),
+        ({"add_eos_token": True}, "gpt2", (1, (), (2,))),
+        ({"add_bos_token": False}, "gemma4", (1, (1,), ())),
     ],
 )
 def test_what_stands_around_a_text(
@@ -100,7 +100,19 @@ def test_what_stands_around_a_text(
 ) -> None:
     told = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     checkpoint = with_text(tmp_path, told, kind)
-    assert (checkpoint.bos_id, checkpoint.add_bos, checkpoint.end_ids) == around
+    assert (checkpoint.bos_id, checkpoint.begin_ids, checkpoint.end_ids) == around
+
+
+def test_gemma_4_ends_an_answer_with_tokens_of_any_type(tmp_path: Path) -> None:
+    """Converters call these normal tokens, or defined by the user."""
+    names = ["<unk>", "<s>", "<eos>", "<|tool_response>", "<turn|>", *(f"t{i}" for i in range(35))]
+    told = {
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.token_type": [2, 3, 1, 4, 3, *[1] * 35],
+        "tokenizer.ggml.eos_token_id": 4,
+    }
+    assert with_text(tmp_path, told, "gemma4").eos_ids == (4, 2, 3)
+    assert with_text(tmp_path, told, "llama").eos_ids == (4,)
 
 
 @pytest.mark.parametrize(

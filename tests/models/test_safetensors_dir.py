@@ -44,7 +44,7 @@ def test_a_single_file(make_directory: Maker) -> None:
     np.testing.assert_array_equal(up.to_f32(), raw["model.layers.1.mlp.up_proj.weight"])
     assert not up.data.flags.writeable
     assert checkpoint.tokenizer == path / "tokenizer.json"
-    assert (checkpoint.eos_ids, checkpoint.bos_id, checkpoint.add_bos) == ((2,), 1, False)
+    assert (checkpoint.eos_ids, checkpoint.bos_id, checkpoint.begin_ids) == ((2,), 1, ())
     assert checkpoint.chat_template is None
     assert checkpoint.generation_defaults == {}
     assert checkpoint.nbytes == sum(a.nbytes for a in raw.values())
@@ -281,39 +281,45 @@ def test_the_tokenizer_adds_its_own_end(make_directory: Maker) -> None:
 
 
 def template(*pieces: dict[str, Any]) -> dict[str, Any]:
-    special = {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}}
+    special = {
+        "<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]},
+        "<sop>": {"id": "<sop>", "ids": [5], "tokens": ["<sop>"]},
+    }
     return {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": special}
 
 
-BOS, TEXT = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+BOS, SOP = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "<sop>"))
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 
 
 @pytest.mark.parametrize(
     ("post_processor", "bos"),
     [
-        (template(BOS, TEXT), (3, True)),
-        (template(TEXT, BOS), (1, False)),
+        (template(BOS, TEXT), (3, (3,))),
+        (template(BOS, SOP, TEXT), (3, (3, 5))),  # as GLM-4's [gMASK]<sop>
+        (template(BOS, SOP, TEXT, SOP), (3, (3, 5))),
+        (template(TEXT, BOS), (1, ())),
         (
             {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template(BOS, TEXT)]},
-            (3, True),
+            (3, (3,)),
         ),
-        ({"type": "ByteLevel"}, (1, False)),
-        ({"type": "BertProcessing", "cls": ["[CLS]", 3], "sep": ["[SEP]", 4]}, (3, True)),
-        ({"type": "TemplateProcessing", "single": [BOS]}, (1, False)),
-        (None, (1, False)),
+        ({"type": "ByteLevel"}, (1, ())),
+        ({"type": "BertProcessing", "cls": ["[CLS]", 3], "sep": ["[SEP]", 4]}, (3, (3,))),
+        ({"type": "TemplateProcessing", "single": [BOS]}, (1, ())),
+        (None, (1, ())),
     ],
 )
 def test_the_beginning_of_a_text(
-    post_processor: Any, bos: tuple[int, bool], make_directory: Maker
+    post_processor: Any, bos: tuple[int, tuple[int, ...]], make_directory: Maker
 ) -> None:
     tokenizer = {"model": {}, "post_processor": post_processor}
     checkpoint = load_directory(make_directory(tokenizer=tokenizer))
-    assert (checkpoint.bos_id, checkpoint.add_bos) == bos
+    assert (checkpoint.bos_id, checkpoint.begin_ids) == bos
     path = make_directory(
         "told", tokenizer=tokenizer, tokenizer_config={"add_bos_token": not bos[1]}
     )
     told = load_directory(path)
-    assert (told.bos_id, told.add_bos) == (1, not bos[1])
+    assert (told.bos_id, told.begin_ids) == (1, () if bos[1] else (1,))
 
 
 @pytest.mark.parametrize(("told", "ids"), [(None, None), (True, (2,)), (False, ())])

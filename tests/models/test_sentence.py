@@ -8,24 +8,29 @@ from typing import Any
 
 import pytest
 
-from ridgeline.models.sentence import pooling_of
+from ridgeline.models.sentence import DenseStep, steps_of
 from ridgeline.models.tensors import ModelFileError
 
 WHERE = Path("model")
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
 
 
-def read(pooling: Any = None, kinds: Any = ("Transformer", "Pooling", "Normalize")) -> Any:
-    modules = [{"path": "1_Pooling", "type": f"sentence_transformers.models.{k}"} for k in kinds]
-    files = {"modules.json": modules}
+def read(
+    pooling: Any = None, kinds: Any = ("Transformer", "Pooling", "Normalize"), **dense: Any
+) -> Any:
+    modules = [
+        {"path": f"{i}_{k}", "type": f"sentence_transformers.models.{k}"}
+        for i, k in enumerate(kinds)
+    ]
+    files: dict[str, Any] = {"modules.json": modules} | dense
     if pooling is not None:
         files["1_Pooling/config.json"] = pooling
     texts = {n: v if isinstance(v, bytes) else json.dumps(v).encode() for n, v in files.items()}
-    return pooling_of(lambda name, most: texts.get(name), WHERE)
+    return steps_of(lambda name, most: texts.get(name), WHERE)
 
 
 def test_without_modules_nothing_is_said() -> None:
-    assert pooling_of(lambda name, most: None, WHERE) is None
+    assert steps_of(lambda name, most: None, WHERE) is None
 
 
 @pytest.mark.parametrize(
@@ -39,8 +44,20 @@ def test_without_modules_nothing_is_said() -> None:
     ],
 )
 def test_poolings(config: dict[str, Any], mode: str) -> None:
-    assert read(config) == (mode, True)
-    assert read(config, ("Transformer", "Pooling")) == (mode, False)
+    assert read(config) == (mode, True, ())
+    assert read(config, ("Transformer", "Pooling")) == (mode, False, ())
+
+
+def test_dense_layers() -> None:
+    kinds = ("Transformer", "Pooling", "Dense", "Dense", "Normalize")
+    two = {"2_Dense/config.json": {"activation_function": "torch.nn.modules.linear.Identity"}}
+    two["3_Dense/config.json"] = {"activation_function": "torch.nn.modules.activation.Tanh"}
+    layers = (DenseStep("2_Dense", False), DenseStep("3_Dense", True))
+    assert read(MEAN, kinds, **two) == ("mean", True, layers)
+    assert read(MEAN, kinds[:3], **two) == ("mean", False, layers[:1])
+    two["2_Dense/config.json"] = {"activation_function": "torch.nn.modules.activation.ReLU"}
+    with pytest.raises(ModelFileError, match="'ReLU' is not supported; supported: Identity, Tanh"):
+        read(MEAN, kinds, **two)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +70,11 @@ def test_poolings(config: dict[str, Any], mode: str) -> None:
         ([], None, "not a JSON object"),
         (b"{", None, "not JSON"),
         (None, None, "names it, but it is missing"),
-        (MEAN, ("Transformer", "Pooling", "Dense"), "the module 'Dense' is not supported"),
+        (MEAN, ("Transformer", "Pooling", "Dense"), "2_Dense/config.json: .* it is missing"),
+        (MEAN, ("Transformer", "Dense", "Pooling"), "Pooling stands where it may not"),
+        (MEAN, ("Transformer", "Pooling", "Normalize", "Dense"), "Dense stands where it may not"),
+        (MEAN, ("Transformer", "Pooling", "Pooling"), "Pooling stands where it may not"),
+        (MEAN, ("Transformer", "Pooling", "CNN"), "the module 'CNN' is not supported"),
         (MEAN, ("Transformer",), "no module says"),
     ],
 )
@@ -66,4 +87,4 @@ def test_what_is_refused_by_name(config: Any, kinds: Any, words: str) -> None:
 def test_damaged_modules() -> None:
     for content in (b"", b"[1]", b"{}", b"[" * 100_000):
         with pytest.raises(ModelFileError, match=r"modules\.json"):
-            pooling_of(lambda name, most, content=content: content, WHERE)
+            steps_of(lambda name, most, content=content: content, WHERE)

@@ -54,6 +54,12 @@ def test_a_life_in_words() -> None:
     ]
 
 
+def test_a_vector_is_no_token() -> None:
+    found = by_hand()
+    found = changed(found, request={**found.request, "num_generated": [0]})
+    assert sentences(found)[0].endswith("; its vector came after 2.50 s.")
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10_000))
 def test_whatever_happened_is_told_in_one_to_six_sentences(seed: int) -> None:

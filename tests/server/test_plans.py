@@ -40,7 +40,7 @@ def ask(served: Served, **body: Any) -> Any:
 
 def test_fields_are_the_flags_of_the_command() -> None:
     ours = set(PlanRequest.model_fields) - {"model", "compare_published", "picture", "format"}
-    files = {"trace_file", "prices"}
+    files = {"trace_file", "prices", "lora"}
     assert ours == {one.name for kind in (Wishes, LoadWishes) for one in fields(kind)} - files
 
 

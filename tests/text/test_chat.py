@@ -128,7 +128,7 @@ def test_developer_is_the_system_where_a_template_knows_no_developer() -> None:
 
 
 def test_bos_is_added_once() -> None:
-    tokenizer = Tokenizer(byte_level(), bos_id=1, add_bos=True)
+    tokenizer = Tokenizer(byte_level(), bos_id=1, begin_ids=(1,))
     for source in ("Hi", "{{ bos_token }}Hi"):
         ids = ChatTemplate(source, tokenizer, bos_token="<|end|>x").render_ids(HELLO)
         assert ids == [1, *tokenizer.encode("Hi", add_bos=False)]

@@ -108,7 +108,7 @@ def test_files_stand_before() -> None:
 
 
 def test_bos_comes_first_where_the_model_has_it() -> None:
-    llama = with_tokens(*QWEN[:3], spec=sentencepiece(), first=500, bos_id=1, add_bos=True)
+    llama = with_tokens(*QWEN[:3], spec=sentencepiece(), first=500, bos_id=1, begin_ids=(1,))
     fim = FimTokens(500, 501, 502)
     ids = infill_prompt(llama, fim, "x", "y", [File("a", "b")]).ids
     assert ids[0] == 1

@@ -168,7 +168,9 @@ def test_the_mark_of_shielding_is_a_letter_in_plain_text() -> None:
     assert tokenizer.shield("\ufdd0") == "\ufffd"
 
 
-@pytest.mark.parametrize("name", ["byte_level", "sentencepiece", "qwen2"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("byte_level", marks=pytest.mark.full), "sentencepiece", "qwen2"]
+)
 def test_every_scalar_value_survives(name: str) -> None:
     made = {"byte_level": byte_level, "sentencepiece": sentencepiece}
     tokenizer = ours(made[name]) if name in made else vocabulary(name)[1]
@@ -215,13 +217,17 @@ def test_an_answer_continues_its_prompt(
 
 
 def test_bos() -> None:
-    tokenizer = Tokenizer(copy.deepcopy(sentencepiece()), bos_id=1, add_bos=True)
+    tokenizer = Tokenizer(copy.deepcopy(sentencepiece()), bos_id=1, begin_ids=(1,))
     plain = tokenizer.encode("Hello", add_bos=False)
     assert 1 not in plain
     assert tokenizer.encode("Hello") == tokenizer.encode("<s>Hello") == [1, *plain]
     assert tokenizer.encode("") == [1]
     assert Tokenizer(copy.deepcopy(sentencepiece()), bos_id=1).encode("Hello") == plain
     assert ours(sentencepiece).encode("Hello", add_bos=True) == plain  # there is none to add
+    two = Tokenizer(copy.deepcopy(sentencepiece()), bos_id=1, begin_ids=(1, 2))
+    assert two.encode("Hello") == two.encode("Hello", add_bos=True) == [1, 2, *plain]
+    assert two.encode("<s></s>Hello") == [1, 2, *plain]
+    assert two.encode("Hello", add_bos=False) == plain
     with pytest.raises(ModelFileError, match="BOS id 99999"):
         Tokenizer(copy.deepcopy(sentencepiece()), bos_id=99999)
 
@@ -247,7 +253,7 @@ TEMPLATE = {
 )
 def test_what_stands_behind_a_text(post_processor: Any, ids: list[int]) -> None:
     spec = copy.deepcopy(wordpiece()) | {"post_processor": post_processor}
-    tokenizer = Tokenizer(copy.deepcopy(spec), bos_id=2, add_bos=True)
+    tokenizer = Tokenizer(copy.deepcopy(spec), bos_id=2, begin_ids=(2,))
     plain = tokenizer.encode("Hello", add_bos=False)
     assert not {2, 3} & set(plain)
     assert tokenizer.encode("Hello") == tokenizer.encode("Hello", add_bos=True) == [2, *plain, *ids]

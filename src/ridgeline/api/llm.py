@@ -211,7 +211,7 @@ class LLM:
         """
         many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
         if dimensions is not None:
-            shaped((0.0,) * self.arch.hidden_size, dimensions)  # before work begins
+            shaped((0.0,) * self.text.vector_size, dimensions)  # before work begins
         self.text.check_vectors()
         encoded = [self.text.encode_whole(prompt) for prompt in many]
         requests, vectors = self._vectors(encoded, progress)

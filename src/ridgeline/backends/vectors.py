@@ -8,14 +8,14 @@ on nothing else: not on the batch, the threads, or how its prompt was cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.core.step import Step, StepOutput, Work
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.models.tensors import Checkpoint, Dense
 
 _NOT_FINITE = "the vector is not finite"
 _FLAT = 20.0  # from here on tanh is 1 in float64
@@ -27,6 +27,8 @@ Doubles = NDArray[np.float64]
 
 class Scorer:
     """A classifier on a pooled state: a tanh layer, then one output (Devlin et al., 2019)."""
+
+    part = "scores"
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Read its weights."""
@@ -40,6 +42,35 @@ class Scorer:
         inner = tanh(_product(pooler, state) + pooler_bias)
         score = _product(scores, inner) + scores_bias
         return (1.0 + tanh(score * 0.5)) * 0.5 if self._squashes else score
+
+
+class Projections:
+    """Dense layers, one after another, on a pooled state."""
+
+    part = "dense"
+
+    def __init__(self, dense: Sequence[Dense]) -> None:
+        """Read their weights."""
+        self._layers = [
+            (one.weight.to_f32(), None if one.bias is None else one.bias.to_f32(), one.squashes)
+            for one in dense
+        ]
+        pairs = [(weight, bias) for weight, bias, _ in self._layers]
+        self.arrays = [array for pair in pairs for array in pair if array is not None]
+
+    def __call__(self, state: Doubles) -> Doubles:
+        """Return what the last of them makes of a state."""
+        for weight, bias, squashes in self._layers:
+            state = _product(weight, state) + (0.0 if bias is None else bias)
+            state = tanh(state) if squashes else state
+        return state
+
+
+def behind_pooling(checkpoint: Checkpoint) -> list[Scorer | Projections]:
+    """Return what pooled states go through, if anything: one thing at most."""
+    if checkpoint.arch.scores:
+        return [Scorer(checkpoint)]
+    return [Projections(checkpoint.dense)] if checkpoint.dense else []
 
 
 def _product(matrix: NDArray[np.float32], vector: Doubles) -> Doubles:

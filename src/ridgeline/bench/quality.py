@@ -153,20 +153,20 @@ def windows(
 ) -> list[tuple[int, ...]]:
     """Cut the first ``num_tokens`` tokens of ``text`` into windows of at most ``length`` tokens.
 
-    Each begins with BOS if that is how the model's texts begin. Raises ValueError if the text is
+    Each begins as the model's texts begin, with BOS or without. Raises ValueError if the text is
     too short and has to be ``whole``.
     """
     tokenizer = tokenizer_of(checkpoint)
     ids = tokenizer.encode(text, parse_special=False, add_bos=False)
-    bos = [checkpoint.bos_id] if checkpoint.add_bos and checkpoint.bos_id is not None else []
+    begin = checkpoint.begin_ids
     num_tokens = num_tokens if whole else min(num_tokens, len(ids))
     if len(ids) < num_tokens:
         raise ValueError(
             f"the text has {len(ids)} tokens, fewer than --tokens {num_tokens}: "
             "give a longer --text, or fewer --tokens"
         )
-    room = length - len(bos)
-    return [(*bos, *ids[low : min(low + room, num_tokens)]) for low in range(0, num_tokens, room)]
+    room = length - len(begin)
+    return [(*begin, *ids[low : min(low + room, num_tokens)]) for low in range(0, num_tokens, room)]
 
 
 def measure(

@@ -19,8 +19,10 @@ from ridgeline.models.gguf import MAGIC
 from ridgeline.models.gguf_parts import part_paths, read_gguf_parts
 from ridgeline.models.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
 from ridgeline.models.safetensors_dir import load_directory
-from ridgeline.models.tensors import Checkpoint, ModelFileError
+from ridgeline.models.sentence import check_dense
+from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError
 
+_DENSE = ("dense_2.weight", "dense_3.weight")  # what vectors go through, in order
 _OF_THE_TOKENIZER = ("tokenizer.", "general.architecture")
 _CONTROL = 3  # GGUF's token type of special tokens
 # A control token with one of these texts ends a turn, whatever the file's eos is.
@@ -36,6 +38,9 @@ _END_OF_TURN = frozenset(
         "<EOT>",
     }
 )
+# In files of Gemma 4 these end an answer, whatever their types; behind the last, the result of a
+# call is to come.
+_ENDS_OF_GEMMA_4 = ("<eos>", "<turn|>", "<|tool_response>")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -60,20 +65,26 @@ def load_checkpoint(path: Path) -> Checkpoint:
     metadata, raw = read_gguf_parts(path)
     path = part_paths(path)[0]
     facts = Facts(metadata, str(path))
-    arch, tensors = model_from_gguf(metadata, raw, str(path))
+    is_dense = facts.text("general.architecture") == "gemma-embedding"
+    names = [name for name in _DENSE if is_dense and name in raw]
+    dense = tuple(Dense(raw[name]) for name in names)
+    of_model = {name: tensor for name, tensor in raw.items() if name not in names}
+    arch, tensors = model_from_gguf(metadata, of_model, str(path))
+    check_dense(dense, arch.hidden_size, path)
     kind = facts.text("tokenizer.ggml.model")
-    bos, add_bos, end_ids = _around_text(facts, kind, arch.vocab_size)
+    bos, begins, end_ids = _around_text(facts, kind, arch.vocab_size)
     return Checkpoint(
         path=path,
         arch=arch,
         tensors=tensors,
         eos_ids=_eos_ids(facts, arch.vocab_size),
         bos_id=bos[0] if bos else None,
-        add_bos=bool(bos) and add_bos,
+        begin_ids=tuple(bos) if begins else (),
         chat_template=facts.text("tokenizer.chat_template", "") or None,
         family=facts.text("general.architecture"),
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
         end_ids=tuple(end_ids),
+        dense=dense,
     )
 
 
@@ -112,4 +123,6 @@ def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
     if isinstance(tokens, list) and isinstance(types, np.ndarray):  # the tokenizer checks them
         control = np.flatnonzero(types[: min(len(tokens), vocab_size)] == _CONTROL).tolist()
         ids += [i for i in control if tokens[i] in _END_OF_TURN]
+        if facts.get("tokenizer.ggml.model") == "gemma4":
+            ids += [tokens.index(end) for end in _ENDS_OF_GEMMA_4 if end in tokens]
     return tuple(dict.fromkeys(ids))

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import architecture, model_from_config
 from ridgeline.models.quantized import read_quantized
-from ridgeline.models.sentence import ids_between, pooling_of
-from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.models.sentence import DenseStep, check_dense, ids_between, steps_of
+from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, Tensor
 
 _ITEM_BYTES = {
     "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,
@@ -50,9 +51,11 @@ def load_directory(path: Path) -> Checkpoint:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
     found = read_quantized(config, _read_weights(folder), str(path))
     arch, tensors = model_from_config(found.config, found.tensors, str(path), found.spare)
-    pooling = pooling_of(folder.read, path)
-    if pooling is not None:
-        arch = replace(arch, pooling=pooling[0])
+    steps = steps_of(folder.read, path)
+    if steps is not None:
+        arch = replace(arch, pooling=steps.pooling)
+    dense = tuple(_dense(folder, step) for step in steps.dense) if steps else ()
+    check_dense(dense, arch.hidden_size, path)
     between = ids_between(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
     if arch.num_segments > 1 and between:
         arch = replace(arch, separator=between[0])
@@ -63,26 +66,30 @@ def load_directory(path: Path) -> Checkpoint:
     bos_ids = _ids(generation.get("bos_token_id", config.get("bos_token_id")), "bos_token_id", path)
     eos_ids += _id_of(text, "eos_token")
     bos_ids += _id_of(text, "bos_token")
-    add_bos = text.get("add_bos_token")
-    if add_bos is None:
-        prefix = _bos_of_template(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
-        bos_ids, add_bos = prefix or bos_ids, bool(prefix)
+    begins = text.get("add_bos_token")
+    begin_ids = bos_ids[:1] if begins else []
+    if begins is None:
+        begin_ids = _beginning(folder.json("tokenizer.json", _MAX_TOKENIZER_BYTES) or {})
+        bos_ids = begin_ids or bos_ids
     ends = text.get("add_eos_token")
     # An id beyond the vocabulary can never be produced nor looked up.
-    eos_ids, bos_ids = ([i for i in ids if i < arch.vocab_size] for ids in (eos_ids, bos_ids))
+    eos_ids, bos_ids, begin_ids = (
+        [i for i in ids if i < arch.vocab_size] for ids in (eos_ids, bos_ids, begin_ids)
+    )
     return Checkpoint(
         path=path,
         arch=arch,
         tensors=tensors,
         eos_ids=tuple(dict.fromkeys(eos_ids)),
         bos_id=bos_ids[0] if bos_ids else None,
-        add_bos=bool(add_bos and bos_ids),
+        begin_ids=tuple(begin_ids),
         chat_template=_chat_template(folder, text.get("chat_template")),
         tokenizer=tokenizer,
         family=architecture(config),
         generation_defaults=_sampling_defaults(generation, path),
         between_ids=between,
-        normalises=pooling is None or pooling[1],
+        normalises=steps is None or steps.normalises,
+        dense=dense,
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
         quantization=found.description,
     )
@@ -180,6 +187,19 @@ def _refuse_other_weights(path: Path) -> NoReturn:
     raise ModelFileError(f"{path}: neither model.safetensors nor {_INDEX}; fetch the weights again")
 
 
+def _dense(folder: Folder, step: DenseStep) -> Dense:
+    name = f"{step.folder}/model.safetensors"
+    path = folder.find(name)
+    if path is None:
+        raise ModelFileError(f"{folder.path / name}: modules.json names it, but it is missing")
+    tensors = map_safetensors(path)
+    unknown = sorted(tensors.keys() - {"linear.weight", "linear.bias"})
+    if unknown or "linear.weight" not in tensors:
+        problem = f"tensor {unknown[0]!r} is no part" if unknown else "linear.weight is missing"
+        raise ModelFileError(f"{path}: {problem} of a dense layer")
+    return Dense(tensors["linear.weight"], tensors.get("linear.bias"), step.squashes)
+
+
 def map_safetensors(path: Path) -> dict[str, Tensor]:
     """Map one safetensors file; return read-only views of its tensors.
 
@@ -246,7 +266,7 @@ def _id_of(text: dict[str, Any], role: str) -> list[int]:
     ]
 
 
-def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
+def _beginning(tokenizer: dict[str, Any]) -> list[int]:
     """Return the ids that tokenizer.json's post-processor puts in front of a single text."""
     step = tokenizer.get("post_processor")
     steps = step.get("processors", [step]) if type(step) is dict else []
@@ -254,9 +274,11 @@ def _bos_of_template(tokenizer: dict[str, Any]) -> list[int]:
         for step in steps:
             if step["type"] in ("BertProcessing", "RobertaProcessing"):
                 return _ids(step["cls"][1], "cls", Path("tokenizer.json"))
-            if step["type"] == "TemplateProcessing" and "SpecialToken" in step["single"][0]:
-                token = step["single"][0]["SpecialToken"]["id"]
-                return _ids(step["special_tokens"][token]["ids"], "ids", Path("tokenizer.json"))
+            if step["type"] == "TemplateProcessing":
+                first = takewhile(lambda piece: "SpecialToken" in piece, step["single"])
+                tokens = [step["special_tokens"][piece["SpecialToken"]["id"]] for piece in first]
+                ids = [number for token in tokens for number in token["ids"]]
+                return _ids(ids, "ids", Path("tokenizer.json"))
     except (KeyError, IndexError, TypeError):
         pass  # the tokenizers library will say what is wrong with it
     return []

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +119,14 @@ def _room(rows: int, row_bytes: int) -> NDArray[np.uint8]:
     return np.broadcast_to(np.zeros(1, np.uint8), (rows, row_bytes))
 
 
+class Dense(NamedTuple):
+    """What a vector goes through: a matrix ``[out, in]``, a bias, and tanh if it squashes."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    squashes: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A model as found on disk.
@@ -129,7 +137,7 @@ class Checkpoint:
         tensors: canonical name (``ModelArch.matrix_shapes``) to tensor; shapes are checked.
         eos_ids: tokens that end an answer.
         bos_id: token that begins a text, None where the model has none.
-        add_bos: whether a plain prompt gets ``bos_id`` in front.
+        begin_ids: what a plain prompt gets in front: ``bos_id``, some models more, or nothing.
         end_ids: what a plain prompt gets behind it, None where tokenizer.json says it.
         chat_template: jinja2 source, None where the file has none.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
@@ -139,6 +147,7 @@ class Checkpoint:
         family: the file's name of its family.
         between_ids: what stands between two texts that are read together.
         normalises: vectors of texts are scaled to length 1.
+        dense: what they go through before that, in order.
     """
 
     path: Path
@@ -146,7 +155,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     eos_ids: tuple[int, ...]
     bos_id: int | None
-    add_bos: bool
+    begin_ids: tuple[int, ...]
     chat_template: str | None
     tokenizer: Path | Mapping[str, Any]
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
@@ -155,6 +164,12 @@ class Checkpoint:
     family: str = ""
     between_ids: tuple[int, ...] = ()
     normalises: bool = True
+    dense: tuple[Dense, ...] = ()
+
+    @property
+    def vector_size(self) -> int:
+        """Dimensions of a text's vector."""
+        return self.dense[-1].weight.shape[0] if self.dense else self.arch.hidden_size
 
     @property
     def nbytes(self) -> int:

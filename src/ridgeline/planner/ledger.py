@@ -81,6 +81,7 @@ class Known:
         kv_bytes_per_token: of all layers, from the backend; None computes them.
         state_bytes_per_seq: the same of recurrent layers, which counts where that does.
         step_bytes: working memory of the largest step, from the backend; None computes them.
+        adapters: the line of adapters, which every rank of a stage keeps whole.
     """
 
     weights: Mapping[str, int] | None = None
@@ -88,6 +89,7 @@ class Known:
     kv_bytes_per_token: int | None = None
     state_bytes_per_seq: int = 0
     step_bytes: int | None = None
+    adapters: Line | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ class Ledger:
         lines: they sum to ``total_bytes``.
         capacity_bytes: what the device has.
         budget_bytes: what the engine lets itself use of it.
-        weights_bytes: of the lines of weights.
+        weights_bytes: of the lines of weights, adapters among them.
         kv_bytes: of the cache's lines.
         activation_bytes: of the largest step.
         overhead_bytes: of driver, graphs, collectives and allocator.
@@ -237,6 +239,9 @@ def _stage(
 ) -> Ledger:  # fmt: skip
     layers = [shape.layers[i] for i in part]
     lines = _weights(shape, storage, known, setting, number)
+    if known.adapters is not None:
+        size = known.adapters.num_bytes * len(part) / len(shape.layers)
+        lines.append(known.adapters._replace(num_bytes=round(size)))
     weights = sum(line.num_bytes for line in lines)
     activations = _activations(
         shape, storage, known, setting, layers, is_last=number == setting.pp - 1

@@ -24,6 +24,7 @@ from ridgeline.planner.ledger import (
     Engine,
     Known,
     Ledger,
+    Line,
     Setting,
     check_division,
     make_ledger,
@@ -149,10 +150,10 @@ def _setting(
 
 def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -> Known:
     """Return what the file says, or the backend that would run it here."""
-    checkpoint = subject.checkpoint
+    checkpoint, adapters = subject.checkpoint, _adapter_line(subject)
     if checkpoint is None or (setting.engine.name != "ridgeline" or device.kind != "cpu"):
         stored = subject.stored if wishes.dtype == AUTO else None
-        return Known(weights=stored, weights_how=FROM_FILE)
+        return Known(weights=stored, weights_how=FROM_FILE, adapters=adapters)
     wanted = Setup(
         wishes.dtype,
         wishes.kv_cache_dtype,
@@ -161,6 +162,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
         setting.context,
         min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
         setting.max_num_batched_tokens,
+        max_lora_rank=subject.adapters.rank,
     )
     problems: list[ValueError] = []
     for backend in BACKENDS.values():
@@ -176,8 +178,14 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
             kv_bytes_per_token=found.kv_bytes_per_token,
             state_bytes_per_seq=found.state_bytes_per_seq,
             step_bytes=found.step_bytes,
+            adapters=adapters,
         )
     raise problems[0]
+
+
+def _adapter_line(subject: Subject) -> Line | None:
+    room = subject.adapters
+    return Line("adapters", room.num_bytes, room.how) if room.num_bytes else None
 
 
 def _divide(
@@ -232,7 +240,8 @@ def _helps(
 
     def in_format(name: str) -> Ledger:
         other = storage_of_dtype(name)
-        return make_ledger(subject.shape, other, Known(), device.usable_bytes, setting)
+        beside = Known(adapters=known.adapters)
+        return make_ledger(subject.shape, other, beside, device.usable_bytes, setting)
 
     most = min(_MOST_RANKS, device.max_ranks)
     ranks = smallest_tp(ledger_of, subject.shape, replace(setting, tp=1), most)

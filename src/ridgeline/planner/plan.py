@@ -10,6 +10,7 @@ from typing import Any
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
+from ridgeline.planner.adapter_room import adapter_room
 from ridgeline.planner.catalogue import ALL, HERE, find_devices
 from ridgeline.planner.choice import Choice
 from ridgeline.planner.ledger import ASSUMED
@@ -117,6 +118,7 @@ def plan_for(
     ``alive`` is called at every simulated step; what it raises ends the plan.
     """
     shape = subject.shape
+    subject = replace(subject, adapters=adapter_room(wishes, subject.checkpoint))
     if shape.not_counted and subject.stored is None and wishes.weights_memory is None:
         raise ValueError(
             f"{subject.name}: {shape.not_counted[0]} describes weights that are not understood: "
@@ -259,6 +261,8 @@ def _assumptions(subject: Subject, wishes: Wishes, best: Placement) -> Iterator[
         yield f"each of {setting.tp} ranks keeps all of the latent cache"
     if any(layer.cache.state_values for layer in shape.layers):
         yield "states of sequences are kept in f32"
+    if subject.adapters.num_bytes and best.num_devices > 1:
+        yield "each rank keeps adapters whole"
     if any(line.how == ASSUMED and "driver" in line.name for line in best.ledger.lines):
         yield "driver, graphs and the like are of this size on most machines: see --overhead-memory"
 

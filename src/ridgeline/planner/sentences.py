@@ -53,7 +53,8 @@ def _opening(found: Explanation) -> str:
     text = f"Request {request['request_id']} took {total} from its arrival until {end}"
     if request["first_token_s"] is not None:
         first_ns = 1e9 * (request["first_token_s"] - request["arrival_s"])
-        return f"{text}; its first token came after {seconds(first_ns)}."
+        first = "first token" if any(request["num_generated"]) else "vector"
+        return f"{text}; its {first} came after {seconds(first_ns)}."
     if request["error"]:
         return f"{text}: {request['error']}."
     return f"{text}; {'it never had a token' if request['scheduled_s'] else 'it never ran'}."

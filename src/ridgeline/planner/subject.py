@@ -25,6 +25,7 @@ from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.formats import FORMATS, Format, Storage, storage_of_config
 from ridgeline.physics.shapes import Shape
+from ridgeline.planner.adapter_room import NO_ADAPTERS, AdapterRoom
 from ridgeline.planner.stored import (
     bits_per_weight,
     config_of_gguf,
@@ -35,7 +36,9 @@ from ridgeline.planner.stored import (
 _MOST_JSON_BYTES = 16 << 20
 _GROUPS = {
     "embed": "embedding", "head": "head", "q": "attention", "k": "attention", "v": "attention",
-    "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP",
+    "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP", "beside_gate": "MLP",
+    "beside_up": "MLP", "beside_down": "MLP", "input_gate": "MLP", "input_proj": "MLP",
+    "inputs": "embedding", "inputs_proj": "embedding",
 }  # fmt: skip
 
 
@@ -50,6 +53,7 @@ class Subject:
         config: its config.json, where there is one.
         checkpoint: the opened file, if the engine can run it.
         stored: bytes of its weights as stored, by group, where a file says them.
+        adapters: room for adapters beside it.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Subject:
     config: Mapping[str, Any] | None = None
     checkpoint: Checkpoint | None = None
     stored: Mapping[str, int] | None = None
+    adapters: AdapterRoom = NO_ADAPTERS
 
 
 def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject:

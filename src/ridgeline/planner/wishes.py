@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.engine_setup.options import flag_field, parse_bytes
+from ridgeline.engine_setup.options import Options, flag_field, parse_bytes
 from ridgeline.physics.formats import format_named, kv_bytes_of
 from ridgeline.planner.ledger import ENGINES
 
@@ -45,6 +45,16 @@ class Wishes:
     activation_memory: str | None = flag_field(None, "Activations, instead of the count.")
     overhead_memory: str | None = flag_field(None, "All of the framework, instead of assumptions.")
     kv_cache_memory: str | None = flag_field(None, "KV cache on each device, instead of the rest.")
+    lora: list[str] | None = flag_field(
+        None, "Adapter that will be loaded, as NAME=PATH; repeatable."
+    )
+    enable_lora: bool = flag_field(False, "Make room for adapters that are loaded later.")
+    max_lora_rank: int | None = flag_field(
+        None, "Largest rank of an adapter. Default: that of those given; 64 with --enable-lora."
+    )
+    lora_memory: str | None = flag_field(
+        None, "Memory for adapters. Default: what those given take, and 256 MiB for later ones."
+    )
 
     def __post_init__(self) -> None:
         """Raise ValueError, which names the flag, for values that make no sense."""
@@ -73,6 +83,17 @@ class Wishes:
             raise ValueError(
                 "--kv-cache-memory and --gpu-memory-utilization both say how large the cache is"
             )
+        _ = self.of_adapters
+
+    @property
+    def of_adapters(self) -> Options:
+        """The flags of adapters as the engine reads them. Raises ValueError as that does."""
+        return Options(
+            lora=self.lora,
+            enable_lora=self.enable_lora,
+            max_lora_rank=self.max_lora_rank,
+            lora_memory=self.lora_memory,
+        )
 
     def size(self, name: str) -> int | None:
         """Return a size in bytes, None where it is open. Raises ValueError, with the flag."""

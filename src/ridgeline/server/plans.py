@@ -42,7 +42,7 @@ _NUM_KEPT = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8")
 
-_NO_FILES = ("trace_file", "prices")  # flags that a request cannot give: they name files
+_NO_FILES = ("trace_file", "prices", "lora")  # flags that a request cannot give: they name files
 _LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the command line
     "request_rate": (1e-3, 1e5),
     "burstiness": (0.01, 1e6),
@@ -80,6 +80,9 @@ class PlanRequest(Strict):
     activation_memory: int | str | None = None
     overhead_memory: int | str | None = None
     kv_cache_memory: int | str | None = None
+    enable_lora: bool | None = None
+    max_lora_rank: int | None = None
+    lora_memory: int | str | None = None
     prompt_tokens: int | str | None = None
     new_tokens: int | str | None = None
     request_rate: float | None = None

@@ -25,7 +25,7 @@ def tokenizer_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, 
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": checkpoint.arch.max_position,
-        "add_bos_token": checkpoint.add_bos,
+        "add_bos_token": bool(checkpoint.begin_ids),
         "bos_token": spell(checkpoint.bos_id),
         "eos_token": spell(checkpoint.eos_ids[0] if checkpoint.eos_ids else None),
         "chat_template": checkpoint.chat_template,
@@ -60,8 +60,7 @@ def _complete(spec: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
         pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in model["merges"])
         model["merges"] = list(pairs)
     spec = {"version": "1.0", "truncation": None, "padding": None} | spec
-    bos = checkpoint.bos_id
-    around = [bos] if checkpoint.add_bos and bos is not None else [], [*(checkpoint.end_ids or ())]
+    around = checkpoint.begin_ids, checkpoint.end_ids or ()
     if any(around):
         names = {i: pieces[i] for ids in around for i in ids}
         first, last = (

@@ -142,7 +142,7 @@ def infill_prompt(
     def ids_of(text: str) -> list[int]:
         return tokenizer.encode(text, parse_special=False, add_bos=False)
 
-    start = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    start = list(tokenizer.begin_ids)
     before = ids_of(prefix) if isinstance(prefix, str) else list(prefix)
     after = ids_of(suffix)
     left = room - len(start) - 3

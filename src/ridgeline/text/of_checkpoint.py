@@ -16,7 +16,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     return load_tokenizer(
         checkpoint.tokenizer,
         checkpoint.bos_id,
-        checkpoint.add_bos,
+        checkpoint.begin_ids,
         checkpoint.end_ids,
         checkpoint.eos_ids,
         named_in=f"{FIM_SPELLINGS} {checkpoint.chat_template or ''}",

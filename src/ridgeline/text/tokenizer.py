@@ -43,7 +43,7 @@ _PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16)
 def load_tokenizer(
     source: Path | Mapping[str, Any],
     bos_id: int | None = None,
-    add_bos: bool = False,
+    begin_ids: tuple[int, ...] = (),
     end_ids: tuple[int, ...] | None = None,
     eos_ids: Sequence[int] = (),
     named_in: str = "",
@@ -53,7 +53,7 @@ def load_tokenizer(
     Args:
         source: the file, or the metadata.
         bos_id: token that begins a text, None where the model has none.
-        add_bos: whether ``encode`` puts ``bos_id`` in front unless told otherwise.
+        begin_ids: what ``encode`` puts in front unless told otherwise.
         end_ids: what it puts behind a text unless told otherwise, None for what the source says.
         eos_ids: tokens that end an answer.
         named_in: the chat template. Added tokens that it names are control tokens, as are special
@@ -64,9 +64,9 @@ def load_tokenizer(
         ModelFileError: damaged, hostile or not supported; the message says what.
     """
     if isinstance(source, Mapping):
-        return Tokenizer(tokenizer_json(source), bos_id, add_bos, end_ids, eos_ids, named_in)
+        return Tokenizer(tokenizer_json(source), bos_id, begin_ids, end_ids, eos_ids, named_in)
     try:
-        tokenizer = Tokenizer(_read(source), bos_id, add_bos, end_ids, eos_ids, named_in)
+        tokenizer = Tokenizer(_read(source), bos_id, begin_ids, end_ids, eos_ids, named_in)
         tokenizer.prepare()  # a damaged file must fail here, not at the first text
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
@@ -98,7 +98,7 @@ class Tokenizer:
 
     Attributes:
         bos_id: token that begins a text, or None.
-        add_bos: whether ``encode`` puts it in front unless told otherwise.
+        begin_ids: what ``encode`` puts in front unless told otherwise: most often ``bos_id``.
         end_ids: what ``encode`` puts behind a text unless told otherwise: an encoder's [SEP].
         vocab_size: one more than the highest id. A model may have more rows than that.
         building: what the library's tokenizer is built in, if that is still to come.
@@ -108,7 +108,7 @@ class Tokenizer:
         self,
         spec: dict[str, Any],
         bos_id: int | None = None,
-        add_bos: bool = False,
+        begin_ids: tuple[int, ...] = (),
         end_ids: tuple[int, ...] | None = None,
         eos_ids: Sequence[int] = (),
         named_in: str = "",
@@ -117,9 +117,10 @@ class Tokenizer:
         self._strip_space, self._gap, self._bytes_of = reader(spec)
         self._added = {token["id"]: token["content"].encode() for token in added}
         self.vocab_size = max([len(self._pieces) - 1, *self._added]) + 1
-        if bos_id is not None and not 0 <= bos_id < self.vocab_size:
-            raise ModelFileError(f"the BOS id {bos_id} is not in the vocabulary")
-        self.bos_id, self.add_bos = bos_id, add_bos
+        for first in (*begin_ids, *([] if bos_id is None else [bos_id])):
+            if not 0 <= first < self.vocab_size:
+                raise ModelFileError(f"the BOS id {first} is not in the vocabulary")
+        self.bos_id, self.begin_ids = bos_id, begin_ids
         self.end_ids = ids_behind(spec) if end_ids is None else end_ids
         if self.end_ids and max(self.end_ids) >= self.vocab_size:
             raise ModelFileError(f"the id {max(self.end_ids)}, behind a text, is no token")
@@ -127,7 +128,7 @@ class Tokenizer:
         special = [token for token in added if token.get("special")]
         self._special_ids = frozenset(token["id"] for token in special)
         # Runs of spaces, of ▁ and of line ends are text (Gemma's are added tokens).
-        kept = {bos_id, *self.end_ids, *eos_ids}
+        kept = {bos_id, *begin_ids, *self.end_ids, *eos_ids}
         control = [
             t
             for t in added
@@ -175,8 +176,8 @@ class Tokenizer:
             text: any text without lone surrogates.
             parse_special: whether the spelling of a control token is that token; otherwise it is
                 text like any other.
-            add_bos: whether to begin with BOS (never doubled) and to end with ``end_ids``; None
-                takes the model's habit.
+            add_bos: whether to begin with ``begin_ids``, or with BOS where there are none (never
+                doubled), and to end with ``end_ids``; None takes the model's habit.
 
         Raises:
             ValueError: ``text`` has a lone surrogate.
@@ -220,10 +221,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise ValueError(f"text has a lone surrogate at character {error.start}") from None
         ids: list[int] = self._library().encode(text, add_special_tokens=False).ids
-        wanted = self.add_bos if add_bos is None else add_bos
-        if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        return ids
+        first = list(self.begin_ids if add_bos is not False else ())
+        if add_bos and not first and self.bos_id is not None:
+            first = [self.bos_id]
+        return ids if ids[: len(first)] == first else first + ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8 come out as U+FFFD."""

@@ -44,7 +44,7 @@ def blocks_of_32(dtypes: dict[str, str]) -> Checkpoint:
         kind = gguf.GGMLQuantizationType[dtype]
         data = np.atleast_2d(array if dtype == "F32" else gguf.quants.quantize(array, kind))
         tensors[name] = Tensor(name, dtype, array.shape, data.view(np.uint8))
-    return Checkpoint(Path("tiny"), WIDE, tensors, (2,), 1, False, None, {})
+    return Checkpoint(Path("tiny"), WIDE, tensors, (2,), 1, (), None, {})
 
 
 @pytest.mark.parametrize("head", ["Q4_0", "Q8_0"])
@@ -76,7 +76,7 @@ def blocks_of_256(dtypes: dict[str, str]) -> Checkpoint:
             blocks[:, :, slice(208, 210) if middle is None else slice(4)] = scales.view(np.uint8)
             data = blocks.reshape(len(array), -1)
         tensors[name] = Tensor(name, dtype, array.shape, data)
-    return Checkpoint(Path("tiny"), BROAD, tensors, (2,), 1, False, None, {})
+    return Checkpoint(Path("tiny"), BROAD, tensors, (2,), 1, (), None, {})
 
 
 def test_the_files_own_blocks_of_256(make: Make) -> None:

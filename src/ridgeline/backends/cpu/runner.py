@@ -34,7 +34,7 @@ from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import Scorer, pooled, segments
+from ridgeline.backends.vectors import behind_pooling, pooled, segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -109,7 +109,7 @@ class CpuRunner:
         self._draws = Draws(sizes.vocab_size)
         self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
-        self._scorer = [Scorer(checkpoint)] if arch.scores else []
+        self._scorer = behind_pooling(checkpoint)
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
 
@@ -155,7 +155,7 @@ class CpuRunner:
         found |= {f"weights.{k}": held(v) for k, v in made}
         found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
         if self._scorer:
-            found["weights.scores"] = held(self._scorer[0].arrays)
+            found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
         if adapters := list(self._adapters.values()):
             found["adapters"] = held(array for one in adapters for array in one.arrays)
@@ -179,7 +179,7 @@ class CpuRunner:
         """Put a step's work into the kernels' arguments."""
         few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
         num_threads = self._adaptive_threads.size if few else self._num_threads
-        batch = arrange(work, num_threads, self.sizes.heads.tile, self.block_size // TOKENS)
+        batch = arrange(work, num_threads, self.sizes.tile, self.block_size // TOKENS)
         buffers = self._buffers
         buffers.non_finite[: len(batch.tokens)] = 0
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
@@ -319,7 +319,7 @@ class CpuRunner:
         if num_rows <= ADAPTIVE_ROWS and buffers.get("does_layers"):
             self._adaptive_threads.note(num_rows, time.perf_counter() - begin_s)
         buffers.put(does_layers=0)
-        if prunes and count:
+        if prunes and count and self.weights.head is not None:
             first = self.arch.num_layers * num_threads
             exact = sum(buffers.exact[first : first + num_threads].tolist())
             self._pruning.note(exact / len(self.weights.head.data))

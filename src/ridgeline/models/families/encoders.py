@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.models.families.table import Family, choice, const, integer, number
+from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
+from ridgeline.models.families.hf import FAMILIES as _DECODERS
+from ridgeline.models.families.table import Family, choice, const, integer, number, unless
 
 _ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -242,4 +244,105 @@ GGUF_FAMILIES["nomic-bert"] = Family(
     "blk.{}.",
     {**GGUF_FAMILIES["bert"].facts, **_NOMIC, "ffn.activation": const("silu")},
     must=GGUF_FAMILIES["bert"].must,
+)
+
+# Gemma 3 whose tokens see what follows them, as EmbeddingGemma (Schechter Vera et al., 2025). The
+# same class without the flag is a decoder that was saved without its head.
+_GEMMA3, _GGUF_GEMMA3 = _DECODERS["Gemma3ForCausalLM"], _GGUF_DECODERS["gemma3"]
+FAMILIES["Gemma3TextModel"] = replace(
+    _GEMMA3,
+    facts={
+        **_GEMMA3.facts,
+        "tied_embeddings": const(True),
+        "mixer.causal": unless("use_bidirectional_attention"),
+    },
+    refuse=("attn_logit_softcapping", "final_logit_softcapping"),
+    unused=(*_GEMMA3.unused, "_sliding_window_pattern", "tie_word_embeddings"),
+)
+GGUF_FAMILIES["gemma-embedding"] = replace(
+    _GGUF_GEMMA3,
+    facts={**_GGUF_GEMMA3.facts, "pooling": const("mean"), "mixer.causal": const(False)},
+    unused=("dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in", "dense_3_feat_out"),
+)
+
+# Norms before, gates, alternating windows, no bias at all (Warner et al., 2024).
+_MODERN = {
+    "hidden_size": integer("hidden_size"),
+    "vocab_size": integer("vocab_size"),
+    "mixer.num_heads": integer("num_attention_heads"),
+    "mixer.causal": const(False),
+    "ffn.size": integer("intermediate_size"),
+    "ffn.activation": choice("hidden_activation", among=_ACTIVATIONS, default="gelu"),
+    "norm": const("layer"),
+    "norm_eps": number("norm_eps", default=1e-5),
+    "tied_embeddings": const(True),
+    "pooling": const("mean"),
+}
+FAMILIES["ModernBertModel"] = Family(
+    {
+        "embed": "embeddings.tok_embeddings.weight",
+        "embed_norm": "embeddings.norm.weight",
+        "norm": "final_norm.weight",
+    },
+    {
+        **dict.fromkeys("qkv", "attn.Wqkv.weight"),
+        **dict.fromkeys(("gate", "up"), "mlp.Wi.weight"),
+        "attn_norm": "attn_norm.weight",
+        "o": "attn.Wo.weight",
+        "mlp_norm": "mlp_norm.weight",
+        "down": "mlp.Wo.weight",
+    },
+    "layers.{}.",
+    _MODERN,
+    windows="pattern",
+    default_window=128,
+    pattern=3,
+    full_first=True,
+    first_norms="before mlp",
+    ropes={"sliding": "local_rope_theta"},
+    aliases={
+        "global_attn_every_n_layers": "sliding_window_pattern",
+        "global_rope_theta": "rope_theta",
+        "local_attention": "sliding_window",
+    },
+    defaults={"rope_theta": 160_000.0},
+    unused=(
+        *("classifier_activation", "classifier_bias", "classifier_pooling", "cls_token_id"),
+        *("decoder_bias", "deterministic_flash_attn", "embedding_dropout"),
+        *("gradient_checkpointing", "initializer_cutoff_factor", "layer_norm_eps"),
+        *("mlp_dropout", "position_embedding_type", "reference_compile"),
+        *("repad_logits_with_grad", "sparse_pred_ignore_index", "sparse_prediction"),
+        *("sliding_window_pattern", "local_rope_theta", "rope_theta", "tie_word_embeddings"),
+    ),
+    must={"norm_bias": False, "attention_bias": False, "mlp_bias": False},
+)
+GGUF_FAMILIES["modern-bert"] = Family(
+    {
+        "embed": "token_embd.weight",
+        "embed_norm": "token_embd_norm.weight",
+        "norm": "output_norm.weight",
+    },
+    {
+        **dict.fromkeys("qkv", "attn_qkv.weight"),
+        **dict.fromkeys(("gate", "up"), "ffn_up.weight"),
+        "attn_norm": "attn_norm.weight",
+        "o": "attn_output.weight",
+        "mlp_norm": "ffn_norm.weight",
+        "down": "ffn_down.weight",
+    },
+    "blk.{}.",
+    {name: reader for name, reader in _MODERN.items() if name != "vocab_size"}
+    | {
+        "hidden_size": integer("embedding_length"),
+        "norm_eps": number("attention.layer_norm_epsilon"),
+        "mixer.num_heads": integer("attention.head_count"),
+        "ffn.size": integer("feed_forward_length"),
+        "ffn.activation": choice("hidden_activation", among=_ACTIVATIONS, default="gelu"),
+    },
+    windows="pattern",
+    pattern=3,
+    full_first=True,
+    first_norms="before mlp",
+    ropes={"sliding": "10000"},
+    must={"attention.causal": False},
 )

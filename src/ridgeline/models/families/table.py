@@ -22,6 +22,9 @@ class Reader(NamedTuple):
         "number",
         "numbers",
         "flag",
+        "count",
+        "optional",
+        "unless",
         "choice",
         "power",
         "inverse",
@@ -47,8 +50,14 @@ class Reader(NamedTuple):
             case "numbers":
                 given = facts.get(key)
                 return self.default if given is None else facts.numbers(key, len(self.default))
+            case "count":
+                return facts.integer(key, 0, low=0)
+            case "optional":
+                return facts.number(key) if facts.get(key) else 0.0
             case "flag":
                 return facts.flag(key, self.default)
+            case "unless":
+                return not facts.flag(key, False)
             case "power":
                 return facts.number(key, self.default) ** self.argument
             case "inverse":
@@ -82,6 +91,16 @@ def number(*keys: str, default: float | None = None) -> Reader:
     return Reader("number", keys, default)
 
 
+def count(*keys: str) -> Reader:
+    """A whole number; 0 where it is missing."""
+    return Reader("count", keys)
+
+
+def optional(*keys: str) -> Reader:
+    """A positive number; 0 where it is missing."""
+    return Reader("optional", keys)
+
+
 def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
     """A list of positive numbers, as many as there are by default."""
     return Reader("numbers", (key,), default)
@@ -90,6 +109,11 @@ def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
 def flag(*keys: str, default: bool = False) -> Reader:
     """True or false."""
     return Reader("flag", keys, default)
+
+
+def unless(key: str) -> Reader:
+    """True unless a key is."""
+    return Reader("unless", (key,))
 
 
 def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
@@ -131,21 +155,28 @@ class Family:
 
     Attributes:
         outer: canonical names before and behind the layers to the file's; ``{}`` stands for the
-            last layer's number. "types" is an embedding of kinds of tokens, added to positions.
+            last layer's number. "types" is an embedding of kinds of tokens, added to positions;
+            "embed_norm" is a norm of the embedding's rows.
         layer: canonical name within a layer to the file's; ``{e}`` stands for an expert's number.
             What begins with ``../`` stands in the layer before.
         instead: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
-        facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
-            and a field, or a field of the model, to its reader.
+        facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens), "beside" (the
+            network beside experts) or "layer", a dot and a field, or a field of the model, to its
+            reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
             that it must be there.
         pattern: every so manyth layer sees everything, if the config does not say it.
+        full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
             to "none", or the base of one that is not scaled: its key or its digits.
+        heads_by_layer: layers that see everything have other heads than the rest, and those that
+            read others' keys and values may have wider networks.
         norm_offset: norm weights lack this number.
+        lacks_root: canonical names within a layer whose values lack a division by the square root
+            of the hidden size.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
         beside: it stands beside attention instead, in every layer.
@@ -164,6 +195,7 @@ class Family:
         refuse: keys that change what a model computes, and that are refused if they are set.
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
+        first_norms: where the first layer's norms stand, if elsewhere than the others'.
         refuse_layers: numbers of layers of models whose files lack a fact.
     """
 
@@ -174,8 +206,11 @@ class Family:
     windows: Literal["none", "all", "switch", "pattern"] = "none"
     default_window: int | None = None
     pattern: int = 0
+    full_first: bool = False
     ropes: Mapping[str, str] = field(default_factory=dict)
+    heads_by_layer: bool = False
     norm_offset: float = 0.0
+    lacks_root: tuple[str, ...] = ()
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
     beside: bool = False
@@ -191,6 +226,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
+    first_norms: Literal["", "before mlp"] = ""
     refuse_layers: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)
