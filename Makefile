@@ -84,7 +84,7 @@ engine-full: .venv/ready-test
 	@$(STEP) "Tests of files, backends and real models, full matrices" $(BIN)/pytest -q $(REST)
 
 some-mutants: .venv/ready-test
-	@$(STEP) "Every fourth mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 4
+	@$(STEP) "Every eighth mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 8
 
 mutants: .venv/ready-test
 	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,31 @@ def imported(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names.append(node.module or "")
     return names
+
+
+# Contracts that bind everybody but those named, below each folder of the package.
+BUT_FOR = {
+    "grammars alone know their library": {"text.grammars", "text.grammar_process"},
+    "in the cpu backend: layout compiles nothing, emit alone imports llvmlite": {
+        "backends.cpu.emit"
+    },
+    "of a backend others import its face alone": {"backends"},
+}
+
+
+@pytest.mark.parametrize("name", BUT_FOR)
+def test_no_module_is_forgotten_in_a_contract(name: str) -> None:
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    [contract] = [contract for contract in contracts if contract["name"] == name]
+    known = {module.removeprefix("ridgeline.") for module in contract["source_modules"]}
+    known |= BUT_FOR[name]
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[-1] in ("__init__", "__main__"):
+            continue
+        above = {".".join(parts[:size]) for size in range(1, len(parts) + 1)}
+        assert above & known, f"{'.'.join(parts)} is not in the contract"
 
 
 def test_a_start_waits_for_no_library_that_it_does_not_use() -> None:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
 
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
@@ -52,3 +55,11 @@ def test_the_readme_has_no_link_that_a_package_page_cannot_follow(project: dict[
             assert root.joinpath(link.split("/main/")[1]).exists(), link
     for name in re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE):
         assert text.count(f"[{name}]") > 1, f"nothing links to {name}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_line_of_a_document_is_too_long_to_read(path: Path) -> None:
+    lines = enumerate(path.read_text().splitlines(), start=1)
+    # What cannot be broken: rows of tables, and the targets of links.
+    prose = [(i, line) for i, line in lines if not re.match(r"\s*\||\[[^]]+\]: ", line)]
+    assert [(i, line) for i, line in prose if len(line) > 120] == []

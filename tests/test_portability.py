@@ -70,7 +70,10 @@ SYSTEMS = {
 }
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "Windows" else pytest.param(name, marks=pytest.mark.full) for name in SYSTEMS],
+)
 def test_what_needs_no_model_starts(name: str, model: Path, tmp_path: Path) -> None:  # noqa: F811
     trace = tmp_path / "trace.jsonl"
     with LLM(model, kv_cache_memory="1MiB", threads=1, trace=trace) as llm:

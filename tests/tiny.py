@@ -4,7 +4,9 @@ computed the plain way: one sequence, no cache, no batch, float64, a loop over p
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,18 @@ ARCHS = {
             for window in (6, None)
         ),
     ),
+    "kinds": replace(
+        PLAIN,
+        layers=(
+            PLAIN.layers[0],
+            Layer(
+                replace(_ATTENTION, num_kv_heads=1, head_dim=20, rope=Rope(1e3, 20), window=5),
+                Experts(5, 2, 24),
+            ),
+            Layer(replace(_ATTENTION, rope=None, qk_norm="head"), Mlp(70, "gelu"), "around"),
+            Layer(replace(_ATTENTION, num_heads=2, num_kv_heads=2), Experts(20, 3, 40)),
+        ),
+    ),
     "learnt positions": changed(
         PLAIN,
         rope=None,
@@ -160,6 +174,56 @@ RECURRENT = {
     "states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3),
 }
 
+_HEADS = (replace(_ATTENTION, window=5, qk_norm="head", v_norm=True, scale=1.0),)
+_HEADS += (
+    replace(
+        _HEADS[0],
+        window=None,
+        num_kv_heads=1,
+        head_dim=16,
+        rope=Rope(1e5, 16, (1.0, 1.5, *(math.inf,) * 6)),
+    ),
+)
+# Of Gemma 4: heads by layer, layers that read the keys and values of others, an input per layer;
+# and experts beside a dense network, where keys are the values.
+BY_LAYER = {
+    "shared keys and values": replace(
+        PLAIN,
+        layers=tuple(
+            Layer(
+                replace(_HEADS[kind], kv_of=kv_of),
+                Mlp(40 if kv_of is None else 80, "gelu_tanh"),
+                "around",
+                input_size=6,
+                out_scale=True,
+            )
+            for kind, kv_of in ((0, None), (1, None), (0, None), (1, 1), (0, 2), (1, 1))
+        ),
+        embed_scale=24**0.5,
+        logit_softcap=3.0,
+        tied_embeddings=True,
+    ),
+    "experts beside": replace(
+        PLAIN,
+        layers=tuple(
+            Layer(
+                replace(_HEADS[kind], v_is_k=kind == 1),
+                Experts(5, 2, 40, "gelu_tanh", own_scales=True, beside=Mlp(24, "gelu_tanh")),
+                "around",
+                out_scale=True,
+            )
+            for kind in (0, 1, 0)
+        ),
+    ),
+    "keys and values of layer 0": replace(
+        PLAIN,
+        layers=(
+            Layer(replace(_ATTENTION, qkv_bias=True), Mlp(40)),
+            Layer(replace(_ATTENTION, qkv_bias=True, kv_of=0), Mlp(40)),
+        ),
+    ),
+}
+
 
 ENCODERS = {
     "encoder": changed(
@@ -191,7 +255,7 @@ def random_arrays(arch: ModelArch, seed: int = 0) -> Arrays:
     arrays = {}
     for name, shape in arch.matrix_shapes().items():
         values = rng.normal(0, 1, shape)
-        if name.endswith("norm"):  # their biases are as small as other biases
+        if name.endswith(("norm", "scale", "scales")):  # their biases are as small as other biases
             values = 1 + values / 4
         elif name.endswith("sinks"):  # as large as scores
             values *= 2
@@ -229,6 +293,7 @@ def plain_states(
     """Final states of each token, normed, ``[tokens, hidden]``."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
     x = w["embed"][list(tokens)] * arch.embed_scale
+    inputs, kept = _inputs(arch, w, x, tokens), dict[int, Any]()
     if arch.position_rows:
         x = x + w["positions"][arch.position_offset :][: len(tokens)]
     for i in range(arch.num_layers):
@@ -248,7 +313,7 @@ def plain_states(
         mixer, recurrent = arch.layers[i].attention, arch.layers[i].recurrent
         made = np.zeros_like(seen)
         if mixer is not None:
-            attended = _attention(arch, layer, mixer.in_scale * seen, i, max_model_len)
+            attended = _attention(arch, layer, mixer.in_scale * seen, i, max_model_len, kept)
             made += mixer.out_scale * attended
         if recurrent is not None:
             made += recurred(recurrent, layer, seen, arch.norm_eps)
@@ -259,23 +324,52 @@ def plain_states(
             seen = norm(x, "mlp_norm")
         x = seen if arch.layers[i].norms == "within" else x
         if arch.layers[i].ffn.size:
-            x = x + arch.residual_scale * norm(_mlp(arch, layer, seen, i), "mlp_post_norm")
+            made = _mlp(arch, layer, seen, i, partial(norm, x))
+            x = x + arch.residual_scale * norm(made, "mlp_post_norm")
+        if inputs is not None:
+            own = _act(arch.layers[i].ffn.activation, x @ layer["input_gate"].T) * inputs[:, i]
+            x = x + norm(own @ layer["input_proj"].T, "input_post_norm")
+        x = x * layer.get("out_scale", 1.0)
     if arch.norm == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
     return _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
 
 
+def _inputs(
+    arch: ModelArch,
+    w: dict[str, NDArray[np.float64]],
+    x: NDArray[np.float64],
+    tokens: tuple[int, ...],
+) -> NDArray[np.float64] | None:
+    """The own inputs of all layers, ``[tokens, layers, channels]``."""
+    if "inputs" not in w:
+        return None
+    size = arch.layers[0].input_size
+    shape = (len(x), arch.num_layers, size)
+    made = (x @ w["inputs_proj"].T / arch.hidden_size**0.5).reshape(shape)
+    rows = w["inputs"][list(tokens)].reshape(shape) * size**0.5
+    return (_norm(made, w["inputs_norm"], arch) + rows) / 2**0.5
+
+
+def _act(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    if name == "relu":
+        return np.where(x > 0, x, 0)
+    if name == "silu":
+        return x / (1 + np.exp(-x))
+    if name == "gelu":
+        return x * np.array([[0.5 + 0.5 * math.erf(v / 2**0.5) for v in row] for row in x])
+    return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
 def _mlp(
-    arch: ModelArch, layer: dict[str, NDArray[np.float64]], x: NDArray[np.float64], i: int
+    arch: ModelArch,
+    layer: dict[str, NDArray[np.float64]],
+    x: NDArray[np.float64],
+    i: int,
+    normed: Callable[[str], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
     def act(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        if name == "relu":
-            return np.where(x > 0, x, 0)
-        if name == "silu":
-            return x / (1 + np.exp(-x))
-        if name == "gelu":
-            return x * np.array([[0.5 + 0.5 * math.erf(v / 2**0.5) for v in row] for row in x])
-        return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+        return _act(name, x)
 
     def gated(gate: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
         if name != "swiglu_clamped":
@@ -286,9 +380,13 @@ def _mlp(
     ffn = arch.layers[i].ffn
     name = ffn.activation
     if isinstance(ffn, Experts):
-        out = np.zeros_like(x)
-        for row, y in zip(out, x, strict=True):
-            shares = np.exp(layer["router"] @ y + layer.get("router_bias", 0.0))
+        out, routed = np.zeros_like(x), x
+        if ffn.beside is not None:
+            inner = act(x @ layer["beside_gate"].T) * (x @ layer["beside_up"].T)
+            beside = inner @ layer["beside_down"].T
+            x, routed = normed("experts_norm"), normed("router_norm")
+        for row, y, z in zip(out, x, routed, strict=True):
+            shares = np.exp(layer["router"] @ z + layer.get("router_bias", 0.0))
             shares /= shares.sum()
             chosen = sorted(range(ffn.num), key=lambda e: -shares[e])[: ffn.per_token]
             total = shares[chosen].sum() if ffn.normalised else 1.0
@@ -300,10 +398,14 @@ def _mlp(
                 )
                 made = layer["down"][outer] @ gated(gate, up)
                 made = made + (layer["down_bias"][outer] if ffn.bias else 0)
-                row += ffn.scale * shares[e] / total * made
+                own = layer["expert_scales"][e] if ffn.own_scales else 1.0
+                row += ffn.scale * shares[e] / total * own * made
         if ffn.shared is not None:
             inner = act(x @ layer["shared_gate"].T) * (x @ layer["shared_up"].T)
             out += (inner @ layer["shared_down"].T) / (1 + np.exp(-(x @ layer["shared_scale"].T)))
+        if ffn.beside is not None:
+            out = _norm(out, layer["experts_post_norm"], arch)
+            out = out + _norm(beside, layer["beside_post_norm"], arch)
         return out
     up = x @ layer["up"].T + layer.get("up_bias", 0.0)
     inner = act(up)
@@ -322,11 +424,14 @@ def _attention(
     x: NDArray[np.float64],
     i: int,
     upto: int,
+    kept: dict[int, Any],
 ) -> NDArray[np.float64]:
+    """``kept`` has keys and values by the number of their layer."""
     mixer = arch.layers[i].known_attention
 
     def project(name: str, heads: int) -> NDArray[np.float64]:
-        out = x @ layer[name].T + (layer[f"{name}_bias"] if mixer.qkv_bias else 0)
+        file = "k" if name == "v" and mixer.v_is_k else name
+        out = x @ layer[file].T + (layer[f"{file}_bias"] if mixer.qkv_bias else 0)
         if name != "v" and mixer.qk_norm == "width":
             out = _norm(out, layer[f"{name}_norm"], arch)
         out = out.reshape(len(x), heads, mixer.head_dim)
@@ -337,8 +442,12 @@ def _attention(
                     out[position, head] = _rotated(mixer.rope, out[position, head], position, upto)
         return out
 
-    q, k = project("q", mixer.num_heads), project("k", mixer.num_kv_heads)
-    v = project("v", mixer.num_kv_heads)
+    q = project("q", mixer.num_heads)
+    if mixer.kv_of is None:
+        v = project("v", mixer.num_kv_heads)
+        v = _norm(v, np.ones(mixer.head_dim), arch) if mixer.v_norm else v
+        kept[i] = project("k", mixer.num_kv_heads), v
+    k, v = kept[i if mixer.kv_of is None else mixer.kv_of]
     window = mixer.window or len(x)
     out = np.empty_like(q)
     for position in range(len(x)):

@@ -115,6 +115,62 @@ def test_text_is_free_until_a_call_begins(text: TextSide, name: str) -> None:
         assert message is None or calls_of(form, message)
 
 
+def test_arguments_in_gemmas_notation_fit_their_schema(text: TextSide) -> None:
+    place = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "at": {"type": "number"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    schema = {
+        "type": "object",
+        "properties": {
+            "places": {"type": "array", "items": place},
+            "is_metric": {"type": "boolean", "description": "or imperial"},
+            "Unit": {"type": "string", "enum": ["c", "f"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "note": {"type": "string"},
+        },
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    use = ToolUse((Tool("weather", schema),), is_required=True, is_parallel=False)
+    form = MessageForm(tools=(format_named("gemma4", ""), use))
+    for wish in (
+        '{days:3,is_metric:true,note:<|"|>a {b} "c"<|"|>,places:[{at:-1.5,city:<|"|>Oslo<|"|>},'
+        '{city:<|"|><|"|>}],Unit:<|"|>c<|"|>}',
+        "{days:4}",
+        "{days:1,places:[]}",
+    ):
+        said = f"<|tool_call>call:weather{wish}<tool_call|>"
+        assert written(text, form, said, 1) == said
+        assert read_call(form, said, schema)["days"] in (1, 3, 4)
+    found = [message for seed in range(20) if (message := written(text, form, "", seed))]
+    assert len(found) > 3
+    for message in found:
+        read_call(form, message, schema)
+    # Nothing else is a call: a text for a number, a key that is not there, one that is missing.
+    for wish in ('{days:<|"|>3<|"|>}', "{days:3,x:1}", "{is_metric:true}", '{"days":3}'):
+        said = f"<|tool_call>call:weather{wish}<tool_call|>"
+        assert written(text, form, said, 1) != said
+    # What these rules cannot say is JSON.
+    strict = Tool("weather", {**schema, "properties": {"days": {"type": "string", "minLength": 2}}})
+    form = MessageForm(tools=(format_named("gemma4", ""), use._replace(tools=(strict,))))
+    said = '<|tool_call>call:weather{"days": "33"}<tool_call|>'
+    assert written(text, form, said, 1) == said
+    assert read_call(form, said, strict.parameters) == {"days": "33"}
+
+
+def read_call(form: MessageForm, message: str, schema: Any) -> Any:
+    """The arguments of the only call in a message, which fit."""
+    reader = MessageReader(form)
+    (call, *pieces) = reader.feed(message) + reader.finish()
+    assert call == ("call", "weather")
+    arguments = json.loads("".join(piece.text for piece in pieces))
+    jsonschema.validate(arguments, schema)
+    return arguments
+
+
 def test_one_call_and_no_more(text: TextSide) -> None:
     form = MessageForm(tools=(format_named("hermes", ""), USE._replace(is_parallel=False)))
     one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

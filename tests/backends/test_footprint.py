@@ -19,7 +19,8 @@ from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Runner, Sampling, Step, Work
-from tests.tiny import PLAIN, checkpoint
+from ridgeline.physics.arch import ModelArch
+from tests.tiny import BY_LAYER, PLAIN, checkpoint
 
 ARCH = replace(PLAIN, vocab_size=20_000)
 MAX_LEN, PROMPT_LEN, BLOCK_SIZE = 512, 300, 16
@@ -55,6 +56,16 @@ def setup(max_num_seqs: int, dtype: str = "f32") -> Setup:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("arch", BY_LAYER.values(), ids=BY_LAYER)
+def test_weights_are_those_that_are_decoded(arch: ModelArch) -> None:
+    """The table of layers' inputs stays in its file."""
+    runner = ReferenceRunner(checkpoint(arch), num_blocks=2, **SHAPE)
+    held = {name: part for name, part in runner.memory().items() if name.startswith("weights.")}
+    decoded = {n: p.num_bytes for n, p in held.items() if not p.is_mapped and n != "weights.rope"}
+    assert sum(decoded.values()) == reference.footprint(arch, setup(1)).weights_bytes
+    assert ("weights.inputs" in held) == (arch.input_size > 0)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 256, 1024])

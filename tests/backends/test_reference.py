@@ -18,7 +18,16 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
 from ridgeline.physics import costs
 from ridgeline.physics.arch import ModelArch
-from tests.tiny import ARCHS, PLAIN, Arrays, changed, checkpoint, plain_logits, random_arrays
+from tests.tiny import (
+    ARCHS,
+    BY_LAYER,
+    PLAIN,
+    Arrays,
+    changed,
+    checkpoint,
+    plain_logits,
+    random_arrays,
+)
 
 NUM_BLOCKS, MAX_LEN = 40, 64
 VOCAB = PLAIN.vocab_size
@@ -26,6 +35,7 @@ VOCAB = PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
 PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=VOCAB)
 TOLERANCE = 2e-4
+KINDS = ARCHS | BY_LAYER
 TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCAB, MAX_LEN))
 
 
@@ -70,7 +80,7 @@ def distribution(entry: TokenLogprobs) -> NDArray[np.float64]:
 @cache
 def expected(name: str, tokens: tuple[int, ...], max_len: int = MAX_LEN) -> NDArray[np.float64]:
     """Logprobs after each token, the plain way."""
-    arch = ARCHS[name]
+    arch = KINDS[name]
     logits = plain_logits(arch, random_arrays(arch), tokens, max_len)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
@@ -82,10 +92,10 @@ def assert_near(entry: TokenLogprobs, wanted: NDArray[np.float64]) -> None:
 # --- the right numbers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_whole_prompt(name: str) -> None:
     tokens = TOKENS[:23]
-    output = make(ARCHS[name]).execute(step(work(tokens, (9, 3, 4, 0, 39, 7), params=PROMPT_TOO)))
+    output = make(KINDS[name]).execute(step(work(tokens, (9, 3, 4, 0, 39, 7), params=PROMPT_TOO)))
     wanted = expected(name, tokens)
     for position, entry in enumerate(output.prompt_logprobs[0]):
         assert entry.token == tokens[position + 1]
@@ -121,7 +131,9 @@ def plans(draw: st.DrawFn) -> tuple[int, list[tuple[tuple[int, ...], list[int]]]
     return draw(st.sampled_from([3, 4, 16])), sequences, blocks, draw(st.integers(0, 1 << 16))
 
 
-@pytest.mark.parametrize("name", ["plain", "window", "mixed windows", "partial rope", "qk norm"])
+@pytest.mark.parametrize(
+    "name", ["plain", "window", "mixed windows", "partial rope", "qk norm", *BY_LAYER]
+)
 @given(plan=plans())
 @settings(max_examples=25, deadline=None)
 def test_any_chunks_in_any_company_from_any_blocks(
@@ -152,7 +164,7 @@ def test_any_chunks_in_any_company_from_any_blocks(
 @cache
 def made(name: str, block_size: int) -> ReferenceRunner:
     """One runner for many examples: what others left in its cache must not matter."""
-    return make(ARCHS[name], block_size=block_size)
+    return make(KINDS[name], block_size=block_size)
 
 
 def test_a_prompt_longer_than_every_tile() -> None:
@@ -244,24 +256,26 @@ def test_copies_read_every_source_before_they_write_a_target() -> None:
     assert_near(output.logprobs[1][0], expected("plain", second)[-1])
 
 
-@pytest.mark.parametrize("name", ["plain", "one kv head", "as many kv heads"])
+@pytest.mark.parametrize("name", ["plain", "one kv head", "as many kv heads", *BY_LAYER])
 def test_the_cache_is_as_large_as_the_formula_says(name: str) -> None:
-    arch = ARCHS[name]
+    arch = KINDS[name]
     runner = make(arch, block_size=3)
     wanted = NUM_BLOCKS * 3 * costs.kv_bytes_per_token(arch, 4)
-    assert runner.k_cache.nbytes + runner.v_cache.nbytes == wanted
+    assert sum(array.nbytes for array in runner.cache.arrays()) == wanted
+    assert runner.memory()["kv_cache"].num_bytes == wanted
 
 
 def test_a_step_writes_its_own_slots_only() -> None:
     runner = make(PLAIN)
-    runner.k_cache[:], runner.v_cache[:] = 3.0, 4.0
+    for array in runner.cache.arrays():
+        array[:] = 3.0
     runner.execute(step(work(TOKENS[:7], (8, 2), start=2), work(TOKENS[:1], (5,), index=1)))
     written = {(8, 2), (8, 3), (2, 0), (2, 1), (2, 2), (5, 0)}
     for block in range(NUM_BLOCKS):
         for offset in range(4):
-            k, v = runner.k_cache[:, block, offset], runner.v_cache[:, block, offset]
-            untouched = bool((k == 3.0).all() and (v == 4.0).all())
-            assert untouched == ((block, offset) not in written)
+            for array in runner.cache.arrays():
+                untouched = bool((array[block, offset] == 3.0).all())
+                assert untouched == ((block, offset) not in written)
 
 
 def test_a_step_may_be_executed_again() -> None:
@@ -371,17 +385,18 @@ def test_damaged_logits_are_an_error_of_their_row() -> None:
 # --- loading -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["plain", "tied", "qk norm"])
+@pytest.mark.parametrize("name", ["plain", "tied", "qk norm", "shared keys and values"])
 def test_progress_reaches_the_files_size(name: str) -> None:
     seen: list[tuple[int, int]] = []
     ReferenceRunner(
-        checkpoint(ARCHS[name]),
+        checkpoint(KINDS[name]),
         num_blocks=1,
         block_size=1,
         max_model_len=2,
         progress=lambda done, total: seen.append((done, total)),
     )
-    total = sum(math.prod(shape) * 4 for shape in ARCHS[name].matrix_shapes().values())
+    shapes = KINDS[name].matrix_shapes()
+    total = sum(math.prod(shape) * 4 for shape in shapes.values())
     assert [part for part, _ in seen] == sorted({part for part, _ in seen})
-    assert len(seen) == len(ARCHS[name].matrix_shapes())
+    assert len(seen) == len(shapes.keys() - {"inputs"})  # a table that nobody decodes
     assert seen[-1] == (total, total)

@@ -168,7 +168,7 @@ def test_traffic_is_what_the_weights_and_the_cache_are(
     )
     packed = sum(array.data.nbytes for array in arrays.values()) - outside
     assert traffic["linears"].read_bytes == steps * packed
-    record = runner.sizes.heads.record_bytes / 16  # of a token and head, padding and scales too
+    record = runner.sizes.kinds[0].heads.record_bytes / 16  # with padding and scales
     positions = (20 + 1) + (20 + 2)
     mixer = arch.layers[0].mixer
     wanted = positions * record * mixer.num_kv_heads * arch.num_layers

@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ridgeline.decoding.calls import is_text
 from ridgeline.decoding.json_scan import JsonScan
-from ridgeline.decoding.message import MessageForm, MessageReader, Reasoning
+from ridgeline.decoding.message import REASONINGS, MessageForm, MessageReader, Reasoning
 from ridgeline.decoding.tools import FORMATS, HERMES, Tool, ToolUse, format_named
 
 TOOLS = (
@@ -42,6 +42,10 @@ WRITTEN = {
     "mistral": (
         '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "a \\"}</tool_call>", '
         '"tags": [1]}}, {"name": "now", "arguments": {}}]'
+    ),
+    "gemma4": (
+        '<|tool_call>call:weather{city:<|"|>a "}</tool_call><|"|>,tags:[1]}<tool_call|>'
+        "<|tool_call>call:now{}<tool_call|>"
     ),
     "phi4_mini_json": (
         '<|tool_call|>[{"name": "weather", "arguments": {"city": "a \\"}</tool_call>", '
@@ -141,6 +145,52 @@ def test_what_is_cut_off_is_delivered_as_far_as_it_is_known(name: str) -> None:
     assert len(read(form_of(name), [whole])["calls"]) == 2
 
 
+@given(places=places, label=st.sampled_from(["thought\n", "", "thoug"]))
+def test_a_label_behind_the_marker_is_no_thought(places: list[int], label: str) -> None:
+    form = form_of("gemma4", reasoning=REASONINGS["gemma4"])
+    found = read(form, cut(f"<|channel>{label}Hm, <b>.\n<channel|>Well.", places))
+    rest = "" if label == "thought\n" else label
+    assert found == {"reasoning": f"{rest}Hm, <b>.", "content": "Well.", "calls": []}
+    found = read(form, cut("<|channel>thought\n<channel|>" + WRITTEN["gemma4"], places))
+    assert (found["reasoning"], len(found["calls"])) == ("", 2)
+    assert read(form, ["<|channel>thou"]) == {"reasoning": "", "content": "", "calls": []}
+    reader = MessageReader(form)
+    reader.feed("<|channel>th")
+    assert reader.is_reasoning
+
+
+QUOTED = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab<|"{}[]:,\\\n é'),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"[A-Za-z_]\w{0,3}", fullmatch=True), inner, max_size=3)
+    ),
+)
+
+
+def in_notation(value: Any) -> str:
+    """As Gemma 4's template writes it."""
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case list():
+            return f"[{','.join(map(in_notation, value))}]"
+        case dict():
+            return "{" + ",".join(f"{k}:{in_notation(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
+
+
+@given(value=QUOTED, places=places, is_json=st.booleans())
+def test_any_arguments_in_gemmas_notation_become_json(
+    value: Any, places: list[int], is_json: bool
+) -> None:
+    assume('<|"|>' not in json.dumps(value).replace("\\", ""))
+    arguments = {"a": value, "b": 1}
+    written = json.dumps(arguments) if is_json else in_notation(arguments)
+    found = read(form_of("gemma4"), cut(f"<|tool_call>call:now{written}<tool_call|>", places))
+    assert [(name, json.loads(text)) for name, text in found["calls"]] == [("now", arguments)]
+
+
 def test_reasoning_that_does_not_end() -> None:
     form = MessageForm(reasoning=Reasoning())
     assert read(form, ["<think>\nHm </th"])["reasoning"] == "Hm </th"
@@ -169,8 +219,9 @@ def test_formats_are_chosen_by_name_or_by_template() -> None:
     assert format_named("auto", "<tool_call>\n<function=example") == format_named("qwen3_xml", "")
     assert format_named("auto", "uses <tool_call> tags") == HERMES
     assert format_named("auto", 'use {"name": n, "parameters": p}').name == "llama3_json"
+    assert format_named("auto", "writes '<|tool_call>call:'").name == "gemma4"
     assert format_named("auto", "nothing") == HERMES
-    with pytest.raises(ValueError, match="no tool-call parser 'x': use auto or one of phi4"):
+    with pytest.raises(ValueError, match="no tool-call parser 'x': use auto or one of gemma4"):
         format_named("x", "")
 
 

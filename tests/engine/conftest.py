@@ -1,4 +1,4 @@
-"""What tests with real models share: backends to try, and models that may or may not be here."""
+"""What tests with real models share: backends to try, and models beside this repository."""
 
 from __future__ import annotations
 
@@ -31,17 +31,23 @@ BACKENDS: dict[str, dict[str, Any]] = {
 OFTEN = ("cpu",)  # that ``make test`` runs; the others are of the full matrix
 
 
+FOR_EACH = {  # tests of every backend, and what of them is run often besides ``OFTEN``
+    "test_in_batches": ("cpu-int8-row", "cpu-f32"),
+    "test_with_drafts": (),
+    "test_drafts_leave_nothing_behind_in_the_cache": (),
+}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the slowest backend, and most ways of drafting, to ``make test-full``."""
+    """Leave most backends to ``make test-full``, above all the slowest."""
     for item in items:
         name = getattr(item, "originalname", "")
-        if name not in ("test_in_batches", "test_with_drafts"):
-            continue
-        backend = item.callspec.params["every_backend"]  # type: ignore[attr-defined]
-        is_often = backend in OFTEN or name == "test_in_batches" or "together" in item.name
-        if backend == "reference" or not is_often:
-            item.add_marker(pytest.mark.full)
+        if name in FOR_EACH:
+            backend = item.callspec.params["every_backend"]  # type: ignore[attr-defined]
+            together = "together" in item.name and backend == "cpu-int8-row"
+            if not (backend in (*OFTEN, *FOR_EACH[name]) or together):
+                item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -62,7 +68,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the function from a model's name to its GGUF file, fetched once for good.
+    """Return the function from a name to the GGUF file of a model that `ridgeline pull` lacks.
 
     It skips the test where ../shared is absent. ``stories260K`` and ``stories15M`` are converted
     from llama2.c's format; any other name is one of ../shared/models/manifest.json.

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
+from tests.real_models import real_model
 from tests.server.serving import serving
 
 pytestmark = pytest.mark.engine
-CODER = "qwen2.5-coder-0.5b-instruct-q4_k_m"
+CODER = "qwen2.5-coder:0.5b"
 LOOP = (
     "def largest(numbers):\n    best = numbers[0]\n    for number in numbers:\n"
     "        if number > best:\n            best = "
 )
 
 
-def test_qwen_completes_the_middle_of_functions(shared_model: Callable[[str], Path]) -> None:
+def test_qwen_completes_the_middle_of_functions() -> None:
     options = {"max_model_len": 512, "kv_cache_memory": "64MiB", "threads": 2}
-    with serving(shared_model(CODER), options) as served:
+    with serving(real_model(CODER), options) as served:
         for prefix, suffix, middle in (
             ("def is_even(n):\n    return n ", " == 0\n", "% 2"),
             (LOOP, "\n    return best\n", "number"),

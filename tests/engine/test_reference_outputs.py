@@ -15,6 +15,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from tests.engine.conftest import BACKENDS
+from tests.real_models import real_model
 
 pytestmark = pytest.mark.engine
 
@@ -30,12 +31,18 @@ STORIES260K = (
 
 # What was recorded is in float32: the backends that do not round. Numpy takes minutes.
 EXACT = ["cpu-f32", pytest.param("reference", marks=pytest.mark.full)]
-QWEN, TINYLLAMA = "qwen2.5-coder-0.5b-instruct-q4_k_m", "tinyllama-1.1b-chat-iq2_xxs"
+TINYLLAMA = "tinyllama-1.1b-chat-iq2_xxs"
 
 
 @pytest.mark.parametrize("backend", EXACT)
 def test_smollm2(backend: str) -> None:
-    compare("smollm2", backend, "smollm2-135m-instruct-q4_1")
+    compare(str(real_model("smollm2")), backend, "smollm2-135m-instruct-q4_1")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["cpu-f32", "reference"])
+def test_qwen(backend: str) -> None:
+    compare(str(real_model("qwen2.5-coder:0.5b")), backend, "qwen2.5-coder-0.5b-instruct-q4_k_m")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +50,6 @@ def test_smollm2(backend: str) -> None:
     [
         ("stories15M", "cpu-f32"),
         pytest.param("stories15M", "reference", marks=pytest.mark.full),
-        pytest.param(QWEN, "cpu-f32", marks=pytest.mark.full),
-        pytest.param(QWEN, "reference", marks=pytest.mark.full),
         pytest.param(TINYLLAMA, "cpu-f32", marks=pytest.mark.full),
         pytest.param(TINYLLAMA, "reference", marks=pytest.mark.full),
     ],
@@ -114,7 +119,7 @@ def test_beams_of_smollm2(backend: str) -> None:
     recording = json.loads((DATA / "smollm2-135m-instruct-q4_1.beams.json").read_text())
     header, searches = recording["header"], recording["searches"]
     assert len(searches) >= 30
-    llm = LLM("smollm2", max_model_len=128, **BACKENDS[backend])
+    llm = LLM(str(real_model("smollm2")), max_model_len=128, **BACKENDS[backend])
     params = [
         SamplingParams(
             use_beam_search=True,

@@ -15,10 +15,10 @@ import pytest
 import ridgeline.api.llm
 from ridgeline import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.models.tensors import Checkpoint, ModelFileError
+from ridgeline.models.tensors import Checkpoint
 from tests.engine.conftest import BACKENDS
+from tests.real_models import real_model
 
 pytestmark = pytest.mark.engine
 
@@ -88,12 +88,7 @@ def load() -> Iterator[Load]:
     Decoding the weights is what takes long, so models with the same block size and threads share a
     runner, and with it whatever others left in its cache; everything above it is built anew.
     """
-    try:
-        path = locate("smollm2").path
-    except ModelFileError:
-        raise
-    except ValueError as error:
-        pytest.skip(f"smollm2 cannot be had: {error}")
+    path = real_model("smollm2")
     make_runner, runners = ridgeline.api.llm.new_runner, {}
 
     def shared_runner(config: EngineConfig, checkpoint: Checkpoint, report: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.models.tensors import ModelFileError
+from tests.real_models import real_model
 
 pytestmark = pytest.mark.engine
 
@@ -19,13 +19,8 @@ DRY = replace(GREEDY, dry_multiplier=0.8, dry_sequence_breakers=['"'])
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    try:
-        llm = LLM("smollm2", kv_cache_memory="16MiB", max_model_len=256, threads=1)
-    except ModelFileError:
-        raise
-    except ValueError as error:
-        pytest.skip(f"smollm2 cannot be had: {error}")
-    with llm:
+    path = str(real_model("smollm2"))
+    with LLM(path, kv_cache_memory="16MiB", max_model_len=256, threads=1) as llm:
         yield llm
 
 

@@ -103,6 +103,18 @@ def test_what_stands_around_a_text(
     assert (checkpoint.bos_id, checkpoint.begin_ids, checkpoint.end_ids) == around
 
 
+def test_gemma_4_ends_an_answer_with_tokens_of_any_type(tmp_path: Path) -> None:
+    """Converters call these normal tokens, or defined by the user."""
+    names = ["<unk>", "<s>", "<eos>", "<|tool_response>", "<turn|>", *(f"t{i}" for i in range(35))]
+    told = {
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.token_type": [2, 3, 1, 4, 3, *[1] * 35],
+        "tokenizer.ggml.eos_token_id": 4,
+    }
+    assert with_text(tmp_path, told, "gemma4").eos_ids == (4, 2, 3)
+    assert with_text(tmp_path, told, "llama").eos_ids == (4,)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

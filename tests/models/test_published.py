@@ -49,6 +49,8 @@ def test_every_family_has_a_published_config() -> None:
         for name in entry["config"]["architectures"]
     }
     same_as_another = {
+        "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM",
         "Mistral3ForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
@@ -58,7 +60,24 @@ def test_every_family_has_a_published_config() -> None:
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
     }
-    assert HF_FAMILIES.keys() - ENCODERS.keys() - named == same_as_another | not_at_hand
+    families = {name.removesuffix(" of experts") for name in HF_FAMILIES}
+    assert families - ENCODERS.keys() - named == same_as_another | not_at_hand
+
+
+def test_gguf_files_of_gemma_4_state_as_many_parameters() -> None:
+    """They have what nobody reads too: K/V of layers that read others', and frequencies."""
+    names = [name for name in CONFIGS if name.startswith("gemma-4")]
+    assert len(names) == 5
+    for name in names:
+        entry = CONFIGS[name]
+        arch = arch_from_config(entry["config"], {}, name)
+        unread = sum(
+            2 * mixer.kv_size * arch.hidden_size + mixer.head_dim  # with the norm of keys
+            for mixer in arch.attentions
+            if mixer.kv_of is not None
+        )
+        frequencies = max(mixer.head_dim for mixer in arch.attentions) // 2
+        assert costs.weight_params(arch) + unread + frequencies == entry["num_gguf_params"]
 
 
 def test_what_stands_beside_a_text_half_is_understood_too() -> None:

@@ -20,10 +20,11 @@ def check(path: Path, answers: list[Answer], **options: Any) -> None:
 
     Every logprob of the vocabulary at every position within 1e-4, every greedy token equal; a
     prompt is left at a token where transformers' two best are within 0.02 and ours is the other.
-    Models with recurrent layers run on the reference backend alone.
+    Models with recurrent layers run on the reference backend alone, and so does Gemma 4.
     """
-    has_states = load_checkpoint(path).arch.num_state_values > 0
-    for backend in ("reference",) if has_states else ("reference", "cpu"):
+    arch = load_checkpoint(path).arch
+    alone = arch.num_state_values > 0 or any(mixer.v_norm for mixer in arch.attentions)
+    for backend in ("reference",) if alone else ("reference", "cpu"):
         exact = {"backend": backend, "dtype": "f32", "kv_cache_dtype": "f32"}
         _check(path, answers, **{"max_model_len": 64, **exact, **options})
 

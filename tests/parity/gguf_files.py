@@ -47,10 +47,21 @@ _LFM2 = {
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
 }
+_GEMMA_4 = _AROUND | {
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
+    "router": "ffn_gate_inp",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
 # What else stands where, by family, and what GGUF calls the family.
 NAMES_OF = {
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
+    "gemma4_text": _GEMMA_4,
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
     "lfm2": _LFM2,
     "olmo2": _POST,
@@ -58,6 +69,7 @@ NAMES_OF = {
 }
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "mixtral": "llama",
     "olmo3": "olmo2",
@@ -69,6 +81,9 @@ OTHER_NAMES = {
     "model.norm": "output_norm",
     "model.embedding_norm": "token_embd_norm",
     "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 
 
@@ -76,6 +91,7 @@ def write_gguf(model: Any, path: Path) -> Path:
     """Write ``model`` in float32 to ``path``; return it."""
     config = model.config
     family = config.model_type
+    config.allow_global_per_layer_attribute_access = True  # of Gemma 4: what its files also say
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(family, family))
@@ -90,11 +106,15 @@ def write_gguf(model: Any, path: Path) -> Path:
         writer.add_shortconv_l_cache(config.conv_L_cache)
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if family == "gemma4_text":
+        _add_heads_by_layer(writer, model)
+    elif family != "lfm2":
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count_kv(kv_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if family != "gemma4_text":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_vocab_size(VOCAB)
     _add_specials(writer, config)
     _add_rope(writer, model, head_dim)
@@ -103,16 +123,24 @@ def write_gguf(model: Any, path: Path) -> Path:
         array = parameter.detach().numpy()
         if name.endswith("conv.conv.weight"):
             array = array[:, 0]
-        if family.startswith("gemma") and "norm" in name:
+        if family in ("gemma2", "gemma3_text") and "norm" in name:
             array = array + 1
+        if name.endswith("per_expert_scale"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_down_exps.scale", array)
+            continue
         if ".experts." in name:
-            for part, of_experts in _experts(name, array, by_turns=family == "gpt_oss").items():
+            ways = {"by_turns": family == "gpt_oss", "joined": family == "gemma4_text"}
+            for part, of_experts in _experts(name, array, **ways).items():
                 writer.add_tensor(f"blk.{name.split('.')[2]}.{part}", of_experts)
             continue
         if family in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             halves = array.reshape(heads if ".q_proj." in name else kv_heads, 2, head_dim // 2, -1)
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
         writer.add_tensor(_gguf_name(name, NAMES_OF.get(family, {})), array)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            place = f"blk.{name.split('.')[2]}.layer_output_scale.weight"
+            writer.add_tensor(place, buffer.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -120,13 +148,17 @@ def write_gguf(model: Any, path: Path) -> Path:
     return path
 
 
-def _experts(name: str, array: np.ndarray, *, by_turns: bool) -> dict[str, np.ndarray]:
+def _experts(
+    name: str, array: np.ndarray, *, by_turns: bool, joined: bool
+) -> dict[str, np.ndarray]:
     """Return the tensors of all experts that one of transformers holds, by their GGUF names."""
     kind = "bias" if name.endswith("bias") else "weight"
     if by_turns and kind == "weight":
         array = array.swapaxes(1, 2)  # (experts, in, out)
     if ".down_proj" in name:
         return {f"ffn_down_exps.{kind}": np.ascontiguousarray(array)}
+    if joined:
+        return {f"ffn_gate_up_exps.{kind}": array}
     halves = np.split(array, 2, axis=1)
     if by_turns:
         halves = [array[:, ::2], array[:, 1::2]]
@@ -134,6 +166,32 @@ def _experts(name: str, array: np.ndarray, *, by_turns: bool) -> dict[str, np.nd
         f"ffn_{part}_exps.{kind}": np.ascontiguousarray(half)
         for part, half in zip(("gate", "up"), halves, strict=True)
     }
+
+
+def _add_heads_by_layer(writer: gguf.GGUFWriter, model: Any) -> None:
+    """Add what llama.cpp's converter writes for Gemma 4 where other files have one number."""
+    config, layers = model.config, model.model.layers
+    of_layer = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    dims = dict(zip(slides, (one.head_dim for one in of_layer), strict=True))
+    writer.add_feed_forward_length([layer.mlp.intermediate_size for layer in layers])
+    writer.add_head_count_kv([one.num_key_value_heads for one in of_layer])
+    writer.add_key_length(dims[False])
+    writer.add_value_length(dims[False])
+    writer.add_key_length_swa(dims[True])
+    writer.add_value_length_swa(dims[True])
+    writer.add_rope_dimension_count_swa(dims[True])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_float32(
+        "gemma4.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"]
+    )
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -154,7 +212,7 @@ def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_logit_scale(config.logits_scaling)
         writer.add_attention_scale(config.attention_multiplier)
     num_experts = getattr(config, "num_local_experts", getattr(config, "num_experts", 0))
-    if num_experts:
+    if num_experts and family != "gemma4_text":
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if family == "qwen3_moe":
@@ -175,6 +233,12 @@ def _add_rope(writer: gguf.GGUFWriter, model: Any, head_dim: int) -> None:
     config, rope = model.config, model.config.rope_parameters
     rope = rope.get("full_attention", rope)
     dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    if rope["rope_type"] == "proportional":  # of the head where a layer sees everything
+        last = config.num_hidden_layers - 1
+        dim = config.per_layer_config[last].head_dim
+        turning = int(rope["partial_rotary_factor"] * dim / 2)
+        still = [1e30] * (dim // 2 - turning)
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * turning + still, np.float32))
     writer.add_rope_dimension_count(dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     kind, original = rope["rope_type"], rope.get("original_max_position_embeddings")

@@ -19,7 +19,7 @@ from tests.parity.tiny import torch
 RANK, ALPHA = 5, 3
 NAMES = [
     "llama2", "llama-bias", "mistral-window", "qwen2", "qwen3", "phi3", "gemma2", "gemma3",
-    "granite", "olmo2", "smollm3", "cohere", "neox", "stablelm", "phi2", "mixtral",
+    "gemma4-keys", "granite", "olmo2", "smollm3", "cohere", "neox", "stablelm", "phi2", "mixtral",
 ]  # fmt: skip
 
 

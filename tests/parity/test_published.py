@@ -12,7 +12,17 @@ from tests.models.test_published import CONFIGS
 from tests.parity.tiny import torch, transformers
 
 # Files name the tensors of experts and of halves otherwise than transformers holds them.
-OTHERWISE = ("gemma-3-4b-it", "granite-3.1-1b-a400m", "olmoe-1b-7b", "qwen3-30b-a3b")
+OTHERWISE = (
+    "gemma-3-4b-it",
+    "gemma-4-12b",
+    "gemma-4-26b-a4b",
+    "gemma-4-31b",
+    "gemma-4-e2b",
+    "gemma-4-e4b",
+    "granite-3.1-1b-a400m",
+    "olmoe-1b-7b",
+    "qwen3-30b-a3b",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in OTHERWISE])

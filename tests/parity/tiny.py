@@ -112,12 +112,75 @@ _FALCON = {
     "ssm_multipliers": [0.8, 0.9, 1.1, 1.2, 0.7],
     "mlp_multipliers": [0.9, 1.3],
 }
-_TEXT_CONFIGS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+_TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
+_GEMMA_4 = {
+    "sliding_window": 8,
+    "head_dim": 8,  # scores are not scaled: more channels make torch's own error too large
+    "global_head_dim": 16,
+    "final_logit_softcapping": 4.0,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+}
 # Families whose config says more than the older keys of rope, or that have no rope.
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3",
         {**_SLIDING, **_QUERY_SCALE, "layer_types": _EVERY_OTHER, "rope_parameters": _TWO_ROPES},
+    ),
+    "gemma4": (  # as E2B
+        "Gemma4",
+        {
+            **_GEMMA_4,
+            "num_hidden_layers": 8,
+            "layer_types": _EVERY_OTHER * 2,
+            "hidden_size_per_layer_input": 12,
+            "num_kv_shared_layers": 4,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4-keys": (  # as 31B
+        "Gemma4",
+        {
+            **_GEMMA_4,
+            "num_hidden_layers": 4,
+            "layer_types": _EVERY_OTHER,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "attention_bias": True,
+        },
+    ),
+    "gemma4-unified": (  # as 12B
+        "Gemma4Unified",
+        {
+            **_GEMMA_4,
+            "num_hidden_layers": 4,
+            "layer_types": _EVERY_OTHER,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "unused": ("vocab_size_per_layer_input", "hidden_size_per_layer_input"),
+        },
+    ),
+    "gemma4-moe": (  # as 26B-A4B
+        "Gemma4",
+        {
+            **_GEMMA_4,
+            "num_hidden_layers": 4,
+            "layer_types": _EVERY_OTHER,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 40,
+        },
     ),
     "gemma2": (
         "Gemma2",
@@ -333,6 +396,9 @@ def make_model(name: str, **more: Any) -> Any:
                 parameter.copy_(noise * 1.5 / parameter.shape[2] ** 0.5)
             else:  # large enough that attention is sharp and logits are far from flat
                 parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("layer_scalar"):  # learnt, though it is no parameter
+                buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ridgeline.physics import costs
 from ridgeline.physics.arch import Attention, Layer, Mlp, ModelArch, Rope
+from tests.tiny import BY_LAYER
 
 _ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=6, rope=Rope(theta=1e4, dim=6))
 ARCH = ModelArch(
@@ -46,6 +47,17 @@ VARIANTS = [
     replace(ARCH, tied_embeddings=False),
     with_attention(qkv_bias=True, o_bias=True),
     with_attention(qk_norm="head"),
+    with_attention(v_is_k=True, v_norm=True),
+    replace(
+        ARCH,
+        layers=(
+            *ARCH.layers,
+            replace(ARCH.layers[1], mixer=replace(ARCH.layers[1].mixer, kv_of=1)),
+        ),
+    ),
+    replace(
+        ARCH, layers=tuple(replace(layer, input_size=5, out_scale=True) for layer in ARCH.layers)
+    ),
 ]
 # (start, num_tokens, rows): decodes and chunks, short of, across and beyond the window of 5
 WORKS = [
@@ -67,7 +79,7 @@ class Counter:
             name: np.zeros(shape, np.float32) for name, shape in arch.matrix_shapes().items()
         }
         self.used: set[str] = set()
-        self.embedding_rows = 0
+        self.embedding_values = 0
         self.kv_values_read = 0
 
     def weight(self, name: str) -> NDArray[np.float32]:
@@ -89,14 +101,17 @@ class Counter:
         arch = self.arch
         num_tokens, num_rows = (sum(w[i] for w in work) for i in (1, 2))
         x = np.zeros((num_tokens, arch.hidden_size), np.float32)
-        self.embedding_rows += num_tokens
+        self.embedding_values += num_tokens * (arch.hidden_size + arch.num_layers * arch.input_size)
+        if arch.input_size:
+            self.linear(x, "inputs_proj")
+            self.weight("inputs_norm")
         for i, layer in enumerate(arch.layers):
             mixer, window = layer.mixer, layer.mixer.window
             prefix = f"layers.{i}."
-            for norm in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):
-                if prefix + norm in self.arrays:
-                    self.weight(prefix + norm)
-            q, _, _ = (self.linear(x, prefix + name) for name in "qkv")
+            for name in self.arrays:
+                if name.startswith(prefix) and name.endswith(("norm", "scale")):
+                    self.weight(name)
+            q, *_ = (self.linear(x, prefix + name) for name in mixer.projections)
             q = q.reshape(num_tokens, mixer.num_heads, mixer.head_dim)
             row = 0
             for start, count, _ in work:
@@ -117,13 +132,15 @@ class Counter:
             self.linear(q.reshape(num_tokens, -1), prefix + "o")
             inner = self.linear(x, prefix + "gate") * self.linear(x, prefix + "up")
             x = self.linear(inner, prefix + "down")
+            if layer.input_size:
+                x = self.linear(self.linear(x, prefix + "input_gate"), prefix + "input_proj")
         self.weight("norm")
         if num_rows:
             self.linear(x[:num_rows], "embed" if arch.tied_embeddings else "head")
 
     def weight_bytes_read(self) -> int:
         whole = sum(self.arrays[name].nbytes for name in self.used)
-        return whole + self.embedding_rows * self.arch.hidden_size * 4
+        return whole + self.embedding_values * 4
 
 
 @pytest.mark.parametrize("arch", VARIANTS)
@@ -156,6 +173,17 @@ def test_a_step_costs_what_a_forward_pass_counts(
     )
     assert cost.total_bytes == cost.weight_bytes + cost.kv_read_bytes + cost.kv_write_bytes
     assert cost.flops_per_byte == cost.flops / cost.total_bytes
+
+
+def test_the_cache_has_the_layers_with_keys_and_values_of_their_own() -> None:
+    arch = BY_LAYER["shared keys and values"]
+    assert arch.cached_layers == (0, 1, 2)
+    assert costs.kv_bytes_per_token(arch, 4) == 4 * 2 * (2 * 8 + 16 + 2 * 8)
+    alone = [replace(layer, mixer=replace(layer.mixer, kv_of=None)) for layer in arch.layers]
+    every = replace(arch, layers=tuple(alone))
+    assert costs.kv_bytes_per_token(every, 4) == 2 * costs.kv_bytes_per_token(arch, 4)
+    # What is read does not shrink.
+    assert costs.kv_read_bytes(arch, 9, 3, 4) == costs.kv_read_bytes(every, 9, 3, 4)
 
 
 def test_chunks_compute_what_the_whole_prompt_computes() -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics import costs
+from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
 from tests.models.tiny import CONFIG, hf
-from tests.tiny import ARCHS, RECURRENT
+from tests.tiny import ARCHS, BY_LAYER, RECURRENT
 
 PUBLISHED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "configs.json").read_text()
@@ -126,14 +127,15 @@ def test_states_are_counted_alike(name: str) -> None:
     assert weight_params(shape) == costs.weight_params(arch)
 
 
-@pytest.mark.parametrize("name", ARCHS)
-def test_an_arch_has_the_same_weights_as_a_shape(name: str) -> None:
-    shape = shape_of_arch(ARCHS[name], "tiny")
-    assert weight_params(shape) == costs.weight_params(ARCHS[name])
-    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(ARCHS[name], 2)
-    assert tuple(layer.cache.window for layer in shape.layers) == tuple(
-        layer.mixer.window for layer in ARCHS[name].layers
-    )
+@pytest.mark.parametrize("arch", (ARCHS | BY_LAYER).values(), ids=ARCHS | BY_LAYER)
+def test_an_arch_has_the_same_weights_as_a_shape(arch: ModelArch) -> None:
+    shape = shape_of_arch(arch, "tiny")
+    assert weight_params(shape) == costs.weight_params(arch)
+    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(arch, 2)
+    for layer, same in zip(shape.layers, arch.layers, strict=True):
+        owns_keys = same.known_attention.kv_of is None
+        assert layer.cache.kind == "shared" or owns_keys
+        assert layer.cache.window == (same.known_attention.window if owns_keys else None)
 
 
 def test_kinds_say_what_is_special() -> None:
@@ -200,6 +202,76 @@ def test_the_text_of_a_model_with_pictures_says_what_is_not_counted() -> None:
     shape = shape_of_config(outer)
     assert shape.not_counted == ("vision_config",)
     assert weight_params(shape) == weight_params(shape_of_config(text))
+
+
+GEMMA_4: dict[str, Any] = {
+    name: entry
+    for name, entry in json.loads(
+        (Path(__file__).parents[1] / "data" / "family_configs.json").read_text()
+    ).items()
+    if name.startswith("gemma-4")
+}
+
+
+@pytest.mark.parametrize("name", GEMMA_4)
+def test_gemma_4_has_the_shape_of_the_model_that_the_engine_runs(name: str) -> None:
+    config = GEMMA_4[name]["config"]
+    arch, shape = arch_from_config(config, {}, name), shape_of_config(config)
+    same = shape_of_arch(arch, "gemma4_text")
+    assert weight_params(shape) == GEMMA_4[name]["num_params"]
+    assert active_params(shape) == active_params(same)
+    assert kv_bytes_per_token(shape) == costs.kv_bytes_per_token(arch, 2)
+    assert [layer.cache for layer in shape.layers] == [layer.cache for layer in same.layers]
+    assert [layer.mlp_values for layer in shape.layers] == [
+        layer.mlp_values for layer in same.layers
+    ]
+    assert set(shape.not_counted) <= {
+        "vision_config",
+        "audio_config",
+        "vision_soft_tokens_per_image",
+    }
+
+
+def test_shared_keys_and_values_halve_what_a_cache_holds() -> None:
+    for name, own, every in (("gemma-4-e2b", 18_432, 43_008), ("gemma-4-e4b", 57_344, 100_352)):
+        config = GEMMA_4[name]["config"]
+        alone = config | {"text_config": config["text_config"] | {"num_kv_shared_layers": 0}}
+        assert kv_bytes_per_token(shape_of_config(config)) == own
+        assert kv_bytes_per_token(shape_of_config(alone)) == every
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2, but there are 2 layers"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
+        (
+            {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3},
+            "3 experts for a token",
+        ),
+        ({"per_layer_config": [2]}, "per_layer_config is no object"),
+        ({"per_layer_config": {"1": 5}}, "per_layer_config is no object"),
+        ({"per_layer_config": {"1": {"head_dim": -5}}}, "per_layer_config: head_dim is -5"),
+    ],
+)
+def test_a_gemma_4_that_cannot_be_counted(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shape_of_config({**CONFIG, "model_type": "gemma4_text", **changes})
+
+
+def test_newer_configs_of_gemma_4_say_heads_by_the_number_of_a_layer() -> None:
+    config = {**CONFIG, "model_type": "gemma4_text", "head_dim": 8, "global_head_dim": 16}
+    newer = {key: value for key, value in config.items() if key != "global_head_dim"}
+    newer["per_layer_config"] = {"01": {"head_dim": 16}}
+    assert shape_of_config(newer).layers == shape_of_config(config).layers
+    assert shape_of_config(newer).layers[0].cache.values_per_head == 16
+    none = shape_of_config({**config, "hidden_size_per_layer_input": None})
+    usual = shape_of_config(config)
+    assert weight_params(usual) > weight_params(none)
+    unified = shape_of_config({**config, "model_type": "gemma4_unified_text"})
+    assert weight_params(unified) == weight_params(none)
+    assert "embed_tokens_per_layer" in str(usual.embedding)
 
 
 def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:

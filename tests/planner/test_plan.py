@@ -142,6 +142,22 @@ def test_formats_and_caches_as_wished() -> None:
     assert plan(LLAMA, on="l4", kv_cache_dtype="fp8").best.ledger.kv_bytes == 4096 * 65536
 
 
+def test_layers_that_read_other_layers_caches_take_none() -> None:
+    """Gemma 4 E2B: 3 of 7 layers that see everything keep keys and values, and 12 of 28 others."""
+    path = Path(__file__).parents[1] / "data" / "family_configs.json"
+    text = json.loads(path.read_text())["gemma-4-e2b"]["config"]["text_config"]
+    alone = text | {"num_kv_shared_layers": 0}
+
+    def cache_bytes(config: dict[str, Any]) -> dict[str, int]:
+        lines = plan(config, on="l4", engine="ridgeline", kv_cache_dtype="f16").best.ledger.lines
+        return {line.name: line.num_bytes for line in lines if line.name.startswith("KV cache")}
+
+    own, every = cache_bytes(text), cache_bytes(alone)
+    full, sliding = 4096 * 2 * 2 * 512, 4096 * 2 * 2 * 256  # of one layer
+    assert own == {"KV cache, full attention": 3 * full, "KV cache, sliding window": 12 * sliding}
+    assert every == {"KV cache, full attention": 7 * full, "KV cache, sliding window": 28 * sliding}
+
+
 def test_a_model_of_the_engine_is_known_from_its_file(tmp_path: Path) -> None:
     metadata = gguf_metadata(CONFIG, "llama") | vocabulary()
     path = write_gguf(tmp_path / "tiny.gguf", metadata, gguf_weights(CONFIG, "llama"))
@@ -159,7 +175,7 @@ def test_a_model_of_the_engine_is_known_from_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "f32", "bf16", "int8", "int8-row", "int4"])
-@pytest.mark.parametrize("name", ["plain", "tied", "all biases", "qk norm", "one kv head"])
+@pytest.mark.parametrize("name", ["plain", "tied", "all biases", "qk norm", "one kv head", "kinds"])
 def test_packed_weights_have_the_size_that_was_foretold(name: str, dtype: str) -> None:
     """The bytes of the arrays that the backend makes: exactly, whatever the format."""
     model = checkpoint(replace(ARCHS[name], vocab_size=70))

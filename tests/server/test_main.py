@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from openai import APIError, OpenAI
 
-from ridgeline.engine_setup.locate import locate
 from ridgeline.server.listening import bind
+from tests.real_models import real_model
 from tests.server.serving import eventually, serving
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
@@ -254,11 +254,7 @@ def test_sighup_reads_the_keys_again_and_an_open_host_is_warned_of(
 
 
 def test_chat_with_a_real_model() -> None:
-    try:
-        path = locate("smollm2").path
-    except (OSError, ValueError) as error:
-        pytest.skip(f"smollm2 cannot be had: {error}")
-    with serving(path, {"max_model_len": 512, "kv_cache_memory": "64MiB"}) as real:
+    with serving(real_model("smollm2"), {"max_model_len": 512, "kv_cache_memory": "64MiB"}) as real:
         wish: dict[str, Any] = {
             "model": "tiny",
             "messages": [{"role": "user", "content": "Say hello in French, with an emoji."}],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from ridgeline.engine_setup.locate import locate
+from ridgeline.hub.short_names import packaged
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.text.export import export_tokenizer, tokenizer_config
 from ridgeline.text.tokenizer import load_tokenizer
@@ -19,6 +19,7 @@ from tests import tiny
 from tests.api.test_llm import model
 from tests.engine.conftest import CACHE
 from tests.models.vocabularies import ENCODERS
+from tests.real_models import real_model
 
 __all__ = ["model"]  # a fixture
 
@@ -32,20 +33,15 @@ TEXTS = (
 
 
 def real(name: str) -> Path:
-    if name == "smollm2":
-        try:
-            return locate(name).path
-        except ValueError as error:
-            pytest.skip(f"smollm2 cannot be had: {error}")
+    if packaged(name):
+        return real_model(name)
     path = CACHE / f"{name}.gguf"
     if not path.exists():
         pytest.skip(f"{name} is not here")
     return path
 
 
-@pytest.mark.parametrize(
-    "name", ["smollm2", "qwen2.5-coder-0.5b-instruct-q4_k_m", "tinyllama-1.1b-chat-iq2_xxs"]
-)
+@pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder:0.5b", "tinyllama-1.1b-chat-iq2_xxs"])
 def test_gguf(name: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(real(name))
     ours = load_tokenizer(checkpoint.tokenizer, checkpoint.bos_id, checkpoint.begin_ids)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint, Text
 from ridgeline.core.structured import StructuredOutputsParams
-from ridgeline.decoding.message import MessageForm, Reasoning
+from ridgeline.decoding.message import REASONINGS, MessageForm
 from ridgeline.decoding.text import TextStream
 from ridgeline.decoding.tool_grammar import message_grammar
 from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
@@ -32,7 +32,7 @@ from ridgeline.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from ridgeline.text.grammars import Grammars
 
-REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")
+REASONING_PARSERS = ("auto", "none", *REASONINGS)
 _WHITESPACE = r"[ \n\t]{0,20}"  # without a bound, a small model writes spaces for ever
 
 Message = Mapping[str, Any]
@@ -103,13 +103,14 @@ class TextSide:
         """
         template = self.chat_template.source
         self.tool_format: ToolFormat = format_named(tool_call, template)
-        marks = Reasoning()
-        reasons = marks.end in template if reasoning == "auto" else reasoning != "none"
-        self.reasoning = marks if reasons else None
-        form = self.tool_format
+        self.reasoning = REASONINGS.get(reasoning)
+        if reasoning == "auto":
+            known = REASONINGS.values()
+            self.reasoning = next((marks for marks in known if marks.end in template), None)
+        form, marks = self.tool_format, self.reasoning or REASONINGS["qwen3"]
         ids = {
             marker: self.tokenizer.special_id(marker)
-            for marker in (form.begin, form.end, marks.begin, marks.end)
+            for marker in (form.begin, form.end, form.quote, marks.begin, marks.end)
         }
         self._marker_ids = {marker: token for marker, token in ids.items() if token is not None}
 

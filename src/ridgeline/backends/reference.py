@@ -23,19 +23,24 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.face import Counters, Footprint, Held, Setup, Surroundings, Traffic
 from ridgeline.backends.held import held
+from ridgeline.backends.reference_cache import KeysAndValues
+from ridgeline.backends.reference_inputs import LayerInputs
 from ridgeline.backends.reference_lora import Adapted
 from ridgeline.backends.reference_parts import (
     Norm,
+    beside_experts,
     feed_forward,
     linear,
     load_layer,
     normalised,
     normalised_heads,
+    rms_norm,
     rotate,
     scaled,
     sigmoid,
     softcapped,
     softmax,
+    with_input,
 )
 from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
@@ -49,7 +54,7 @@ from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import Attention, ModelArch
+from ridgeline.physics.arch import Attention, Experts, ModelArch
 from ridgeline.physics.costs import kv_bytes_per_token, state_bytes_per_seq, weight_bytes
 
 Floats = NDArray[np.float32]
@@ -115,17 +120,12 @@ class ReferenceRunner:
 
         self._blas = ThreadpoolController()
         self._load(checkpoint, progress or (lambda done, total: None))
-        attentions = self.arch.attentions
-        ropes = [mixer.rope for mixer in attentions]
+        ropes = [mixer.rope for mixer in self.arch.attentions]
         self._ropes = {  # cosines and sines
             rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
         }
-        heads = (attentions[0].num_kv_heads, attentions[0].head_dim) if attentions else (0, 0)
-        shape = (len(attentions), num_blocks, block_size, *heads)
-        self.k_cache, self.v_cache = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.cache = KeysAndValues(self.arch, num_blocks, block_size)
         self._recurrent = RecurrentStates(self.arch, num_states)
-        numbers = [i for i, layer in enumerate(self.arch.layers) if layer.attention]
-        self._cached = {layer: place for place, layer in enumerate(numbers)}
         self._states = States(num_blocks, block_size, self.arch.hidden_size)
         self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
 
@@ -140,10 +140,7 @@ class ReferenceRunner:
             self._blas.limit(limits=self._num_threads, user_api="blas"),
             np.errstate(all="ignore"),  # a damaged row is found by its values, and fails alone
         ):
-            if step.copies:
-                old, new = map(list, zip(*step.copies, strict=True))
-                self.k_cache[:, new] = self.k_cache[:, old]
-                self.v_cache[:, new] = self.v_cache[:, old]
+            self.cache.copy(step.copies)
             self._recurrent.begin(step.state_copies)
             hidden, finite_T = self._forward(step.work)
             ends = np.cumsum([len(work.tokens) for work in step.work])
@@ -177,18 +174,21 @@ class ReferenceRunner:
         arrays = [layer.arrays() for layer in self._layers]
         outer = (self._norm.weight, self._norm.bias, self._head_bias)
         vectors = [array for layer in arrays for array in layer["norms"]]
+        of_inputs = [] if self._inputs is None else self._inputs.arrays
         found = {
-            "weights.embedding": held([self._embed, *self._positions]),
+            "weights.embedding": held([self._embed, *self._positions, *of_inputs]),
             "weights.attention": held(a for layer in arrays for a in layer["attention"]),
             "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
             "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
             "weights.rope": held(table for both in self._ropes.values() for table in both),
-            "kv_cache": held([self.k_cache, self.v_cache]),
+            "kv_cache": held(self.cache.arrays()),
             "states": held([self._states.array]),
             "recurrent_states": held(self._recurrent.arrays()),
         }
         if self._scorer:
             found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
+        if self._inputs is not None:
+            found["weights.inputs"] = held([self._inputs.table], is_mapped=True)
         if self._head is not self._embed:
             found["weights.head"] = held([self._head])
         if adapters := list(self._adapters.values()):
@@ -219,6 +219,7 @@ class ReferenceRunner:
                 segment_T = np.fromiter(segments(items, arch.separator), np.intp, len(ids))
                 places = places + segment_T * (arch.position_rows // arch.num_segments)
             x = x + table[places]
+        own_TLC = self._inputs.of(ids, x) if self._inputs else None
         added = np.float32(arch.residual_scale)
         adapted = Adapted(arch, items, self._adapters)
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
@@ -238,8 +239,15 @@ class ReferenceRunner:
                 row = norm(x, "mlp_norm")
             x = row if layer.norms == "within" else x
             if weights.ffn is not None:
-                made = feed_forward(row, weights.ffn, layer.ffn, adapt)
+                if isinstance(layer.ffn, Experts) and layer.ffn.beside:
+                    made = beside_experts(x, row, weights.ffn, layer.ffn, norm)
+                else:
+                    made = feed_forward(row, weights.ffn, layer.ffn, adapt)
                 x = x + added * norm(made, "mlp_post_norm")
+            if own_TLC is not None:
+                x = with_input(x, own_TLC[:, i], weights, layer.ffn.activation, norm)
+            if weights.out_scale is not None:
+                x = x * weights.out_scale
         return normalised(x, self._norm, arch), finite_T
 
     def _mixed(
@@ -274,20 +282,22 @@ class ReferenceRunner:
         mixer, weights = self.arch.layers[index].attention, self._layers[index].attention
         assert mixer is not None
         assert weights is not None
-        index = self._cached[index]
         num_q = mixer.num_heads
-        num_qk = num_q + mixer.num_kv_heads
+        num_qk = num_q if mixer.kv_of is not None else num_q + mixer.num_kv_heads
         rows = scaled(x, mixer.in_scale)
-        qkv = adapt(linear(rows, weights.qkv, weights.qkv_bias), rows, "q", "k", "v")
-        heads = qkv.reshape(len(x), num_qk + mixer.num_kv_heads, mixer.head_dim)
-        qk, v_TKD = heads[:, :num_qk], heads[:, num_qk:]
-        if weights.q_norm is not None and weights.k_norm is not None:
-            eps = self.arch.norm_eps
+        qkv = adapt(linear(rows, weights.qkv, weights.qkv_bias), rows, *mixer.projections)
+        heads, eps = qkv.reshape(len(x), -1, mixer.head_dim), self.arch.norm_eps
+        qk, v_TKD = heads[:, :num_qk], heads[:, num_q if mixer.v_is_k else num_qk :]
+        if mixer.v_norm:
+            v_TKD = rms_norm(v_TKD, None, eps)
+        if weights.q_norm is not None:
             qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         if mixer.rope is not None:
             cos, sin = self._ropes[mixer.rope]
             qk = rotate(qk, cos[position_T, None], sin[position_T, None])
-        finite_T = self._write(index, slot_T, qk[:, num_q:], v_TKD)
+        finite_T = np.ones(len(x), bool)
+        if mixer.kv_of is None:
+            finite_T = self.cache.write(index, slot_T, qk[:, num_q:], v_TKD)
         out = np.empty((len(x), num_q, mixer.head_dim), np.float32)
         for group in groups:
             q = qk[group.rows_BN, :num_q]
@@ -297,19 +307,6 @@ class ReferenceRunner:
             attended *= sigmoid(linear(x, weights.gate, None))
         out = adapt(linear(attended, weights.o, weights.o_bias), attended, "o")
         return scaled(out, mixer.out_scale), finite_T
-
-    def _write(self, layer: int, slot_T: Ints, k_TKD: Floats, v_TKD: Floats) -> NDArray[np.bool_]:
-        """Store K and V; return which tokens were finite.
-
-        Values that are not finite are stored as zero: blocks are read whole, later also by their
-        next owner, and zero times infinity is not a number.
-        """
-        finite = np.logical_and(np.isfinite(k_TKD).all((1, 2)), np.isfinite(v_TKD).all((1, 2)))
-        if not finite.all():
-            k_TKD, v_TKD = (np.nan_to_num(a, posinf=0.0, neginf=0.0) for a in (k_TKD, v_TKD))
-        for cache, new in ((self.k_cache[layer], k_TKD), (self.v_cache[layer], v_TKD)):
-            cache.reshape(-1, *cache.shape[2:])[slot_T] = new
-        return finite
 
     def _attend(
         self,
@@ -322,8 +319,7 @@ class ReferenceRunner:
         """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D]."""
         B, N, H, D = q_BNHD.shape
         K = mixer.num_kv_heads
-        k_BLKD = self.k_cache[layer][group.tables].reshape(B, -1, K, D)
-        v_BLKD = self.v_cache[layer][group.tables].reshape(B, -1, K, D)
+        k_BLKD, v_BLKD = self.cache.read(layer, group.tables)
         q = q_BNHD.reshape(B, N, K, H // K, D).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, D)
         scores = q @ k_BLKD.transpose(0, 2, 3, 1)
         scores *= np.float32(mixer.score_scale)
@@ -353,6 +349,7 @@ class ReferenceRunner:
 
     def _load(self, checkpoint: Checkpoint, progress: Callable[[int, int], None]) -> None:
         arch, total, done = self.arch, checkpoint.nbytes, 0
+        table = checkpoint.tensors.get("inputs")
 
         def get(name: str) -> Floats:
             nonlocal done
@@ -368,6 +365,10 @@ class ReferenceRunner:
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
         self._scorer = behind_pooling(checkpoint)
+        self._inputs = None
+        if table is not None:
+            done += table.nbytes
+            self._inputs = LayerInputs(arch, table, get)
 
 
 def check(setup: Setup) -> Setup:
@@ -413,20 +414,26 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
         if layer.recurrent else 0
         for layer in arch.layers
     )  # fmt: skip
-    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest)
+    of_inputs = arch.num_layers * arch.input_size
+    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest + of_inputs)
     scores = 2 * num_heads * min(_SCORES, num_tokens * max_model_len)
     gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
     return Footprint(
-        weight_bytes(arch, 4), step_bytes, kv_bytes_per_token(arch, 4), state_bytes_per_seq(arch)
+        _weight_bytes(arch), step_bytes, kv_bytes_per_token(arch, 4), state_bytes_per_seq(arch)
     )
 
 
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
     """Return the bytes of the weights as this backend holds them: all in f32."""
-    return {"all": weight_bytes(checkpoint.arch, 4)}
+    return {"all": _weight_bytes(checkpoint.arch)}
+
+
+def _weight_bytes(arch: ModelArch) -> int:
+    """Return the bytes of all weights but the table of layers' inputs, which is never decoded."""
+    return weight_bytes(arch, 4) - 4 * arch.vocab_size * arch.num_layers * arch.input_size
 
 
 def _slots(work: Work, block_size: int) -> Ints:

@@ -28,7 +28,10 @@ class Norm:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AttentionWeights:
-    """Weights of attention, ``(out, in)``, q, k and v stacked; absent biases and norms are None."""
+    """Weights of attention, ``(out, in)``; absent biases and norms are None.
+
+    Stacked in ``qkv`` are ``Attention.projections``.
+    """
 
     qkv: Floats
     qkv_bias: Floats | None
@@ -52,6 +55,8 @@ class FeedForwardWeights:
     router_bias: Floats | None
     shared_scale: Floats | None
     shared: FeedForwardWeights | None  # that of the expert that all tokens meet
+    beside: FeedForwardWeights | None  # that of the network beside experts
+    expert_scales: Floats | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,6 +67,8 @@ class LayerWeights:
     attention: AttentionWeights | None
     recurrent: dict[str, Floats]  # by canonical name
     ffn: FeedForwardWeights | None
+    inputs: dict[str, Floats]  # what adds the layer's own input, by canonical name
+    out_scale: Floats | None
 
     def arrays(self) -> dict[str, list[Floats]]:
         """Return all arrays: the matrices of attention and of the rest, and all vectors."""
@@ -69,7 +76,8 @@ class LayerWeights:
         attention = [] if self.attention is None else _fields(self.attention)
         ffn = [] if self.ffn is None else _fields(self.ffn)
         mixers = [*attention, *self.recurrent.values()]
-        vectors = [*norms, *mixers, *ffn]
+        ffn += self.inputs.values()
+        vectors = [*norms, *mixers, *ffn, self.out_scale]
         return {
             "attention": [array for array in mixers if array is not None and array.ndim > 1],
             "mlp": [array for array in ffn if array is not None and array.ndim > 1],
@@ -106,10 +114,10 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
     of_attention = None
     if attention is not None:
         of_attention = AttentionWeights(
-            qkv=both("q", "k", "v"),
-            qkv_bias=stack(attention.qkv_bias, "q_bias", "k_bias", "v_bias"),
+            qkv=both(*attention.projections),
+            qkv_bias=stack(attention.qkv_bias, *(f"{name}_bias" for name in attention.projections)),
             q_norm=stack(bool(attention.qk_norm), "q_norm"),
-            k_norm=stack(bool(attention.qk_norm), "k_norm"),
+            k_norm=stack(bool(attention.qk_norm) and attention.kv_of is None, "k_norm"),
             o=part("o"),
             o_bias=stack(attention.o_bias, "o_bias"),
             gate=stack(attention.gated, "q_gate"),
@@ -121,7 +129,7 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
     def network(ffn: Mlp | Experts, prefix: str = "") -> FeedForwardWeights:
         inner = [f"{prefix}{name}" for name in (("gate", "up") if ffn.gated else ("up",))]
         has_experts = isinstance(ffn, Experts)
-        shared = ffn.shared if isinstance(ffn, Experts) else None
+        shared, beside = (ffn.shared, ffn.beside) if isinstance(ffn, Experts) else (None, None)
         return FeedForwardWeights(
             gate_up=both(*inner),
             gate_up_bias=stack(ffn.bias, *(f"{name}_bias" for name in inner)),
@@ -131,9 +139,19 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
             router_bias=stack(has_experts and ffn.bias, "router_bias"),
             shared_scale=stack(isinstance(ffn, Experts) and ffn.shared_gated, "shared_scale"),
             shared=network(shared, "shared_") if shared else None,
+            beside=network(beside, "beside_") if beside else None,
+            expert_scales=stack(isinstance(ffn, Experts) and ffn.own_scales, "expert_scales"),
         )
 
-    return LayerWeights(norms, of_attention, recurrent, network(ffn) if ffn.size else None)
+    inputs = ("input_gate", "input_proj") if layer.input_size else ()
+    return LayerWeights(
+        norms,
+        of_attention,
+        recurrent,
+        network(ffn) if ffn.size else None,
+        {name: part(name) for name in inputs},
+        stack(layer.out_scale, "out_scale"),
+    )
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -154,11 +172,12 @@ def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+def rms_norm(x: Floats, weight: Floats | None, eps: float) -> Floats:
     """Divide by the root mean square over the last axis, then scale (Zhang & Sennrich, 2019)."""
     mean_square: Floats = np.einsum("...i,...i->...", x, x) / np.float32(x.shape[-1])
     scale: Floats = np.sqrt(mean_square + np.float32(eps))
-    return x / scale[..., None] * weight
+    out: Floats = x / scale[..., None]
+    return out if weight is None else out * weight
 
 
 def normalised(x: Floats, norm: Norm, arch: ModelArch) -> Floats:
@@ -175,17 +194,21 @@ def normalised(x: Floats, norm: Norm, arch: ModelArch) -> Floats:
 
 
 def normalised_heads(
-    heads: Floats, q_norm: Floats, k_norm: Floats, mixer: Attention, eps: float
+    heads: Floats, q_norm: Floats, k_norm: Floats | None, mixer: Attention, eps: float
 ) -> Floats:
     """Return query and key heads, ``[tokens, heads, channels]``, after their own norms.
 
-    The norm is over each head's channels, or over all query heads together and all key heads.
+    The norm is over each head's channels, or over all query heads together and all key heads. A
+    layer that reads another's keys has none, nor a norm of them.
     """
     num_q = mixer.num_heads
     if mixer.qk_norm == "head":
         num_k = heads.shape[1] - num_q
-        return rms_norm(heads, np.stack([q_norm] * num_q + [k_norm] * num_k), eps)
-    parts = (heads[:, :num_q], q_norm), (heads[:, num_q:], k_norm)
+        weights = [q_norm] * num_q + ([] if k_norm is None else [k_norm] * num_k)
+        return rms_norm(heads, np.stack(weights), eps)
+    parts = [(heads[:, :num_q], q_norm)]
+    if k_norm is not None:
+        parts.append((heads[:, num_q:], k_norm))
     return np.concatenate(
         [rms_norm(part.reshape(len(part), -1), w, eps).reshape(part.shape) for part, w in parts],
         axis=1,
@@ -237,7 +260,7 @@ def feed_forward(
     ``adapt`` takes a product, its rows and the names of its matrices, and adds what adapters do.
     """
     if isinstance(ffn, Experts):
-        return _met_experts(x, weights, ffn)
+        return _met_experts(x, weights, ffn, x)
     names = ("gate", "up") if ffn.gated else ("up",)
     inner = adapt(linear(x, weights.gate_up, weights.gate_up_bias), x, *names)
     if ffn.gated:
@@ -247,6 +270,34 @@ def feed_forward(
         inner = ACTIVATIONS[ffn.activation](inner)
     out = adapt(linear(inner, weights.down, weights.down_bias), inner, "down")
     return scaled(out, ffn.out_scale)
+
+
+def beside_experts(
+    x: Floats,
+    row: Floats,
+    weights: FeedForwardWeights,
+    experts: Experts,
+    norm: Callable[[Floats, str], Floats],
+) -> Floats:
+    """Return what experts and the dense network beside them make of the residual stream ``x``.
+
+    ``row`` is what the dense network reads; ``norm`` applies one of the layer's norms by its name.
+    """
+    assert experts.beside is not None
+    assert weights.beside is not None
+    dense = feed_forward(row, weights.beside, experts.beside, not_adapted)
+    met = _met_experts(norm(x, "experts_norm"), weights, experts, norm(x, "router_norm"))
+    return norm(dense, "beside_post_norm") + norm(met, "experts_post_norm")
+
+
+def with_input(
+    x: Floats, own: Floats, weights: LayerWeights, activation: str, norm: Callable[..., Floats]
+) -> Floats:
+    """Return the residual stream with what a layer makes of its own input, ``[T, size]``."""
+    gate = linear(x, weights.inputs["input_gate"], None)
+    made = linear(gated(activation, gate, own), weights.inputs["input_proj"], None)
+    out: Floats = x + norm(made, "input_post_norm")
+    return out
 
 
 def not_adapted(product: Floats, _: Floats, *names: str) -> Floats:
@@ -278,10 +329,14 @@ def routes(x: Floats, router: Floats, bias: Floats | None, experts: Experts) -> 
     return out
 
 
-def _met_experts(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
-    """Return the weighted sum of what each row's experts make of it."""
+def _met_experts(
+    x: Floats, weights: FeedForwardWeights, experts: Experts, routed: Floats
+) -> Floats:
+    """Return the weighted sum of what each row's experts make of it; ``routed`` chooses them."""
     assert weights.router is not None
-    found, out = routes(x, weights.router, weights.router_bias, experts), np.zeros_like(x)
+    found, out = routes(routed, weights.router, weights.router_bias, experts), np.zeros_like(x)
+    if weights.expert_scales is not None:
+        found *= weights.expert_scales
     gates, ups = np.split(weights.gate_up, 2)
     of_gates, of_ups = (None, None)
     if weights.gate_up_bias is not None:

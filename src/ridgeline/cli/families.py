@@ -51,7 +51,11 @@ def _specials(family: Family) -> Iterator[str]:
         yield f"queries and keys normed over the {qk_norm}"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
-    if family.ropes:
+    if family.heads_by_layer:
+        yield "heads by layer"
+    if "layer.input_size" in family.facts:
+        yield "an input per layer"
+    if family.ropes or family.heads_by_layer:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
     if "mixer.sinks" in family.facts:
         yield "attention sinks"
@@ -69,3 +73,5 @@ def _specials(family: Family) -> Iterator[str]:
         yield "a mixture of experts"
     if "shared.size" in family.facts:
         yield "an expert that all tokens meet"
+    if "beside.size" in family.facts:
+        yield "a dense network beside them"

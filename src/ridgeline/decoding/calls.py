@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from ridgeline.decoding.json_scan import JsonScan
-from ridgeline.decoding.tools import ToolFormat, ToolUse
 
 
 class Piece(NamedTuple):
@@ -29,13 +28,6 @@ class CallReader(Protocol):
 
     def feed(self, text: str) -> tuple[list[Piece], str]:
         """Read on; return what became known, and the text that is still to be read."""
-
-
-def new_call_reader(form: ToolFormat, use: ToolUse) -> CallReader:
-    """Return a reader for the next call in this format."""
-    if form.key:
-        return JsonCall(form.key)
-    return XmlCall({tool.name: tool.parameters for tool in use.tools})
 
 
 class JsonCall:

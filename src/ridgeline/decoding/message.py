@@ -9,15 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ridgeline.decoding.calls import CallReader, Piece, new_call_reader, num_held
+from ridgeline.decoding.calls import CallReader, JsonCall, Piece, XmlCall, num_held
+from ridgeline.decoding.quoted_calls import QuotedCall
 from ridgeline.decoding.tools import BARE, ToolFormat, ToolUse, without_markers
 
 
 class Reasoning(NamedTuple):
-    """The markers around what a model thinks before it answers."""
+    """The markers around what a model thinks before it answers.
+
+    Attributes:
+        begin: the first.
+        end: the second.
+        label: text behind the first that is no thought, but may not come.
+    """
 
     begin: str = "<think>"
     end: str = "</think>"
+    label: str = ""
+
+
+REASONINGS = {  # by the names of their parsers
+    "deepseek_r1": Reasoning(),
+    "qwen3": Reasoning(),
+    "gemma4": Reasoning("<|channel>", "<channel|>", "thought\n"),
+}
 
 
 class MessageForm(NamedTuple):
@@ -60,7 +75,7 @@ class MessageReader:
     @property
     def is_reasoning(self) -> bool:
         """Whether what comes next is reasoning, as far as is known."""
-        return self._read == self._think
+        return self._read in (self._label, self._think)
 
     def feed(self, text: str) -> list[Piece]:
         """Take more text; return what it adds to the message."""
@@ -92,7 +107,7 @@ class MessageReader:
         if any(len(start) < len(one) and one.startswith(start) for one in (marker, bare)):
             return False
         if marker and start.startswith(marker):
-            self._text, self._read, self._strips = start[len(marker) :], self._think, True
+            self._text, self._read, self._strips = start[len(marker) :], self._label, True
             return True
         if self._tools and bare and start.startswith(bare):
             form, use = self._tools
@@ -101,6 +116,14 @@ class MessageReader:
         if self._tools and not self._tools[0].begin:
             self._tools = None
         return self._turn(self._write)
+
+    def _label(self) -> bool:
+        assert self._reasoning is not None
+        label = self._reasoning.label
+        if len(self._text) < len(label) and label.startswith(self._text):
+            return False
+        self._text, self._read = self._text.removeprefix(label), self._think
+        return True
 
     def _think(self) -> bool:
         assert self._reasoning is not None
@@ -131,7 +154,7 @@ class MessageReader:
         self._text = self._text.lstrip()
         if not self._text:
             return False
-        self._call = new_call_reader(*self._tools_given)
+        self._call = _call_reader(*self._tools_given)
         return self._turn(self._read_call)
 
     def _read_call(self) -> bool:
@@ -184,3 +207,12 @@ class MessageReader:
         if shown:
             self._strips = False
             self._pieces.append(Piece(kind, shown))
+
+
+def _call_reader(form: ToolFormat, use: ToolUse) -> CallReader:
+    """Return a reader for the next call in this format."""
+    if form.key:
+        return JsonCall(form.key)
+    if form.quote:
+        return QuotedCall(form.quote)
+    return XmlCall({tool.name: tool.parameters for tool in use.tools})

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ridgeline.decoding.calls import is_text
 from ridgeline.decoding.message import MessageForm, Reasoning
+from ridgeline.decoding.quoted_grammar import Quote, can_be_quoted, quoted_object
 from ridgeline.decoding.tools import BARE, Tool, ToolFormat, ToolUse, without_markers
 
 _ANY = r"(.|\n)*"
@@ -137,7 +139,12 @@ def _calls(form: ToolFormat, use: ToolUse, markers: _Markers) -> Iterator[str]:
         yield f"bare: ({' | '.join(first)}){_more(without_markers(form), use)}"
     yield f"block: {markers.one(form.begin)} rest" if form.begin else "block: rest"
     for i, tool in enumerate(use.tools):
-        yield from _json_call(i, tool, form.key) if form.key else _xml_call(i, tool)
+        if form.key:
+            yield from _json_call(i, tool, form.key)
+        elif form.quote:
+            yield from _quoted_call(i, tool, form.quote, markers)
+        else:
+            yield from _xml_call(i, tool)
 
 
 def _one(use: ToolUse) -> str:
@@ -157,6 +164,16 @@ def _json_call(i: int, tool: Tool, key: str) -> Iterator[str]:
     yield f'call_{i}: {json.dumps(head)} args_{i} "}}"'
     yield f"bare_{i}: /{_WHITE}{_regex(head)}/"
     yield f"args_{i}: {_json(_as_object(tool.parameters))}"
+
+
+def _quoted_call(i: int, tool: Tool, spelling: str, markers: _Markers) -> Iterator[str]:
+    yield f"call_{i}: {json.dumps(f'call:{tool.name}')} args_{i}"
+    if can_be_quoted(tool.parameters, spelling):
+        ending = partial(markers.ending_at, marker=spelling)
+        quote = Quote(spelling, markers.one(spelling), ending)
+        yield from quoted_object(f"args_{i}", tool.parameters, quote)
+    else:
+        yield f"args_{i}: {_json(_as_object(tool.parameters))}"
 
 
 def _xml_call(i: int, tool: Tool) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Tools: what a request allows to be called, and how families of models write a call.
 
 A format is data. What writes a grammar from it (``decoding.tool_grammar``) and what reads an answer
-in it (``decoding.message``) are the same for all formats but one, whose arguments are not JSON.
+in it (``decoding.message``) are the same for all formats but two, whose arguments are not JSON.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ class ToolFormat(NamedTuple):
         name: as ``--tool-call-parser`` and vLLM call it.
         begin: the marker before a call; empty if nothing but ``BARE`` announces it.
         opening: behind that marker.
-        key: of the arguments in a call's object; empty if they are written as XML.
+        key: of the arguments in a call's object; empty if a call is no JSON.
         separator: between calls behind one marker; None if each call has markers of its own.
         closing: before the last marker.
         end: the marker behind the calls; empty if there is none.
         sign: stands in the chat templates of these models, and in no other before it here.
+        quote: the marker around texts in arguments that are neither JSON nor XML (Gemma 4).
     """
 
     name: str
@@ -62,6 +63,7 @@ class ToolFormat(NamedTuple):
     closing: str
     end: str
     sign: str
+    quote: str = ""
 
 
 BARE = '{"name": "'  # a message that begins so is a call, also of models that forget the marker
@@ -69,6 +71,10 @@ HERMES = ToolFormat(
     "hermes", "<tool_call>", "", "arguments", None, "", "</tool_call>", sign="<tool_call>"
 )
 FORMATS = (  # looked for in this order
+    ToolFormat(
+        "gemma4", "<|tool_call>", "", "", None, "", "<tool_call|>", sign="<|tool_call>",
+        quote='<|"|>',
+    ),
     ToolFormat(
         "phi4_mini_json", "<|tool_call|>", "[", "arguments", ",", "]", "<|/tool_call|>",
         sign="<|tool_call|>",

@@ -38,6 +38,9 @@ _END_OF_TURN = frozenset(
         "<EOT>",
     }
 )
+# In files of Gemma 4 these end an answer, whatever their types; behind the last, the result of a
+# call is to come.
+_ENDS_OF_GEMMA_4 = ("<eos>", "<turn|>", "<|tool_response>")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -120,4 +123,6 @@ def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
     if isinstance(tokens, list) and isinstance(types, np.ndarray):  # the tokenizer checks them
         control = np.flatnonzero(types[: min(len(tokens), vocab_size)] == _CONTROL).tolist()
         ids += [i for i in control if tokens[i] in _END_OF_TURN]
+        if facts.get("tokenizer.ggml.model") == "gemma4":
+            ids += [tokens.index(end) for end in _ENDS_OF_GEMMA_4 if end in tokens]
     return tuple(dict.fromkeys(ids))

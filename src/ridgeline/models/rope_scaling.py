@@ -16,7 +16,8 @@ from ridgeline.models.portable_math import log, power
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Rope
 
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+_STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
 
 def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
@@ -29,9 +30,8 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     """
     scaling = _scaling(config)
     theta = scaling.number("rope_theta", 10_000.0)
-    dim = _checked_dim(
-        scaling, int(head_dim * scaling.number("partial_rotary_factor", 1.0)), head_dim
-    )
+    share = scaling.number("partial_rotary_factor", 1.0)
+    dim = checked_dim(scaling, int(head_dim * share), head_dim)
     max_position = config.integer("max_position_embeddings")
     original = scaling.integer("original_max_position_embeddings", max_position, low=2)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
@@ -44,6 +44,10 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     factor = scaling.number("factor", max_position / original)
     if kind == "linear":
         return Rope(theta, dim, (factor,) * (dim // 2)), max_position
+    if kind == "proportional":  # frequencies of the whole head, of which the lowest are not used
+        turning, still = int(share * head_dim // 2), math.inf
+        divisors = (factor,) * turning + (still,) * (head_dim // 2 - turning)
+        return Rope(theta, head_dim, divisors), max_position
     if kind == "llama3":
         return Rope(theta, dim, _llama3(scaling, theta, dim, factor, original)), max_position
     if kind == "yarn":
@@ -71,7 +75,7 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
         ModelFileError: a scaling that is not supported, or values out of range.
     """
     theta = meta.number("rope.freq_base", 10_000.0)
-    dim = _checked_dim(meta, meta.integer("rope.dimension_count", head_dim), head_dim)
+    dim = checked_dim(meta, meta.integer("rope.dimension_count", head_dim), head_dim)
     context = meta.integer("context_length")
     original = meta.integer("rope.scaling.original_context_length", context, low=2)
     attention_factor = meta.number("rope.scaling.attn_factor", 1.0)
@@ -111,7 +115,8 @@ def _scaling(config: Facts) -> Facts:
     return Facts({key: config.get(key) for key in outer} | given, config.where)
 
 
-def _checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
+def checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
+    """Return how many of a head's channels turn; raise ModelFileError unless they fit."""
     if not 2 <= dim <= head_dim or dim % 2:
         facts.fail(f"rope over {dim} of a head's {head_dim} channels; it must be even and fit")
     return dim
@@ -122,7 +127,13 @@ def _factors(meta: Facts, tensors: Mapping[str, Tensor], name: str, dim: int) ->
     if name not in tensors or tensors[name].shape != (dim // 2,):
         found = tensors[name].shape if name in tensors else "no such tensor"
         meta.fail(f"tensor {name!r}: found {found}, wanted shape {(dim // 2,)}")
-    return positive(tensors[name].to_f32().tolist(), f"{meta.where}: tensor {name!r}")
+    found = tensors[name].to_f32().tolist()
+    turning = [1.0 if value >= _STANDS_STILL else value for value in found]
+    divisors = positive(turning, f"{meta.where}: tensor {name!r}")
+    return tuple(
+        math.inf if value >= _STANDS_STILL else divisor
+        for value, divisor in zip(found, divisors, strict=True)
+    )
 
 
 def _blend(dim: int, factor: float, kept: Callable[[int], float]) -> tuple[float, ...]:

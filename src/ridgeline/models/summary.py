@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def summarise(checkpoint: Checkpoint) -> Summary:
     return Summary(
         path=checkpoint.path,
         family=_family(checkpoint),
-        num_parameters=sum(t.stored.shape[0] * _width(t.shape) for t in stored),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in stored),
         num_bytes=checkpoint.nbytes,
         formats=dict(ordered),
         context_length=arch.max_position,
@@ -75,7 +76,3 @@ def _family(checkpoint: Checkpoint) -> str:
         return str(checkpoint.tokenizer.get("general.architecture", ""))
     config = json.loads((checkpoint.path / "config.json").read_text(encoding="utf-8"))
     return str(config.get("model_type", ""))
-
-
-def _width(shape: tuple[int, ...]) -> int:
-    return shape[-1] if len(shape) > 1 else 1

@@ -26,7 +26,7 @@ class Rope:
     Attributes:
         theta: base of the frequencies.
         dim: how many of a head's first channels rotate (``< head_dim`` is "partial" rope).
-        divisors: one per pair; empty means all ones.
+        divisors: one per pair, infinite for one that stands still; empty means all ones.
         attention_factor: multiplies cosine and sine.
         long_divisors: LongRoPE's second list, for models run beyond ``original_max_position``.
         original_max_position: context length before extension, tokens; 0 where it does not matter.
@@ -73,6 +73,10 @@ class Attention:
         gated: the output is multiplied by the sigmoid of another projection of the input.
         in_scale: multiplies the input.
         out_scale: multiplies the output.
+        kv_of: the number of an earlier layer whose keys and values it reads, of as many heads and
+            channels; it has none of its own (Brandon et al., 2024). None: it has its own.
+        v_norm: RMS norm of each value head, without a weight.
+        v_is_k: values are the products for keys, before these are normed and turned.
     """
 
     num_heads: int
@@ -90,6 +94,16 @@ class Attention:
     gated: bool = False
     in_scale: float = 1.0
     out_scale: float = 1.0
+    kv_of: int | None = None
+    v_norm: bool = False
+    v_is_k: bool = False
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Canonical names of the matrices that make queries, keys and values, in this order."""
+        if self.kv_of is not None:
+            return ("q",)
+        return ("q", "k") if self.v_is_k else ("q", "k", "v")
 
     @property
     def score_scale(self) -> float:
@@ -109,14 +123,14 @@ class Attention:
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
         q_size, kv_size = self.q_size, self.kv_size
+        rows = {"q": q_size, "k": kv_size, "v": kv_size}
+        rows = {name: rows[name] for name in self.projections}
         found: dict[str, tuple[int, ...]] = {
-            "q": (q_size, hidden_size),
-            "k": (kv_size, hidden_size),
-            "v": (kv_size, hidden_size),
-            "o": (hidden_size, q_size),
+            name: (num_rows, hidden_size) for name, num_rows in rows.items()
         }
+        found["o"] = (hidden_size, q_size)
         if self.qkv_bias:
-            found |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
+            found |= {f"{name}_bias": (num_rows,) for name, num_rows in rows.items()}
         if self.o_bias:
             found["o_bias"] = (hidden_size,)
         if self.sinks:
@@ -127,6 +141,8 @@ class Attention:
             found |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         elif self.qk_norm == "width":
             found |= {"q_norm": (q_size,), "k_norm": (kv_size,)}
+        if self.kv_of is not None:
+            found.pop("k_norm", None)
         return found
 
 
@@ -185,6 +201,12 @@ class Experts:
         bias: the router and all projections have a bias.
         shared: a network that every token goes to as well.
         shared_gated: its output is multiplied by the sigmoid of one more product.
+        own_scales: each expert's weight is multiplied by a learnt number of its own, behind all
+            else.
+        beside: a dense network beside the experts (Gemma 4). It alone reads what "mlp_norm" made
+            of the residual stream; the experts read what "experts_norm" makes of it, and the
+            router what "router_norm" does. Behind each of the two stands a norm, "beside_post_norm"
+            and "experts_post_norm", before both are added.
     """
 
     num: int
@@ -196,6 +218,8 @@ class Experts:
     bias: bool = False
     shared: Mlp | None = None
     shared_gated: bool = False
+    own_scales: bool = False
+    beside: Mlp | None = None
 
     @property
     def gated(self) -> bool:
@@ -213,17 +237,20 @@ class Experts:
         }
         if self.bias:
             found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
-        if self.shared is not None:
-            shapes = self.shared.shapes(hidden_size)
-            found |= {f"shared_{name}": shape for name, shape in shapes.items()}
+        for prefix, network in (("shared", self.shared), ("beside", self.beside)):
+            shapes = {} if network is None else network.shapes(hidden_size)
+            found |= {f"{prefix}_{name}": shape for name, shape in shapes.items()}
         if self.shared_gated:
             found["shared_scale"] = (1, hidden_size)
+        if self.own_scales:
+            found["expert_scales"] = (self.num,)
         return found
 
     def active_weights(self, hidden_size: int) -> int:
         """Return how many weights of matrices a token meets."""
-        shared = 0 if self.shared is None else self.shared.active_weights(hidden_size)
-        return hidden_size * (self.num + 3 * self.per_token * self.size) + shared
+        dense = [network for network in (self.shared, self.beside) if network is not None]
+        of_dense = sum(network.active_weights(hidden_size) for network in dense)
+        return hidden_size * (self.num + 3 * self.per_token * self.size) + of_dense
 
     def expected_met(self, num_tokens: int) -> float:
         """Return how many experts so many tokens meet together if all are equally likely."""
@@ -243,6 +270,11 @@ class Layer:
             residual stream: so the norm behind each of the two (Vaswani et al., 2017) is that
             before the next. "before mlp": the mixer reads the stream as it is.
         beside: a mixer that keeps a state and reads the same row as attention; both are added.
+        input_size: channels of this layer's own input of each token (``ModelArch.input_scales``);
+            0 for none. Behind the feed-forward network the residual stream goes through
+            "input_gate" and its activation; the input multiplies that; "input_proj" and then
+            "input_post_norm" make of it what is added to the stream.
+        out_scale: a learnt number multiplies the residual stream behind the layer.
     """
 
     mixer: Attention | Recurrent
@@ -251,6 +283,8 @@ class Layer:
         "before", "behind", "around", "beside", "beside, own", "within", "before mlp"
     ] = "before"
     beside: Recurrent | None = None
+    input_size: int = 0
+    out_scale: bool = False
 
     @property
     def attention(self) -> Attention | None:
@@ -276,7 +310,10 @@ class Layer:
             return before[:1]
         others = {"behind": behind, "around": before + behind, "beside": before[:1]}
         others["before mlp"] = before[1:]
-        return others.get(self.norms, before)
+        names = others.get(self.norms, before)
+        if isinstance(self.ffn, Experts) and self.ffn.beside is not None:
+            names += ("router_norm", "experts_norm", "experts_post_norm", "beside_post_norm")
+        return (*names, "input_post_norm") if self.input_size else names
 
     @property
     def is_parallel(self) -> bool:
@@ -289,7 +326,14 @@ class Layer:
         if norm_bias:
             norms |= {f"{name}_bias": shape for name, shape in norms.items()}
         beside = {} if self.beside is None else self.beside.shapes(hidden_size)
-        return norms | self.mixer.shapes(hidden_size) | beside | self.ffn.shapes(hidden_size)
+        inputs: dict[str, tuple[int, ...]] = {}
+        if self.input_size:
+            inputs["input_gate"] = (self.input_size, hidden_size)
+            inputs["input_proj"] = (hidden_size, self.input_size)
+        if self.out_scale:
+            inputs["out_scale"] = (1,)
+        mixer, ffn = self.mixer.shapes(hidden_size), self.ffn.shapes(hidden_size)
+        return norms | mixer | beside | ffn | inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +395,27 @@ class ModelArch:
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with keys and values of their own, in order."""
+        attentions = ((i, layer.attention) for i, layer in enumerate(self.layers))
+        return tuple(i for i, mixer in attentions if mixer is not None and mixer.kv_of is None)
+
+    @property
+    def input_size(self) -> int:
+        """Channels of each layer's own input; 0 where layers have none."""
+        return self.layers[0].input_size
+
+    @property
+    def input_scales(self) -> tuple[float, float, float]:
+        """What makes all layers' inputs, ``[layers, input_size]`` of a token (Gemma 3n, 2025).
+
+        Its row of "inputs" times the first number is added to the product of "inputs_proj" with
+        its scaled embedding times the second, each layer's share of which is normed first with
+        "inputs_norm". The third multiplies the sum.
+        """
+        return self.input_size**0.5, self.hidden_size**-0.5, 0.5**0.5
+
+    @property
     def num_state_values(self) -> int:
         """Values, each a float32, of the state of one sequence: of all recurrent layers."""
         mixers = [layer.recurrent for layer in self.layers]
@@ -371,6 +436,11 @@ class ModelArch:
         shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, self.hidden_size)}
         if self.position_rows:
             shapes["positions"] = (self.position_rows, self.hidden_size)
+        if self.input_size:
+            channels = self.num_layers * self.input_size
+            shapes["inputs"] = (self.vocab_size, channels)
+            shapes["inputs_proj"] = (channels, self.hidden_size)
+            shapes["inputs_norm"] = (self.input_size,)
         for i, layer in enumerate(self.layers):
             of_layer = layer.shapes(self.hidden_size, norm_bias=self.norm_bias)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
-from ridgeline.physics.config_shape import embedding, end, joined
 from ridgeline.physics.layers import (
     Part,
     attention,
     beside,
     delta_net,
+    embedding,
+    end,
     experts,
+    joined,
+    layer_input,
+    layer_inputs,
     mamba2,
     mlp,
     norms,
@@ -17,31 +21,43 @@ from ridgeline.physics.layers import (
     vector,
 )
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
-from ridgeline.physics.shapes import Shape
+from ridgeline.physics.shapes import Matrix, Shape
 
 
 def shape_of_arch(arch: ModelArch, name: str) -> Shape:
     """Return the shape of a model that the engine runs."""
-    hidden = arch.hidden_size
+    hidden, of_inputs = arch.hidden_size, arch.num_layers * arch.input_size
     layers = tuple(
         joined(
             _mixers_shape(hidden, layer),
             _ffn_shape(hidden, layer.ffn) if layer.ffn.size else None,
-            norms(hidden, len(layer.norm_names), biased=arch.norm_bias),
+            _between(arch, layer),
         )
         for layer in arch.layers
     )
+    before = embedding(hidden, arch.vocab_size, arch.position_rows)
+    if of_inputs:
+        before += layer_inputs(hidden, arch.vocab_size, of_inputs)
+        before += (vector("per_layer_projection_norm", "norms", arch.input_size),)
     heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
     return Shape(
         name, hidden, arch.vocab_size, arch.max_position, *heads[0],
         layers,
-        embedding(hidden, arch.vocab_size, arch.position_rows),
+        before,
         (
             *end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=arch.norm_bias),
             *([vector("lm_head.bias", "head", arch.vocab_size)] if arch.head_bias else []),
         ),
         is_tied=arch.tied_embeddings,
     )  # fmt: skip
+
+
+def _between(arch: ModelArch, layer: Layer) -> tuple[Matrix, ...]:
+    """Return a layer's norms, its scale, and what adds its own input."""
+    found = norms(arch.hidden_size, len(layer.norm_names), biased=arch.norm_bias)
+    if layer.out_scale:
+        found += (vector("layer_scalar", "norms", 1),)
+    return found + layer_input(arch.hidden_size, layer.input_size) if layer.input_size else found
 
 
 def _mixers_shape(hidden: int, layer: Layer) -> Part:
@@ -56,6 +72,7 @@ def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
                 hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
                 qkv_bias=mixer.qkv_bias, o_bias=mixer.o_bias, qk_norm=mixer.qk_norm,
                 output_gate=mixer.gated, sinks=mixer.sinks,
+                keeps_cache=mixer.kv_of is None, projections=mixer.projections,
             )  # fmt: skip
         case Conv():
             return short_conv(hidden, mixer.kernel, biased=mixer.bias)
@@ -76,7 +93,7 @@ def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
     if isinstance(ffn, Mlp):
         return mlp(hidden, ffn.size, gated=ffn.gated, biased=ffn.bias)
     shared = 0 if ffn.shared is None else ffn.shared.size
-    return experts(
+    part = experts(
         hidden,
         ffn.size,
         ffn.num,
@@ -84,4 +101,12 @@ def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
         shared_width=shared,
         shared_gate=ffn.shared_gated,
         biased=ffn.bias,
+        own_scales=ffn.own_scales,
+    )
+    if ffn.beside is None:
+        return part
+    dense = _ffn_shape(hidden, ffn.beside)
+    return part._replace(
+        matrices=part.matrices + dense.matrices,
+        token_values=part.token_values + dense.token_values,
     )

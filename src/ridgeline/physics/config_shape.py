@@ -16,7 +16,10 @@ from ridgeline.physics.layers import (
     attention,
     beside,
     delta_net,
+    embedding,
+    end,
     experts,
+    joined,
     latent_attention,
     mamba,
     mamba2,
@@ -25,7 +28,8 @@ from ridgeline.physics.layers import (
     short_conv,
     vector,
 )
-from ridgeline.physics.shapes import Layer, Matrix, Shape
+from ridgeline.physics.shape_by_layer import layers_by_layer
+from ridgeline.physics.shapes import Matrix, Shape
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 _MAX_LAYERS = 4096
@@ -53,6 +57,8 @@ class Family:
         tied: the head is the embedding where the config is silent.
         router_bias: the router has a bias, for balance.
         expert_bias: experts have biases.
+        by_layer: as in ``shape_by_layer``.
+        input_size: of such a layer's own input, where the config does not mention it.
     """
 
     norms: int = 2
@@ -71,6 +77,8 @@ class Family:
     tied: bool = False
     router_bias: bool = False
     expert_bias: bool = False
+    by_layer: bool = False
+    input_size: int = 0
 
 
 _LLAMA = Family(mlp_switch=True)
@@ -96,6 +104,12 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(norms=4, window=2, head_dim=256, tied=True),
     "gemma3_text": Family(norms=4, qk_norm="head", window=6, head_dim=256, tied=True),
     "gemma3n_text": Family(norms=4, qk_norm="head", window=5, head_dim=256, tied=True),
+    "gemma4_text": Family(
+        window=6, default_window=512, head_dim=256, tied=True, by_layer=True, input_size=256
+    ),
+    "gemma4_unified_text": Family(
+        window=6, default_window=1024, head_dim=256, tied=True, by_layer=True
+    ),
     "deepseek_v2": _PLAIN,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
@@ -165,8 +179,11 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
             f"{unknown[0]} is {values[unknown[0]]!r}, which may change the model's size and is not "
             f"understood; nothing is guessed"
         )
-    left = tuple(key for key in _WEIGHTS_ALONE if values.get(key))
-    return replace(shape, not_counted=left, assumptions=tuple(assumptions))
+    counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    left = [key for key in _WEIGHTS_ALONE if values.get(key)]
+    if family.by_layer:
+        left = [key for key in left if key not in counted]
+    return replace(shape, not_counted=tuple(left), assumptions=tuple(assumptions))
 
 
 def _decoder(config: Fields, name: str, family: Family) -> Shape:
@@ -175,10 +192,18 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
     count = config.integer("num_hidden_layers", "n_layer", "n_layers")
     if count > _MAX_LAYERS:
         config.fail(f"num_hidden_layers is {count}, more than {_MAX_LAYERS}")
-    mixers = _mixers(config, name, family, count, hidden)
-    mlps = [_mlp(config, name, family, i, count, hidden) for i in range(count)]
-    between = norms(hidden, family.norms, biased=family.norm_bias)
-    layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
+    before = embedding(hidden, vocab)
+    if family.by_layer:
+        windows = _windows(config, name, family, _kinds(config, name, count))
+        layers, of_inputs = layers_by_layer(
+            config, hidden, [*windows[:-1], None], family.input_size
+        )
+        before += of_inputs
+    else:
+        mixers = _mixers(config, name, family, count, hidden)
+        mlps = [_mlp(config, name, family, i, count, hidden) for i in range(count)]
+        between = norms(hidden, family.norms, biased=family.norm_bias)
+        layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
     num_mtp = config.integer("num_nextn_predict_layers", default=0, low=0)
     mtp = (
@@ -195,36 +220,11 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         num_heads=heads,
         num_kv_heads=kv_heads,
         layers=layers,
-        embedding=embedding(hidden, vocab),
+        embedding=before,
         end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias),
         is_tied=tied,
         mtp=mtp * num_mtp,
     )
-
-
-def joined(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Layer:
-    """Return a layer made of a mixer, what stands behind it, and norms."""
-    assert mixer.cache is not None
-    matrices = (*mixer.matrices, *(inner.matrices if inner else ()), *between)
-    return Layer(
-        mixer.kind, matrices, mixer.cache, mixer.token_values, inner.token_values if inner else 0
-    )
-
-
-def embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
-    """Return the embedding, and that of ``positions`` if there are learnt ones."""
-    found = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
-    if not positions:
-        return found
-    return *found, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
-
-
-def end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:
-    """Return the last norm and, unless it is the embedding, the head."""
-    norm = vector("norm", "norms", hidden * (2 if norm_bias else 1))
-    if tied:
-        return (norm,)
-    return norm, Matrix("lm_head", "head", vocab, hidden, ways=vocab)
 
 
 # --- attention and state -----------------------------------------------------------------------

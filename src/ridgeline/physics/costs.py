@@ -60,8 +60,12 @@ def weight_bytes(arch: ModelArch, bytes_per_param: float) -> int:
 
 
 def kv_bytes_per_token(arch: ModelArch, bytes_per_value: float) -> int:
-    """Return the cache bytes of one token: a key and a value per layer, KV head and channel."""
-    return round(2 * sum(mixer.kv_size for mixer in arch.attentions) * bytes_per_value)
+    """Return the cache bytes of one token: a key and a value per layer, KV head and channel.
+
+    A layer that reads another's keys and values has none.
+    """
+    owners = (mixer for mixer in arch.attentions if mixer.kv_of is None)
+    return round(2 * sum(mixer.kv_size for mixer in owners) * bytes_per_value)
 
 
 def state_bytes_per_seq(arch: ModelArch) -> int:
@@ -86,20 +90,22 @@ def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value:
 def linear_flops(arch: ModelArch, num_tokens: int) -> int:
     """Return the FLOPs of all layers' linear maps: 2 per weight and token. Without the head.
 
-    Of experts only those that a token goes to count.
+    Of experts only those that a token goes to count. What makes a layer's input counts too.
     """
     weights = 0
     for layer in arch.layers:
         for mixer in (layer.attention, layer.recurrent):
             weights += 0 if mixer is None else _mixer_weights(mixer, arch.hidden_size)
         weights += layer.ffn.active_weights(arch.hidden_size)
+        weights += 3 * layer.input_size * arch.hidden_size
     return 2 * num_tokens * weights
 
 
 def _mixer_weights(mixer: Attention | Recurrent, hidden_size: int) -> int:
     if isinstance(mixer, Attention):
         gate = mixer.q_size if mixer.gated else 0
-        return (2 * (mixer.q_size + mixer.kv_size) + gate) * hidden_size
+        keys_and_values = (len(mixer.projections) - 1) * mixer.kv_size
+        return (2 * mixer.q_size + keys_and_values + gate) * hidden_size
     return num_matrix_weights(mixer, hidden_size)
 
 
@@ -152,6 +158,8 @@ def step_cost(
     num_embeddings = 1 if arch.tied_embeddings else 2
     params_read = num_tokens * arch.hidden_size  # of the embedding, one row per token
     if num_tokens:
+        of_inputs = arch.num_layers * arch.input_size  # the same
+        params_read += (num_tokens - arch.vocab_size) * of_inputs
         params_read += weight_params(arch) - num_embeddings * embedding_params
         params_read -= round(
             sum(_unmet_params(arch, layer.ffn, num_tokens) for layer in arch.layers)

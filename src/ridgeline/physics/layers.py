@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ridgeline.physics.shapes import Cache, Matrix
+from ridgeline.physics.shapes import Cache, Layer, Matrix
 
 
 class Part(NamedTuple):
@@ -30,7 +30,9 @@ def norms(hidden: int, count: int, *, biased: bool = False) -> tuple[Matrix, ...
     """Return the norms of a layer's residual stream."""
     size = hidden * (2 if biased else 1)
     names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
-             "post_feedforward_layernorm")  # fmt: skip
+             "post_feedforward_layernorm", "router.norm", "pre_feedforward_layernorm_2",
+             "post_feedforward_layernorm_2", "post_feedforward_layernorm_1",
+             "post_per_layer_input_norm")  # fmt: skip
     return tuple(vector(name, "norms", size) for name in names[:count])
 
 
@@ -47,6 +49,7 @@ def attention(
     sinks: bool = False,
     output_gate: bool = False,
     keeps_cache: bool = True,
+    projections: tuple[str, ...] = ("q", "k", "v"),
 ) -> Part:
     """Return attention with a key and a value for each head and token.
 
@@ -62,23 +65,21 @@ def attention(
         sinks: each head has a logit more.
         output_gate: queries are twice as wide: half of them gate the output.
         keeps_cache: false for a layer that reads another layer's keys and values.
+        projections: which of queries, keys and values have a matrix of their own.
     """
     q, kv, group = heads * head_dim * (2 if output_gate else 1), kv_heads * head_dim, "attention"
-    found = [
-        Matrix("self_attn.q_proj", group, q, hidden, ways=heads),
-        Matrix("self_attn.k_proj", group, kv, hidden, ways=kv_heads),
-        Matrix("self_attn.v_proj", group, kv, hidden, ways=kv_heads),
-        Matrix("self_attn.o_proj", group, hidden, heads * head_dim, ways=heads),
-    ]
-    if qkv_bias:
-        found.append(vector("self_attn.q_proj.bias", group, q, heads))
-        found.append(vector("self_attn.k_proj.bias", group, kv, kv_heads))
-        found.append(vector("self_attn.v_proj.bias", group, kv, kv_heads))
+    found = [Matrix("self_attn.o_proj", group, hidden, heads * head_dim, ways=heads)]
+    for name in projections:
+        rows, ways = (q, heads) if name == "q" else (kv, kv_heads)
+        found.append(Matrix(f"self_attn.{name}_proj", group, rows, hidden, ways=ways))
+        if qkv_bias:
+            found.append(vector(f"self_attn.{name}_proj.bias", group, rows, ways))
     if o_bias:
         found.append(vector("self_attn.o_proj.bias", group, hidden))
     if qk_norm:
-        both = 2 * head_dim if qk_norm == "head" else (heads + kv_heads) * head_dim
-        found.append(vector("self_attn.qk_norm", "norms", both))
+        of_q, of_k = (1, 1) if qk_norm == "head" else (heads, kv_heads)
+        of_k = of_k if "k" in projections else 0
+        found.append(vector("self_attn.qk_norm", "norms", (of_q + of_k) * head_dim))
     if sinks:
         found.append(vector("self_attn.sinks", group, heads, heads))
     kind = "mha" if heads == kv_heads else "mqa" if kv_heads == 1 else "gqa"
@@ -86,7 +87,24 @@ def attention(
     if keeps_cache:
         seen = "full attention" if window is None else "sliding window"
         cache = Cache(seen, 2 * head_dim, kv_heads, window)
-    return Part(kind, tuple(found), cache, q + 2 * kv + heads * head_dim)
+    values = q + (len(projections) - 1) * kv + heads * head_dim
+    return Part(kind, tuple(found), cache, values)
+
+
+def layer_input(hidden: int, size: int) -> tuple[Matrix, ...]:
+    """Return what adds a layer's own input of each token, of ``size`` channels (Gemma 3n, 2025)."""
+    return (
+        Matrix("per_layer_input_gate", "MLP", size, hidden),
+        Matrix("per_layer_projection", "MLP", hidden, size),
+    )
+
+
+def layer_inputs(hidden: int, vocab: int, size: int) -> tuple[Matrix, ...]:
+    """Return what makes the inputs of all layers, ``size`` channels of a token together."""
+    return (
+        Matrix("embed_tokens_per_layer", "embedding", vocab, size, linear=False),
+        Matrix("per_layer_model_projection", "embedding", size, hidden),
+    )
 
 
 def latent_attention(
@@ -130,6 +148,7 @@ def experts(
     shared_gate: bool = False,
     biased: bool = False,
     router_bias: bool = False,
+    own_scales: bool = False,
 ) -> Part:
     """Return a mixture of experts: ``count`` of ``width``, of which a token meets ``active``.
 
@@ -142,12 +161,15 @@ def experts(
         shared_gate: the shared expert's output is scaled by a gate.
         biased: experts and router have biases.
         router_bias: the router has a bias, for balance.
+        own_scales: each expert's weight has a learnt factor.
     """
     group = "experts"
     found = [Matrix("mlp.router", group, count, hidden, linear=False)]
     found += _mlp("mlp.experts", group, hidden, width, True, biased, count, active)
     if router_bias or biased:
         found.append(vector("mlp.router.bias", group, count))
+    if own_scales:
+        found.append(vector("mlp.router.per_expert_scale", group, count))
     if shared_width:
         found += _mlp("mlp.shared_experts", group, hidden, shared_width, True, False, 1, 1)
     if shared_gate:
@@ -265,3 +287,28 @@ def delta_net(
     state = value_heads * key_dim * value_dim + conv * (kernel - 1)
     cache = Cache("state", state_values=state, num_heads=key_heads)
     return Part("linear attention", found, cache, conv + 2 * values)
+
+
+def joined(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Layer:
+    """Return a layer made of a mixer, what stands behind it, and norms."""
+    assert mixer.cache is not None
+    matrices = (*mixer.matrices, *(inner.matrices if inner else ()), *between)
+    return Layer(
+        mixer.kind, matrices, mixer.cache, mixer.token_values, inner.token_values if inner else 0
+    )
+
+
+def embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
+    """Return the embedding, and that of ``positions`` if there are learnt ones."""
+    found = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
+    if not positions:
+        return found
+    return *found, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
+
+
+def end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:
+    """Return the last norm and, unless it is the embedding, the head."""
+    norm = vector("norm", "norms", hidden * (2 if norm_bias else 1))
+    if tied:
+        return (norm,)
+    return norm, Matrix("lm_head", "head", vocab, hidden, ways=vocab)

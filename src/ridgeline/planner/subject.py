@@ -36,7 +36,9 @@ from ridgeline.planner.stored import (
 _MOST_JSON_BYTES = 16 << 20
 _GROUPS = {
     "embed": "embedding", "head": "head", "q": "attention", "k": "attention", "v": "attention",
-    "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP",
+    "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP", "beside_gate": "MLP",
+    "beside_up": "MLP", "beside_down": "MLP", "input_gate": "MLP", "input_proj": "MLP",
+    "inputs": "embedding", "inputs_proj": "embedding",
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.router.catalogue import Catalogue
 from ridgeline.router.pool import Pool, Slot
 from ridgeline.router.worker import Worker
-from ridgeline.server.app import add_errors
+from ridgeline.server.error_answers import add_errors
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ollama.models import entry, loaded
 from ridgeline.server.options import parse_seconds

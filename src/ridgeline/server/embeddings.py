@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import Discriminator, Field, Tag
@@ -27,12 +27,10 @@ from ridgeline.server.prompts import Ids
 from ridgeline.server.protocol import EACH, TextOrIds
 from ridgeline.server.replies import Reply
 from ridgeline.server.schemas import ERRORS, EmbeddingList, Reranked, Scored, documented
+from ridgeline.server.service import Service
 from ridgeline.server.spans import parent_of
 from ridgeline.server.stream import Stream, StreamError, StreamEvent
 from ridgeline.server.strict import Strict
-
-if TYPE_CHECKING:
-    from ridgeline.server.app import Service
 
 _INT64 = 1 << 63
 

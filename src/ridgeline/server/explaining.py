@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -16,9 +16,7 @@ from ridgeline.planner.sentences import as_dict, markdown
 from ridgeline.server.errors import ApiError
 from ridgeline.server.history import Forgotten, History
 from ridgeline.server.schemas import ERRORS
-
-if TYPE_CHECKING:
-    from ridgeline.server.app import Service
+from ridgeline.server.service import Service
 
 _ALSO: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/markdown": {}, "image/svg+xml": {}}}

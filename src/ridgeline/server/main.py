@@ -20,7 +20,7 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.machine import raise_file_limit
 from ridgeline.planner.calibration import known
 from ridgeline.planner.score import Score
-from ridgeline.server.app import Service, new_app
+from ridgeline.server.app import new_app
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
@@ -28,6 +28,7 @@ from ridgeline.server.logs import LogWriter
 from ridgeline.server.lora import Loras
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
+from ridgeline.server.service import Service
 from ridgeline.server.stream import StreamError
 from ridgeline.server.web_server import LOOPBACK, WebServer, address, obey_signals
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 
 from ridgeline.machine import memory_of
 from ridgeline.server.errors import ApiError
 from ridgeline.server.schemas import ERRORS
-
-if TYPE_CHECKING:
-    from ridgeline.server.app import Service
+from ridgeline.server.service import Service
 
 
 def add_models(app: FastAPI, service: Service) -> None:

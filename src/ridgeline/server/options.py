@@ -63,10 +63,11 @@ class ServeOptions:
     grammar_timeout: float = flag_field(2.0, "Seconds that a schema or grammar may take.")
     tool_call_parser: str = flag_field(
         "auto",
-        "How the model writes calls: hermes, llama3_json, mistral, phi4_mini_json, qwen3_xml.",
+        "How the model writes calls: gemma4, hermes, llama3_json, mistral, phi4_mini_json, "
+        "qwen3_xml.",
     )
     reasoning_parser: str = flag_field(
-        "auto", "How it marks reasoning: deepseek_r1, qwen3, or none."
+        "auto", "How it marks reasoning: deepseek_r1, gemma4, qwen3, or none."
     )
     max_body: str = flag_field("8MiB", "Largest body of a request.")
     receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from ridgeline import __version__
 from ridgeline.planner.subject import Subject
-from ridgeline.server.app import add_errors
+from ridgeline.server.error_answers import add_errors
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Keys
 from ridgeline.server.listening import bind, unbound

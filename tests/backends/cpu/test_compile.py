@@ -137,8 +137,8 @@ def test_a_file_that_cannot_be_read_or_replaced(tmp_path: Path, compiled: bytes)
     "change",
     [
         {"sizes": replace(SIZES, hidden=SIZES.hidden + 32)},
-        {"sizes": replace(SIZES, num_layers=3)},
-        {"sizes": replace(SIZES, heads=replace(SIZES.heads, cache="f16"))},
+        {"sizes": replace(SIZES, kind_of=(0, 0, 0))},
+        {"sizes": model_sizes(PLAIN, "f32", "f16")},
         {"eps": 1e-6},
     ],
     ids=["hidden size", "layers", "cache", "epsilon"],

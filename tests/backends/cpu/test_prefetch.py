@@ -77,7 +77,7 @@ def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads:
 
 def test_keys_and_scales_of_the_next_head_are_prefetched() -> None:
     """Of the blocks in the table and no others; its values come with the scores."""
-    heads = SIZES.heads
+    heads = SIZES.kinds[0].heads
     stride = 3 * heads.record_bytes
     records, table = aligned(8 * stride, np.uint8), at(np.int32([6, 0, 3, 5]))
     lines = prefetched(

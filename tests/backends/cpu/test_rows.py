@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.rows import emit_rows
-from ridgeline.backends.cpu.layout.shapes import Block
+from ridgeline.backends.cpu.layout.of_model import model_sizes
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
+from tests.tiny import PLAIN
 
 NUM_CHANNELS, EPS = 570, 1e-5
 SIZES = [32, 96, 576]
@@ -19,7 +22,8 @@ RNG = np.random.default_rng(8)
 @pytest.fixture(scope="module", params=TARGETS)
 def machine(request: pytest.FixtureRequest) -> Machine:
     def emit(module: ir.Module) -> None:
-        emit_rows(module, NUM_CHANNELS, EPS, ("groups", "rows", "bf16"), Block())
+        sizes = model_sizes(replace(PLAIN, hidden_size=NUM_CHANNELS), "f32", "f32")
+        emit_rows(module, sizes, EPS, ("groups", "rows", "bf16"))
 
     return build(emit, request.param)
 

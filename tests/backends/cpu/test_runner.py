@@ -47,6 +47,7 @@ ROUNDED += [
     "experts",
     "many experts",
     "sinks",
+    "kinds",
 ]
 
 Make = Callable[..., CpuRunner]
@@ -327,7 +328,7 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
 
 KINDS = ["f32", "bf16", "int8", "int8-row", "int4"]
 OTHERS = ["norms behind", "norms around", "beside", "two ropes", "learnt positions", "experts"]
-OTHERS += ["many experts", "experts"]
+OTHERS += ["many experts", "experts", "kinds"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -157,6 +158,20 @@ def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Pat
     assert {path.name for path in passed_files} >= {"layers.py", "tensors.py", "pack.py"}
     assert gguf / "quants.py" in set(map(Path, passed))
     assert passed_files | {gguf / "quants.py"} <= set(packed.sources())
+
+
+def test_facts_of_physics_that_models_are_bound_by_are_in_the_name() -> None:
+    """Of families that no tensor above belongs to, too."""
+    ours = Path(ridgeline.__file__).parent
+    wanted, left = set[Path](), set((ours / "models").rglob("*.py"))
+    while left:
+        path = left.pop()
+        names = re.findall(r"^from ridgeline\.physics\.(\w+) import", path.read_text(), re.M)
+        new = {ours / "physics" / f"{name}.py" for name in names} - wanted
+        wanted |= new
+        left |= new
+    assert len(wanted) > 1
+    assert wanted <= set(packed.sources())
 
 
 def test_the_name_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

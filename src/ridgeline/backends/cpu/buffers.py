@@ -28,8 +28,8 @@ class Buffers:
     """Arrays for steps up to a number of rows, on a number of threads.
 
     Attributes:
-        cache: the paged cache, ``[blocks, parts, layers, bytes]``. All layers of a block lie
-            together: a short text touches few pages, which are zeroed then.
+        cache: the paged cache, ``[blocks, parts, bytes]``. All layers of a block lie together: a
+            short text touches few pages, which are zeroed then.
         x: the rows' hidden states, ``[rows, hidden]``, f32.
         non_finite: 1 where a row's keys or values are not finite, f32.
         logits: rows of logits, f32; as many as a step needed so far.
@@ -52,9 +52,8 @@ class Buffers:
         num_threads: int,
     ) -> None:
         """Reserve memory, and point the arguments to it and to the weights."""
-        heads, stride = sizes.heads, scores_stride(max_model_len)
-        record_bytes = heads.num_kv_heads * heads.record_bytes
-        shape = (num_blocks, block_size // TOKENS, arch.num_layers, record_bytes)
+        stride = scores_stride(max_model_len)
+        shape = (num_blocks, block_size // TOKENS, sizes.cache_ends[-1])
         self.cache = aligned(shape, np.uint8)
         self.x = aligned((rows, sizes.hidden), np.float32)
         self.non_finite = np.zeros(rows, np.float32)
@@ -80,7 +79,7 @@ class Buffers:
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
-            "queries": aligned((rows, heads.query_bytes), np.uint8),
+            "queries": aligned((rows, sizes.query_bytes), np.uint8),
             "local_memory": aligned((num_threads, sizes.local_bytes(stride)), np.uint8),
             "head_x": aligned((rows, sizes.head_x_stride), np.uint8),
             "head_act_scales": aligned((rows, sizes.head_act_scales_stride), np.uint8),
@@ -94,7 +93,6 @@ class Buffers:
             layers=address(weights.layers),
             x=address(self.x),
             cache=address(self.cache),
-            layer_stride=record_bytes,
             records_stride=self.cache[0, 0].nbytes,
             table_stride=4,
             non_finite=address(self.non_finite),

@@ -179,7 +179,7 @@ class CpuRunner:
         """Put a step's work into the kernels' arguments."""
         few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
         num_threads = self._adaptive_threads.size if few else self._num_threads
-        batch = arrange(work, num_threads, self.sizes.heads.tile, self.block_size // TOKENS)
+        batch = arrange(work, num_threads, self.sizes.tile, self.block_size // TOKENS)
         buffers = self._buffers
         buffers.non_finite[: len(batch.tokens)] = 0
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most

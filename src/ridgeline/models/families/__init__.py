@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
 from ridgeline.models.families.encoders import GGUF_FAMILIES as _GGUF_ENCODERS
+from ridgeline.models.families.gemma4 import FAMILIES as _GEMMA_4
+from ridgeline.models.families.gemma4 import GGUF_FAMILIES as _GGUF_GEMMA_4
 from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
@@ -29,7 +31,7 @@ from ridgeline.models.families.layers import (
     layers_from_gguf,
     num_guessing_layers,
 )
-from ridgeline.models.families.rows import row_order
+from ridgeline.models.families.rows import expert_halves, row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.portable_math import log
 from ridgeline.models.tensors import Tensor
@@ -49,8 +51,8 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _ENCODERS
-GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_ENCODERS
+HF_FAMILIES = _DECODERS | _GEMMA_4 | _ENCODERS
+GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_GEMMA_4 | _GGUF_RECURRENT | _GGUF_ENCODERS
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
@@ -58,12 +60,16 @@ _BEFORE = "../"  # begins what stands in the layer before
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
-_OF_OTHER_HALVES = ("boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
+_OF_OTHER_HALVES = ("audio_config", "audio_token_id", "boa_token_id", "boi_token_id",
+                    "boi_token_index", "eoa_token_id", "eoa_token_index", "eoi_token_id",
+                    "eoi_token_index", "image_token_index", "image_token_id",
                     "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
                     "spatial_merge_size", "video_token_id", "vision_config", "vision_end_token_id",
-                    "vision_feature_layer", "vision_start_token_id")  # fmt: skip
+                    "vision_feature_layer", "vision_soft_tokens_per_image",
+                    "vision_start_token_id")  # fmt: skip
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                 "model.multi_modal_projector.", "model.visual.")  # fmt: skip
+                 "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
+                 "model.embed_audio.", "model.embed_vision.")  # fmt: skip
 
 
 def model_from_config(
@@ -85,13 +91,15 @@ def model_from_config(
     """
     raw = _with_prefix(raw)
     arch = arch_from_config(values, raw, where)
-    family = HF_FAMILIES[architecture(values)]
+    family = _family_of(values)
+    assert family is not None
     if _has_other_halves(values):
         raw = _text_tensors(raw)
     buffers = (".rotary_emb.inv_freq", *family.buffers)
     ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
     if arch.tied_embeddings:
         ignored.append(family.outer.get("head", ""))
+    ignored += _keys_of_others(arch, family)
     return arch, _bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 
@@ -101,12 +109,12 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     Raises:
         ModelFileError: something is missing, out of range or not supported.
     """
-    name = architecture(values)
-    family = HF_FAMILIES.get(name) if type(name) is str else None
+    family = _family_of(values)
     if type(of_pairs := values.get(_OF_PAIRS)) is dict:
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
     if family is None:
-        known = ", ".join(HF_FAMILIES)
+        known = ", ".join(name for name in HF_FAMILIES if " " not in name)
+        name = architecture(values)
         Facts(values, where).fail(f"architecture {name!r} is not supported; supported: {known}")
     if _has_other_halves(values):
         values, raw = _text_half(values, where), _text_tensors(raw)
@@ -125,6 +133,15 @@ def architecture(values: Mapping[str, Any]) -> Any:
     """Return the first name under a config's ``architectures``."""
     named = values.get("architectures")
     return named[0] if type(named) is list and named else named
+
+
+def _family_of(values: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config, which may have a table of its own for models of experts."""
+    name, half = architecture(values), values.get("text_config")
+    text = half if type(half) is dict else values
+    if text.get("enable_moe_block") is True and f"{name} of experts" in HF_FAMILIES:
+        return HF_FAMILIES[f"{name} of experts"]
+    return HF_FAMILIES.get(name) if type(name) is str else None
 
 
 def model_from_gguf(
@@ -174,7 +191,20 @@ def model_from_gguf(
     first = arch.num_layers
     guessing = tuple(f"blk.{first + i}." for i in range(num_guessing_layers(meta)))
     spare = {name for name in raw if guessing and name.startswith(guessing)}
-    return arch, _bind(meta, arch, raw, family, {*_GGUF_ROPE_TENSORS, *spare})
+    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
+    return arch, _bind(meta, arch, raw, family, ignored)
+
+
+def _keys_of_others(arch: ModelArch, family: Family) -> list[str]:
+    """Return names of tensors that stand in files of layers that read others' keys and values."""
+    parts = ("k", "v", "k_bias", "v_bias", "k_norm")
+    names = [family.layer[part] for part in parts if part in family.layer]
+    shared = [
+        i
+        for i, layer in enumerate(arch.layers)
+        if layer.attention is not None and layer.attention.kv_of is not None
+    ]
+    return [family.prefix.format(i) + name for i in shared for name in names]
 
 
 def _has_other_halves(values: Mapping[str, Any]) -> bool:
@@ -232,7 +262,12 @@ def _model(
     if "positions" in family.outer:
         longest = num_rows - found.get("position_offset", 0)
         found["max_position"] = min(found["max_position"], longest)
-    return ModelArch(layers=layers, **found)
+    arch = ModelArch(layers=layers, **found)
+    if "layer.input_size" in family.facts:
+        num_rows = facts.get("vocab_size_per_layer_input")
+        if arch.input_size and num_rows not in (None, arch.vocab_size):
+            facts.fail("vocab_size_per_layer_input differs from vocab_size, which is not supported")
+    return arch
 
 
 def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
@@ -295,6 +330,9 @@ def _bind(
         wanted = (num_rows, *shapes[parts[0]][1:])
         tensor, names = _found(facts, raw, in_file, wanted, family)
         used.update(names)
+        if halves := expert_halves(arch, family, parts, tensor):
+            tensors |= zip(parts, halves, strict=True)
+            continue
         order = row_order(arch, family, parts)
         if order is not None:
             tensor = tensor.reordered(order)
@@ -317,6 +355,9 @@ def _bind(
         for name in tensors:
             if name.endswith("norm"):
                 tensors[name] = _raised(tensors[name], family.norm_offset)
+    for name in tensors:
+        if name.endswith(family.lacks_root):
+            tensors[name] = _divided(tensors[name], arch.hidden_size**0.5)
     return {name: tensors[name] for name in shapes}
 
 
@@ -421,6 +462,11 @@ def _logarithm(facts: Facts, decay: Tensor) -> Tensor:
 def _raised(norm: Tensor, offset: float) -> Tensor:
     values = norm.to_f32() + np.float32(offset)
     return Tensor(norm.name, "F32", norm.shape, values.reshape(-1, 1).view(np.uint8))
+
+
+def _divided(vector: Tensor, divisor: float) -> Tensor:
+    values = vector.to_f32() / np.float32(divisor)
+    return Tensor(vector.name, "F32", vector.shape, values.reshape(-1, 1).view(np.uint8))
 
 
 def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:

@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.by_layer import (
+    Heads,
+    heads_of_config,
+    heads_of_gguf,
+    widened,
+    widths,
+    with_shared,
+)
 from ridgeline.models.families.table import Family
-from ridgeline.models.rope_scaling import rope_from_config, rope_from_gguf
+from ridgeline.models.rope_scaling import checked_dim, rope_from_config, rope_from_gguf
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, Rope
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
@@ -40,20 +48,30 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     mixer = family.read(config, "mixer")
     heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
     head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
+    kv_heads = config.integer("num_key_value_heads", heads)
     if (factor := mixer.pop("key_scale", 1.0)) != 1.0:
         mixer["scale"] = head_dim**-0.5 * factor
     kinds, window = _windows_of_config(config, family, num_layers)
     window = _reach(window, mixer)
-    ropes, max_position = _ropes_of_config(config, family, head_dim)
-    attention = Attention(
-        heads,
-        _num_kv_heads(config, "num_key_value_heads", heads),
-        head_dim,
-        None,
-        **_without_doubles(mixer, family),
-    )
+    if family.heads_by_layer:
+        kinds[-1] = "full"  # transformers has no other last layer, whatever the config says
+    by_kind = heads_of_config(config, family, kinds, heads, Heads(kv_heads, head_dim))
+    ropes, max_position = _ropes_of_config(config, family, by_kind)
+    mixer = _without_doubles(mixer, family)
+    attentions = {
+        kind: Attention(heads, rope=None, **of_kind._asdict(), **mixer)
+        for kind, of_kind in by_kind.items()
+    }
     turning = _no_rope_layers(config, family, num_layers)
-    return _layers(config, family, attention, kinds, window, ropes, turning), max_position
+    layers = _layers(config, family, attentions, kinds, window, ropes, turning)
+    layers = with_shared(config, "num_kv_shared_layers", layers)
+    if family.heads_by_layer and config.flag("use_double_wide_mlp", False):
+        size = 2 * config.integer("intermediate_size")
+        layers = [
+            layer if layer.known_attention.kv_of is None else widened(layer, size)
+            for layer in layers
+        ]
+    return _each_once(layers), max_position
 
 
 def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> tuple[Layer, ...]:
@@ -73,60 +91,64 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
             f"are scaled; take the safetensors of the model"
         )
     mixer = family.read(meta, "mixer")
-    heads, hidden_size = mixer.pop("num_heads"), meta.integer("embedding_length")
-    head_dim = meta.integer("attention.key_length", hidden_size // heads)
-    if meta.integer("attention.value_length", head_dim) != head_dim:
-        meta.fail(f"{meta.prefix}attention.value_length differs from key_length, which is not "
-                  f"supported")  # fmt: skip
+    heads = mixer.pop("num_heads")
+    meta, sizes = widths(meta, num_layers)
     window = 0
     if family.windows != "none":
         window = meta.integer("attention.sliding_window", family.default_window, low=0)
     kinds = ["sliding" if window else "full"] * num_layers
     if family.windows == "pattern" and window:
         kinds = _pattern(meta, "attention.sliding_window_pattern", family, num_layers)
-    kv_heads = _kv_heads_by_layer(meta, heads, num_layers)
+    kv_heads = _kv_heads_by_layer(meta, family, heads, num_layers)
     if family.attention_layers:
         kinds = _attention_layers(meta, family, num_layers)
     elif family.recurrent and not family.beside:
         kinds = ["full" if number else "recurrent" for number in kv_heads]
     elif 0 in kv_heads:
         meta.fail(f"{meta.prefix}attention.head_count_kv has layers without attention")
-    rope = rope_from_gguf(meta, head_dim, raw)
+    by_kind = heads_of_gguf(meta, family, kinds, kv_heads, raw)
+    rope = rope_from_gguf(meta, by_kind["full"].head_dim, raw)
     ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
     if family.ropes.get("full") == "none":
         ropes = {"full": None, "sliding": None}
     if "sliding" in family.ropes:
         local = family.ropes["sliding"]
         base = float(local) if local.isdigit() else meta.number(local, 10_000.0)
-        theta = meta.number("rope.freq_base_swa", base)
-        ropes["sliding"] = Rope(theta, rope.dim)
-    attention = Attention(
-        heads,
-        max(kv_heads),
-        head_dim,
-        None,
-        **mixer,
-    )
+        theta, dim = meta.number("rope.freq_base_swa", base), rope.dim
+        if family.heads_by_layer:
+            sliding_dim = by_kind["sliding"].head_dim
+            dim = checked_dim(meta, meta.integer("rope.dimension_count_swa", dim), sliding_dim)
+        ropes["sliding"] = Rope(theta, dim)
+    attentions = {
+        kind: Attention(heads, rope=None, **of_kind._asdict(), **mixer)
+        for kind, of_kind in by_kind.items()
+    }
     turning = _no_rope_layers(meta, family, num_layers)
     reach = _reach(window or None, mixer)
-    return _layers(meta, family, attention, kinds, reach, ropes, turning)
+    layers = _layers(meta, family, attentions, kinds, reach, ropes, turning)
+    layers = with_shared(meta, "attention.shared_kv_layers", layers)
+    if sizes:
+        layers = list(map(widened, layers, sizes))
+    return _each_once(layers)
 
 
 def _layers(
     facts: Facts,
     family: Family,
-    attention: Attention,
+    attentions: Mapping[str, Attention],
     kinds: list[str],
     window: int | None,
     ropes: _Ropes,
     turning: list[bool],
-) -> tuple[Layer, ...]:
-    """Return the layers; equal ones are the same object."""
+) -> list[Layer]:
+    """Return the layers; ``attentions`` has that of each kind but for window and rope."""
     ffn_kind = Experts if family.has_experts else Mlp
     ffn = ffn_kind(**family.read(facts, "ffn"))
     shared = family.read(facts, "shared")
     if isinstance(ffn, Experts) and shared:
         ffn = replace(ffn, shared=Mlp(**shared))
+    if isinstance(ffn, Experts) and (dense := family.read(facts, "beside")):
+        ffn = replace(ffn, beside=Mlp(**dense))
     if isinstance(ffn, Experts) and ffn.per_token > ffn.num:
         facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
     if isinstance(ffn, Mlp) and (scales := family.read(facts, "scales")):
@@ -140,11 +162,18 @@ def _layers(
             mixer = _recurrent(facts, family)
         else:
             rope = ropes[kind] if turns else None
-            mixer = replace(attention, window=window if kind == "sliding" else None, rope=rope)
+            seen = window if kind == "sliding" else None
+            mixer = replace(attentions[kind], window=seen, rope=rope)
         beside = _recurrent(facts, family) if family.beside else None
         made.setdefault((kind, turns), Layer(mixer, ffn, beside=beside, **of_layer))
     first, *others = (made[key] for key in zip(kinds, turning, strict=True))
-    return (replace(first, norms=family.first_norms) if family.first_norms else first, *others)
+    return [replace(first, norms=family.first_norms) if family.first_norms else first, *others]
+
+
+def _each_once(layers: list[Layer]) -> tuple[Layer, ...]:
+    """Return the layers; equal ones are the same object."""
+    made: dict[Layer, Layer] = {}
+    return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
 def _recurrent(facts: Facts, family: Family) -> Recurrent:
@@ -183,18 +212,20 @@ def _num_kv_heads(facts: Facts, key: str, num_heads: int) -> int:
     return num_kv_heads
 
 
-def _kv_heads_by_layer(meta: Facts, num_heads: int, num_layers: int) -> list[int]:
-    """Return each layer's key and value heads, all the same number or none."""
+def _kv_heads_by_layer(meta: Facts, family: Family, num_heads: int, num_layers: int) -> list[int]:
+    """Return each layer's key and value heads; if the family says no more, one number or none."""
     key = "attention.head_count_kv"
     given = meta.get(key)
     if not isinstance(given, np.ndarray | list):
         return [_num_kv_heads(meta, key, num_heads)] * num_layers
     found = [int(value) for value in given]
     several = {number for number in found if number}
-    if len(found) != num_layers or len(several) != 1 or min(found) < 0:
+    most = 2 if family.heads_by_layer else 1
+    if len(found) != num_layers or not 1 <= len(several) <= most or min(found) < 0:
         meta.fail(f"{meta.prefix}{key} must have one number, or 0, for each of the layers")
-    if num_heads % max(several):
-        meta.fail(f"{num_heads} heads cannot share {max(several)} key and value heads evenly")
+    for number in several:
+        if num_heads % number:
+            meta.fail(f"{num_heads} heads cannot share {number} key and value heads evenly")
     return found
 
 
@@ -266,12 +297,14 @@ def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[st
         if len(flags) != num_layers:
             facts.fail(f"{facts.prefix}{key} has {len(flags)} values for {num_layers} layers")
         return ["sliding" if value else "full" for value in flags]
-    every = facts.integer(key, family.pattern)
+    every = facts.integer(key, family.pattern or None)
     shift = 0 if family.full_first else 1
     return ["sliding" if (i + shift) % every else "full" for i in range(num_layers)]
 
 
-def _ropes_of_config(config: Facts, family: Family, head_dim: int) -> tuple[_Ropes, int]:
+def _ropes_of_config(
+    config: Facts, family: Family, heads: Mapping[str, Heads]
+) -> tuple[_Ropes, int]:
     """Return the rope of each kind of layer, and the context length."""
     given: Any = config.get("rope_parameters")
     by_kind = type(given) is dict and given and all(kind in _KINDS for kind in given)
@@ -279,11 +312,14 @@ def _ropes_of_config(config: Facts, family: Family, head_dim: int) -> tuple[_Rop
         found: dict[str, Rope | None] = {}
         for kind, parameters in given.items():
             of_kind = replace(config, values={**config.values, "rope_parameters": parameters})
+            head_dim = heads[_KINDS[kind]].head_dim
             found[_KINDS[kind]], max_position = rope_from_config(of_kind, head_dim)
         if found.keys() != {"full", "sliding"}:
             config.fail("rope_parameters must describe full_attention and sliding_attention")
+    elif family.heads_by_layer:
+        config.fail("rope_parameters must describe full_attention and sliding_attention")
     else:
-        rope, max_position = rope_from_config(config, head_dim)
+        rope, max_position = rope_from_config(config, heads["full"].head_dim)
         found = {"full": rope, "sliding": rope}
         if local := family.ropes.get("sliding"):
             found["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)

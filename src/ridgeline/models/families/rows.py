@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.families.table import Family
+from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Experts, ModelArch
 from ridgeline.physics.recurrent import Delta
 
@@ -39,6 +40,28 @@ def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None
         )
         return _by_part(sizes, mixer.num_key_heads)
     return None
+
+
+def expert_halves(
+    arch: ModelArch, family: Family, parts: list[str], tensor: Tensor
+) -> list[Tensor] | None:
+    """Return gates and inner values of all experts, of a tensor that has each expert's in turn.
+
+    Each is a stack of rows that stay in the file: in order they would be copied, all of them. None
+    for other tensors.
+    """
+    names = tuple(part.rpartition(".")[2] for part in parts)
+    if names != ("gate", "up") or family.gates_by_turns or tensor.make is not None:
+        return None
+    ffn = arch.layers[int(parts[0].split(".")[1])].ffn
+    if not isinstance(ffn, Experts):
+        return None
+    found: list[Tensor] = []
+    for half in range(2):
+        begins = ((2 * e + half) * ffn.size for e in range(ffn.num))
+        rows = [tensor.rows(slice(begin, begin + ffn.size)) for begin in begins]
+        found.append(Tensor.stacked(f"{tensor.name}/{parts[half]}", rows))
+    return found
 
 
 def _by_part(sizes: tuple[int, ...], num_heads: int) -> Order:

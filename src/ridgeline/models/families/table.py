@@ -22,6 +22,8 @@ class Reader(NamedTuple):
         "number",
         "numbers",
         "flag",
+        "count",
+        "optional",
         "unless",
         "quotient",
         "choice",
@@ -49,6 +51,10 @@ class Reader(NamedTuple):
             case "numbers":
                 given = facts.get(key)
                 return self.default if given is None else facts.numbers(key, len(self.default))
+            case "count":
+                return facts.integer(key, 0, low=0)
+            case "optional":
+                return facts.number(key) if facts.get(key) else 0.0
             case "flag":
                 return facts.flag(key, self.default)
             case "quotient":
@@ -86,6 +92,16 @@ def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Re
 def number(*keys: str, default: float | None = None) -> Reader:
     """A positive number."""
     return Reader("number", keys, default)
+
+
+def count(*keys: str) -> Reader:
+    """A whole number; 0 where it is missing."""
+    return Reader("count", keys)
+
+
+def optional(*keys: str) -> Reader:
+    """A positive number; 0 where it is missing."""
+    return Reader("optional", keys)
 
 
 def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
@@ -160,8 +176,9 @@ class Family:
             What begins with ``../`` stands in the layer before.
         instead: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
-        facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens) or "layer", a dot
-            and a field, or a field of the model, to its reader.
+        facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens), "beside" (the
+            network beside experts) or "layer", a dot and a field, or a field of the model, to its
+            reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
@@ -170,7 +187,11 @@ class Family:
         full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
             to "none", or the base of one that is not scaled: its key or its digits.
+        heads_by_layer: layers that see everything have other heads than the rest, and those that
+            read others' keys and values may have wider networks.
         norm_offset: norm weights lack this number.
+        lacks_root: canonical names within a layer whose values lack a division by the square root
+            of the hidden size.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
         beside: it stands beside attention instead, in every layer.
@@ -203,7 +224,9 @@ class Family:
     pattern: int = 0
     full_first: bool = False
     ropes: Mapping[str, str] = field(default_factory=dict)
+    heads_by_layer: bool = False
     norm_offset: float = 0.0
+    lacks_root: tuple[str, ...] = ()
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
     beside: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -27,9 +27,7 @@ from ridgeline.server.ollama.protocol import (
 from ridgeline.server.ollama.request import chat_request, prompt_request, raw_request, renamed
 from ridgeline.server.ollama.shape import NS_PER_MS, OllamaShape, now
 from ridgeline.server.schemas import documented, errors_of
-
-if TYPE_CHECKING:
-    from ridgeline.server.app import Service
+from ridgeline.server.service import Service
 
 _TEXT = {"type": "string"}
 _ERRORS = errors_of({"type": "object", "required": ["error"], "properties": {"error": _TEXT}})

@@ -38,13 +38,14 @@ class Thread:
 
     Attributes:
         first_row: the step's row that is row 0 of activations.
+        kind: of the layer whose code is emitted.
         owns_rows: whether its rows are its own, and what belongs to them in thread-local memory.
         shares_ranks: whether all threads have the same rows and share what adapters compute.
     """
 
     def __init__(self, fn: Function, sizes: Sizes) -> None:
         self.fn = fn
-        self.sizes = sizes
+        self.sizes, self.kind = sizes, sizes.kinds[0]
         self.args_address, self.number = fn.args[:2]
         self.args = Words(fn, self.args_address, ARGUMENTS)
         self._offsets = sizes.local_offsets()
@@ -132,7 +133,29 @@ class Thread:
     def layer(self, i: Value) -> tuple[Words, Value]:
         """Return the words of a layer, and where its part of the cache begins."""
         words = Words(self.fn, self.args["layers"] + i * (8 * len(LAYER)), LAYER)
-        return words, self.args["cache"] + i * self.args["layer_stride"]
+        return words, self.args["cache"] + words["cache_at"]
+
+    def each_kind(self, layer: Words) -> Iterator[None]:
+        """Let the body emit code for each kind of layer; ``layer`` runs that of its own.
+
+        Where all layers are of one kind nothing is asked.
+        """
+        kinds = self.sizes.kinds
+        for number, kind in enumerate(kinds):
+            self.kind = kind
+            if len(kinds) == 1:
+                yield
+            else:
+                with self.fn.when(layer["kind"].equals(number)):
+                    yield
+
+    def of_heads(self, kernel: Kernel) -> Kernel:
+        """Return the kernel for the heads of this kind of layer."""
+        return kernel.of(self.sizes.all_heads.index(self.kind.heads))
+
+    def of_ffn(self, kernel: Kernel) -> Kernel:
+        """Return the kernel for the feed-forward network of this kind of layer."""
+        return kernel.of(self.sizes.all_ffns.index(self.kind.ffn))
 
     def floats(self, group: str, row: Value, scope: str = "local") -> Value:
         """Return the address of a row of float activations; ``group`` is ``in`` or ``gated``.
@@ -152,17 +175,12 @@ class Thread:
         from then on.
         """
         floats = self.floats("in", row, scope)
-        block = self.sizes.block
-        if name == "attn_norm" and block.first_is_bare:
-            COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
-            with self.fn.when(layer[name] > 0):
-                self._norm(layer, name, x, floats)
-        elif name in block.norm_names:
+        if name in self.kind.norm_names:
             self._norm(layer, name, x, floats)
         else:
             COPY.call(self.fn, x=floats, y=x, size=self.sizes.hidden)
         shrink(self, layer, readers, floats, row)
-        if block.norms_replace:
+        if self.kind.norms_replace:
             COPY.call(self.fn, x=x, y=floats, size=self.sizes.hidden)
         self.quantise("in", floats, row, self.sizes.hidden, scope=scope)
 
@@ -175,28 +193,29 @@ class Thread:
     def add(self, layer: Words, part: str, x: Value, y: Value) -> None:
         """Add to a row of x what attention ("attn") or the "mlp" made, after its norm if any."""
         fn, sizes, post_norm = self.fn, self.sizes, f"{part}_post_norm"
-        if post_norm in sizes.block.norm_names:
+        if post_norm in self.kind.norm_names:
             y, made = self.local("rotated"), y
             self._norm(layer, post_norm, made, y)
         ADD.call(fn, x=x, y=y, size=sizes.hidden)
-        has_bias = sizes.o_bias if part == "attn" else sizes.block.mlp_bias and not sizes.experts
+        ffn = self.kind.ffn
+        has_bias = self.kind.o_bias if part == "attn" else ffn.bias and not ffn.experts
         if has_bias:
             bias = layer["o_bias" if part == "attn" else "down_bias"]
             ADD.call(fn, x=x, y=bias, size=sizes.hidden)
 
     def after_attention(self, layer: Words, x: Value, y: Value, row: Value, scope: str) -> None:
         """Add what attention made to a row of x; leave what the feed-forward network reads."""
-        readers = () if self.sizes.experts else self.sizes.block.inner
-        if self.sizes.block.is_parallel:  # of x as it is before
-            names = self.sizes.block.norm_names
+        readers = () if self.kind.ffn.experts else self.kind.ffn.inner
+        if self.kind.is_parallel:  # of x as it is before
+            names = self.kind.norm_names
             name = "mlp_norm" if "mlp_norm" in names else "attn_norm"
             self.norm(layer, name, x, row, scope, readers)
         self.add(layer, "attn", x, y)
-        if not self.sizes.block.is_parallel:
+        if not self.kind.is_parallel:
             self.norm(layer, "mlp_norm", x, row, scope, readers)
-        if experts := self.sizes.experts:
+        if experts := self.kind.ffn.experts:
             out = getattr(self, scope)("routes") + row * experts.route_stride
-            ROUTE.call(
+            self.of_ffn(ROUTE).call(
                 self.fn, x=self.floats("in", row, scope), router=layer["router"],
                 bias=layer["router_bias"], size=self.sizes.hidden, out=out,
             )  # fmt: skip
@@ -206,7 +225,7 @@ class Thread:
     ) -> None:
         """Make inner values of a row, from this channel on, of its gates and ups."""
         at = channel * 4
-        GATE.call(
+        self.of_ffn(GATE).call(
             self.fn, gate=gate, up=up, gate_bias=layer["gate_bias"] + at,
             up_bias=layer["up_bias"] + at, out=out, size=size,
         )  # fmt: skip
@@ -258,7 +277,7 @@ class Thread:
 
     def qkv(self) -> Iterator[tuple[str, int]]:
         """Yield the matrices of queries, keys and values, and where in a row their results go."""
-        heads, column = self.sizes.heads, 0
+        heads, column = self.kind.heads, 0
         for matrix, count in (
             ("q", heads.num_heads), ("k", heads.num_kv_heads), ("v", heads.num_kv_heads),
         ):  # fmt: skip
@@ -267,13 +286,13 @@ class Thread:
 
     def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:
         """Rotate and store one K/V head of the row that has number ``row`` in the step."""
-        args, heads = self.args, self.sizes.heads
+        args, heads = self.args, self.kind.heads
         position = self.index(args["positions"] + row * 4)
         block = self.index(self.table(row) + (position >> 4) * 4)
         record = cache + block * args["records_stride"] + kv_head * heads.record_bytes
         angle = position * (heads.half * 4)
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
-        ROPE.call(
+        self.of_heads(ROPE).call(
             self.fn, row=qkv, bias=layer["qkv_bias"], key_bias=key_bias, cos=layer["cos"] + angle,
             sin=layer["sin"] + angle, norms=layer["qk_norms"],
             query=args["queries"] + row * heads.query_bytes, record=record,
@@ -289,8 +308,8 @@ class Thread:
         self, layer: Words, cache: Value, item: tuple[Value, Value], kv_head: Value, out: Value
     ) -> None:
         """Let ``item``, a first row and 1 or a tile of queries, look at its context."""
-        (first, count), heads = item, self.sizes.heads
-        ATTEND.call(
+        (first, count), heads = item, self.kind.heads
+        self.of_heads(ATTEND).call(
             self.fn, args=self.args_address, thread=self.number, window=layer["window"],
             pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
             sinks=layer["sinks"] + kv_head * (heads.group * 4),

@@ -103,26 +103,26 @@ _Norm = tuple[Value, Value | None]  # where its weights are, and its scale if it
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the act_scales of these
 
 
-def emit_attention(module: object, form: Dot, heads: Heads) -> None:
-    """Emit all that ``attend`` calls, and ``rope``."""
-    _emit_rope(module, heads)
+def emit_attention(module: object, form: Dot, heads: Heads, number: int = 0) -> None:
+    """Emit all that ``attend`` calls, and ``rope``, for the module's ``number``-th shape."""
+    _emit_rope(module, heads, number)
     if heads.splits_key_bias:
-        _emit_add_key_bias(module, heads)
-    _emit_softmax(module, heads)
-    emit_prefetch_next_head(module, heads)
+        _emit_add_key_bias(module, heads, number)
+    _emit_softmax(module, heads, number)
+    emit_prefetch_next_head(module, heads, number)
     for queries in dict.fromkeys((1, heads.tile)):
         if heads.cache == "int8":
-            _emit_scores(module, form, heads, queries)
-            _emit_weigh(module, form, heads, queries)
+            _emit_scores(module, form, heads, queries, number)
+            _emit_weigh(module, form, heads, queries, number)
         else:
-            emit_float_scores(module, heads, queries)
-            emit_float_weigh(module, heads, queries)
+            emit_float_scores(module, heads, queries, number)
+            emit_float_weigh(module, heads, queries, number)
 
 
 # --- rope, and into the cache ------------------------------------------------------------------
 
 
-def _emit_rope(module: object, heads: Heads) -> None:
+def _emit_rope(module: object, heads: Heads, number: int) -> None:
     """``rope``: rotate one K/V head and its queries; store keys and values in the cache.
 
     ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them,
@@ -131,7 +131,7 @@ def _emit_rope(module: object, heads: Heads) -> None:
     norms of q and k. A model without them ignores ``bias``, ``key_bias`` and ``norms``. If any
     result is not finite, the f32 at ``non_finite`` becomes 1.
     """
-    fn = ROPE.begin(module)
+    fn = ROPE.of(number).begin(module)
     row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, non_finite = fn.args
 
     def load(offset: Value) -> list[Value]:
@@ -297,8 +297,8 @@ def _store_floats(
 # --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
 
 
-def _emit_scores(module: object, form: Dot, heads: Heads, queries: int) -> None:
-    fn = scores(queries).begin(module)
+def _emit_scores(module: object, form: Dot, heads: Heads, queries: int, number: int) -> None:
+    fn = scores(queries).of(number).begin(module)
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     first = kv_head * heads.group
     base = query + first * heads.size
@@ -354,14 +354,14 @@ def _scores(
     return scores
 
 
-def _emit_add_key_bias(module: object, heads: Heads) -> None:
+def _emit_add_key_bias(module: object, heads: Heads, number: int) -> None:
     """``add_key_bias``: add to scores what keys' bias contributes.
 
     ``pairs`` are i32: how many, then which. ``rope_by_pair`` is the cosine of pair 0 for the first
     visible position; a pair's are ``stride`` bytes behind the pair's before, and sines behind all
     cosines.
     """
-    fn = ADD_KEY_BIAS.begin(module)
+    fn = ADD_KEY_BIAS.of(number).begin(module)
     query, pairs, rope_by_pair, stride, count, kv_head, num_queries, out, out_stride = fn.args
     num_pairs = fn.load(pairs, I32, 4).signed(I64)
     first = query + heads.bias_factors_at + kv_head * (heads.group * 8 * heads.half)
@@ -391,14 +391,14 @@ def _emit_add_key_bias(module: object, heads: Heads) -> None:
     fn.finish()
 
 
-def _emit_softmax(module: object, heads: Heads) -> None:
+def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     """``softmax`` of a row's heads of one group.
 
     Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
     int8: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
     are, else as floats in place. ``scales`` receive what the weighted sums must be multiplied by.
     """
-    fn = SOFTMAX.begin(module)
+    fn = SOFTMAX.of(number).begin(module)
     scores, score_stride, low, high, count, records, stride, table, planes, scales, sinks = fn.args
     is_int8 = heads.cache == "int8"
     lanes = fn.lanes(I32, list(range(16)))
@@ -464,8 +464,8 @@ def _emit_softmax(module: object, heads: Heads) -> None:
     fn.finish()
 
 
-def _emit_weigh(module: object, form: Dot, heads: Heads, queries: int) -> None:
-    fn = weighted_values(queries).begin(module)
+def _emit_weigh(module: object, form: Dot, heads: Heads, queries: int, number: int) -> None:
+    fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
     for part, wide in row_parts(heads, len(rows), sums_per_vector=2):

@@ -38,7 +38,9 @@ class TimedFunction(Function):
 
     def call(self, name: str, *args: Operand) -> None:
         """Call, and count the cycles that it takes; calls of no kind count inside."""
-        kind = "head" if (self._name, name) == ("head", "matmul") else _KIND_OF.get(name)
+        of_any_shape, _, _ = name.partition(".")
+        is_head = (self._name, name) == ("head", "matmul")
+        kind = "head" if is_head else _KIND_OF.get(of_any_shape)
         begin = self._cycles() if kind else None
         super().call(name, *args)
         if kind and begin:

@@ -128,12 +128,12 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
     if is_x86 and not target.features.get("f16c"):
         emit_half_floats(module)
     emit_linear(module, target.processor, kinds)
-    emit_rows(module, sizes.num_channels, eps, [sizes.activations], sizes.block)
-    emit_attention(module, target.processor.dot, sizes.heads)
+    emit_rows(module, sizes, eps, [sizes.activations])
+    for number, heads in enumerate(sizes.all_heads):
+        emit_attention(module, target.processor.dot, heads, number)
     emit_head(module, sizes.logit_softcap)
     emit_draw(module, sizes.vocab_size)
-    if sizes.experts:
-        emit_experts(module, sizes.experts)
+    emit_experts(module, sizes.all_ffns)
     if sizes.max_rank:
         emit_lora(module, sizes.adapter_bytes)
     emit_step(module, sizes, kinds)

@@ -8,6 +8,7 @@ that nobody chose are not read, and a row's sum has one order, whatever rows are
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.backends.cpu.emit.clock import count_expert
@@ -15,7 +16,7 @@ from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, 
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE
-from ridgeline.backends.cpu.layout.shapes import Experts
+from ridgeline.backends.cpu.layout.shapes import Experts, FeedForward
 
 if TYPE_CHECKING:
     from ridgeline.backends.cpu.emit.args import Thread
@@ -25,9 +26,13 @@ _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
 _MOVE = Kernel("move", ("x", "y", "num_bytes"))
 
 
-def emit_experts(module: object, experts: Experts) -> None:
-    """Emit ``route`` and what moves rows to experts and back."""
-    _emit_route(module, experts)
+def emit_experts(module: object, ffns: Sequence[FeedForward]) -> None:
+    """Emit ``route`` of each mixture of experts, and what moves rows to experts and back."""
+    if not any(ffn.experts for ffn in ffns):
+        return
+    for number, ffn in enumerate(ffns):
+        if ffn.experts:
+            _emit_route(module, ffn.experts, number)
     fn = _ADD_WEIGHTED.begin(module)
     x, y, weight, size = fn.args
     times = fn.load(weight, F32, 4).splat(16)
@@ -43,13 +48,13 @@ def emit_experts(module: object, experts: Experts) -> None:
     fn.finish()
 
 
-def _emit_route(module: object, experts: Experts) -> None:
+def _emit_route(module: object, experts: Experts, number: int) -> None:
     """``route``: each expert's weight for a row, 0 for those that it does not go to.
 
     The softmax of the router's products; of these the ``per_token`` largest, of equals the first.
     They are then divided by their sum where the model asks for it.
     """
-    fn = ROUTE.begin(module)
+    fn = ROUTE.of(number).begin(module)
     x, router, bias, size, out = fn.args
     with fn.loop(experts.num) as e:
         sums = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
@@ -112,11 +117,12 @@ def met_experts(
     its own and takes all tiles. The sums are not in ``y``: others may still read it.
     """
     fn, sizes = thread.fn, thread.sizes
-    experts = sizes.experts
+    ffn = thread.kind.ffn
+    experts = ffn.experts
     assert experts is not None
     room = thread.shared if shares_tiles else thread.local
     routes, y, y_stride = getattr(thread, scope)("routes"), room("expert_sums"), sizes.hidden * 4
-    inner, outer = sizes.intermediate // TILE, sizes.hidden // TILE
+    inner, outer = ffn.size // TILE, sizes.hidden // TILE
 
     def own(num_tiles: int) -> tuple[Value, Value]:
         if not shares_tiles:
@@ -158,7 +164,7 @@ def met_experts(
 def _gather(thread: Thread, weights: Value, num_rows: Value, scope: str) -> Value:
     """Copy the activations of rows with a weight, not 0, side by side; return how many."""
     fn, sizes = thread.fn, thread.sizes
-    experts, memory = sizes.experts, getattr(thread, scope)
+    experts, memory = thread.kind.ffn.experts, getattr(thread, scope)
     assert experts is not None
     count = fn.var(fn.i64(0))
     with fn.loop(num_rows) as m:
@@ -193,10 +199,10 @@ def _inner_values(
     shared: bool,
 ) -> None:
     """Make an expert's inner values of the gathered rows."""
-    fn, sizes = thread.fn, thread.sizes
+    fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
     room, scope = (thread.shared, "shared") if shared else (thread.local, "local")
-    stride, gate = sizes.gate_up_stride, room("gate_up")
-    up = gate + sizes.intermediate * 4
+    stride, gate = ffn.gate_up_stride, room("gate_up")
+    up = gate + ffn.size * 4
     tiles = before + own[0], before + own[1]
     for matrix, target in (("gate", gate), ("up", up)):
         behind = thread.tile(layer, matrix, tiles[1])
@@ -218,6 +224,6 @@ def _inner_values(
     if whole_rows:
         rows = (thread.number, thread.args["num_threads"]) if shared else (fn.i64(0), 1)
         with fn.loop(count, start=rows[0], step=rows[1]) as m:
-            thread.quantise("gated", gate + m * stride, m, sizes.intermediate, scope=scope)
+            thread.quantise("gated", gate + m * stride, m, ffn.size, scope=scope)
         if shared:
             thread.barrier()

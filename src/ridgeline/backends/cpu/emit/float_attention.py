@@ -17,9 +17,9 @@ def _load_cached(fn: Function, heads: Heads, at: Value) -> Value:
     return fn.load(at, vec(F16, 16), 2).signed(F32)
 
 
-def emit_float_scores(module: object, heads: Heads, queries: int) -> None:
+def emit_float_scores(module: object, heads: Heads, queries: int, number: int) -> None:
     """``scores_N`` for a cache of floats."""
-    fn = scores(queries).begin(module)
+    fn = scores(queries).of(number).begin(module)
     query, records, stride, table, count, kv_head, out, out_stride = fn.args
     base = query + kv_head * (heads.group * heads.size * 4)
     q_at = [
@@ -40,9 +40,9 @@ def emit_float_scores(module: object, heads: Heads, queries: int) -> None:
     fn.finish()
 
 
-def emit_float_weigh(module: object, heads: Heads, queries: int) -> None:
+def emit_float_weigh(module: object, heads: Heads, queries: int, number: int) -> None:
     """``weighted_values_N`` for a cache of floats; ``planes`` are the probabilities themselves."""
-    fn = weighted_values(queries).begin(module)
+    fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
     row_bytes = heads.size * heads.value_bytes

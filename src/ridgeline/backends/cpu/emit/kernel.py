@@ -31,6 +31,10 @@ class Kernel:
             if count > 1:
                 raise TypeError(f"kernel {self.name} declares {parameter} {count} times")
 
+    def of(self, number: int) -> Kernel:
+        """Return the kernel of the same name that a module has for its ``number``-th shape."""
+        return Kernel(f"{self.name}.{number}", self.parameters) if number else self
+
     def begin(self, module: object, new: type[Function] = Function) -> Function:
         """Begin to emit it; ``args`` of the result are its parameters, in the declared order."""
         return new(module, self.name, len(self.parameters))

@@ -93,8 +93,8 @@ def shrink(thread: Thread, layer: Words, matrices: tuple[str, ...], x: Value, ro
             if thread.shares_ranks:
                 first, last = (thread.first_tile(groups, thread.number + i) for i in range(2))
             LORA_DOWN.call(
-                fn, x=x, size=sizes.inputs(matrix), a=words[f"{matrix}_a"], first=first, last=last,
-                scale=words.address(f"{matrix}_scale"), out=_low(thread, row, place),
+                fn, x=x, size=thread.kind.inputs(matrix), a=words[f"{matrix}_a"], first=first,
+                last=last, scale=words.address(f"{matrix}_scale"), out=_low(thread, row, place),
             )  # fmt: skip
 
 
@@ -104,9 +104,9 @@ def expand(
 ) -> None:  # fmt: skip
     """Add to these tiles of a product what the adapters of its rows add."""
     sizes, fn = thread.sizes, thread.fn
-    if not sizes.max_rank or (sizes.experts and matrix in ("gate", "up", "down")):
+    if not sizes.max_rank or (thread.kind.ffn.experts and matrix in ("gate", "up", "down")):
         return
-    place = next(group.index(matrix) for group in sizes.readers if matrix in group)
+    place = next(group.index(matrix) for group in thread.kind.readers if matrix in group)
     with (
         fn.when(thread.args["num_adapted"] > 0),
         fn.loop(num_rows) as m,

@@ -128,7 +128,7 @@ class RecordPrefetch:
 
 def next_share(thread: Thread, i: Value, layer: Words, matrix: str) -> Value:
     """Return the address of this thread's share of the matrix that follows layer i's ``matrix``."""
-    order = [name for name in MATRICES if name != "gate" or thread.sizes.block.gated]
+    order = [name for name in MATRICES if name != "gate" or thread.kind.ffn.gated]
     if matrix == order[-1]:
         last = thread.fn.i64(thread.sizes.num_layers - 1)
         layer, _ = thread.layer(thread.fn.lower(i + 1, last))
@@ -155,12 +155,12 @@ def prefetch_keys_and_values(
         prefetch(fn, record + TOKENS * heads.size + quad * 64, _SECOND_CACHE)
 
 
-def emit_prefetch_next_head(module: object, heads: Heads) -> None:
+def emit_prefetch_next_head(module: object, heads: Heads, number: int = 0) -> None:
     """``prefetch_next_head``: prefetch the keys and scales of some records.
 
     While one head's softmax and weighted sum are computed memory would idle.
     """
-    fn = _NEXT_HEAD.begin(module)
+    fn = _NEXT_HEAD.of(number).begin(module)
     records, stride, table, count = fn.args
     with fn.loop(count) as block:
         record = record_at(fn, records, stride, table, block)
@@ -178,10 +178,10 @@ def prefetch_next_head(
 
     ``walk`` is over the head at hand, from position ``start`` on.
     """
-    fn, heads, records = thread.fn, thread.sizes.heads, walk["records"]
+    fn, heads, records = thread.fn, thread.kind.heads, walk["records"]
     is_last = (kv_head + 1).equals(heads.num_kv_heads)
     next_row = fn.lower(row + 1, thread.args["num_rows"] - 1)
     back = heads.record_bytes * (heads.num_kv_heads - 1)
     next_records = select(is_last, records - back, records + heads.record_bytes)
     next_table = select(is_last, thread.table(next_row) + (start >> 2), walk["table"])
-    _NEXT_HEAD.call(fn, **walk | {"records": next_records, "table": next_table})
+    thread.of_heads(_NEXT_HEAD).call(fn, **walk | {"records": next_records, "table": next_table})

@@ -26,7 +26,7 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, MAX_ROTATED, TILE
-from ridgeline.backends.cpu.layout.shapes import Block
+from ridgeline.backends.cpu.layout.shapes import FeedForward, Sizes
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4
@@ -47,32 +47,32 @@ def quantise(form: str) -> Kernel:
     return Kernel(f"quantise_{form}", ("x", "out", "act_scales", "size", "scratch"))
 
 
-def emit_rows(
-    module: object, num_channels: int, eps: float, activations: Sequence[str], block: Block
-) -> None:
-    """Emit the row kernels for a model of this width; ``size`` counts floats everywhere.
+def emit_rows(module: object, sizes: Sizes, eps: float, activations: Sequence[str]) -> None:
+    """Emit the row kernels for a model of these sizes; ``size`` counts floats everywhere.
 
-    ``activations`` are the forms that there is a ``quantise`` for; floats need none.
+    ``activations`` are the forms that there is a ``quantise`` for; floats need none. There is a
+    ``gate`` for each shape of feed-forward network.
     """
-    _emit_norm(module, num_channels, eps, block)
-    _emit_add(module, block.residual_scale)
-    _emit_gate(module, block)
+    _emit_norm(module, sizes, eps)
+    _emit_add(module, sizes.residual_scale)
+    for number, ffn in enumerate(sizes.all_ffns):
+        _emit_gate(module, ffn, number)
     emitters = {"groups": _emit_groups, "rows": _emit_row_bytes, "bf16": _emit_bf16}
     for form in activations:
         if form in emitters:
             emitters[form](module)
 
 
-def _emit_norm(module: object, num_channels: int, eps: float, block: Block) -> None:
+def _emit_norm(module: object, sizes: Sizes, eps: float) -> None:
     """``norm``: out = x / rms(x) * weight + bias, over ``num_channels`` of ``size``.
 
     RMS norm (Zhang & Sennrich, 2019), or layer norm (Ba et al., 2016), which subtracts the mean
     first. A model without biases ignores ``bias``.
     """
-    fn = NORM.begin(module)
+    fn, num_channels = NORM.begin(module), sizes.num_channels
     x, weight, bias, out, size = fn.args
     lanes, end = fn.lanes(I32, list(range(16))), fn.value(num_channels, I32).splat(16)
-    middle = _mean(fn, x, size, num_channels) if block.norm == "layer" else None
+    middle = _mean(fn, x, size, num_channels) if sizes.norm == "layer" else None
 
     def load(at: Value) -> Value:
         value = fn.load(x + at, FLOATS, 4)
@@ -90,7 +90,7 @@ def _emit_norm(module: object, num_channels: int, eps: float, block: Block) -> N
     scale = (1.0 / sqrt(mean + eps)).splat(16)
     with fn.loop(size * 4, step=64) as at:
         value = load(at) * scale * fn.load(weight + at, FLOATS, 4)
-        if block.norm_bias:
+        if sizes.norm_bias:
             value = value + fn.load(bias + at, FLOATS, 4)
         fn.store(value, out + at, 4)
     fn.finish()
@@ -119,24 +119,24 @@ def _emit_add(module: object, residual_scale: float) -> None:
         fn.finish()
 
 
-def _emit_gate(module: object, block: Block) -> None:
+def _emit_gate(module: object, ffn: FeedForward, number: int) -> None:
     """``gate``: out = activation(gate) * up (SwiGLU; Shazeer, 2020), or activation(up).
 
     The biases are added before; a model without them, or without gates, ignores what it lacks.
     """
-    fn = GATE.begin(module)
+    fn = GATE.of(number).begin(module)
     gate, up, gate_bias, up_bias, out, size = fn.args
 
     def load(values: Value, biases: Value, at: Value) -> Value:
         value = fn.load(values + at, FLOATS, 4)
-        return value + fn.load(biases + at, FLOATS, 4) if block.mlp_bias else value
+        return value + fn.load(biases + at, FLOATS, 4) if ffn.bias else value
 
     with fn.loop(size * 4, step=64) as at:
         inner = load(up, up_bias, at)
-        if block.gated:
-            inner = gated(block.activation, load(gate, gate_bias, at), inner)
+        if ffn.gated:
+            inner = gated(ffn.activation, load(gate, gate_bias, at), inner)
         else:
-            inner = activated(block.activation, inner)
+            inner = activated(ffn.activation, inner)
         fn.store(inner, out + at, 4)
     fn.finish()
 

@@ -10,7 +10,8 @@ Work is split between threads in one of three ways, by how many rows (tokens) th
 * **by tokens**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then
   steals what is left of others', and they meet once a layer, when keys and values are in the cache.
 
-All call the same kernels in the same order for a row, so they give the same bits. This module
+All call the same kernels in the same order for a row, so they give the same bits. Each has code
+for each kind of layer (``layout.shapes.LayerKind``), which a word of the layer chooses. This module
 allocates nothing and knows no requests.
 """
 
@@ -34,7 +35,13 @@ from ridgeline.backends.cpu.emit.rows import COPY
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, OUTPUT_SPLIT_ROWS, TOKENS, Sizes
+from ridgeline.backends.cpu.layout.shapes import (
+    MIXED_ROWS,
+    OUTPUT_SPLIT_ROWS,
+    TOKENS,
+    LayerKind,
+    Sizes,
+)
 
 _BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD = (
     Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head")
@@ -46,7 +53,8 @@ _QKV = ("q", "k", "v")
 def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     """Emit ``step`` for the kinds of weights that occur."""
     emit_matmul(module, kinds)
-    _emit_attend(module, sizes)
+    for kind in {kind.heads: kind for kind in sizes.kinds}.values():
+        _emit_attend(module, sizes, kind)
     if sizes.profiled:
         emit_clock(module)
     new = TimedFunction if sizes.profiled else Function
@@ -77,12 +85,13 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     fn.finish()
 
 
-def _emit_attend(module: object, sizes: Sizes) -> None:
-    """``attend``: see ``Thread.attend``."""
-    fn = ATTEND.begin(module)
+def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
+    """``attend``, for this kind of layer: see ``Thread.attend``."""
+    fn = ATTEND.of(sizes.all_heads.index(kind.heads)).begin(module)
     _, _, window, pairs, sinks, records, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
-    args, heads = thread.args, sizes.heads
+    thread.kind = kind
+    args, heads, of_heads = thread.args, kind.heads, thread.of_heads
     position = thread.index(args["positions"] + first * 4)
     reach = select(window > 0, window, fn.i64(1 << 40))
     start = maximum(position - reach + 1, 0) >> 4 << 4  # of the first visible block
@@ -103,11 +112,11 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
     walk = {"records": records, "stride": stride, "table": table, "count": num_blocks}
     for queries in dict.fromkeys((1, heads.tile)):
         with fn.when(count.equals(queries)):
-            scores(queries).call(
+            of_heads(scores(queries)).call(
                 fn, query=query, **walk, kv_head=kv_head, out=out_scores, out_stride=score_stride
             )
             if heads.splits_key_bias:
-                ADD_KEY_BIAS.call(
+                of_heads(ADD_KEY_BIAS).call(
                     fn, query=query, pairs=pairs, rope_by_pair=args["rope_by_pair"] + start * 4,
                     stride=args["rope_by_pair_stride"], count=num_blocks, kv_head=kv_head,
                     num_queries=queries, out=out_scores, out_stride=score_stride,
@@ -119,14 +128,14 @@ def _emit_attend(module: object, sizes: Sizes) -> None:
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
                 if not heads.causal:
                     high = fn.lower(length, at + reach) - start
-                SOFTMAX.call(
+                of_heads(SOFTMAX).call(
                     fn, scores=out_scores + row * score_stride, score_stride=score_stride,
                     low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),
                     scales=scales + row * 4, sinks=sinks,
                 )  # fmt: skip
-            weighted_values(queries).call(
+            of_heads(weighted_values(queries)).call(
                 fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,
-                out_stride=sizes.attention * 4,
+                out_stride=kind.attention * 4,
             )  # fmt: skip
     fn.finish()
 
@@ -148,16 +157,17 @@ def _by_outputs(thread: Thread, scope: str) -> None:
             COPY.call(fn, x=x + m * x_bytes, y=args["x"] + m * x_bytes, size=sizes.hidden)
     attend = _attend_rows if scope == "shared" else _attend_heads
     with thread.layers() as (i, layer, cache):
-        with fn.loop(rows[1], start=rows[0]) as m:
-            thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, _QKV)
-        thread.barrier(scope)
-        meet(thread, scope)
-        for matrix, column in thread.qkv():
-            out = thread.shared("qkv") + column
-            _share_of_matmul(thread, i, layer, matrix, out, sizes.qkv * 4, "in", scope)
-        thread.barrier()
-        attend(thread, layer, cache, rows)
-        _feed_forward(thread, i, layer, x, rows, scope)
+        for _ in thread.each_kind(layer):
+            with fn.loop(rows[1], start=rows[0]) as m:
+                thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, _QKV)
+            thread.barrier(scope)
+            meet(thread, scope)
+            for matrix, column in thread.qkv():
+                out = thread.shared("qkv") + column
+                _share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
+            thread.barrier()
+            attend(thread, layer, cache, rows)
+            _feed_forward(thread, i, layer, x, rows, scope)
     if scope == "local":
         with fn.when(thread.number.equals(0)), fn.loop(num_rows) as m:
             COPY.call(fn, x=args["x"] + m * x_bytes, y=x + m * x_bytes, size=sizes.hidden)
@@ -165,29 +175,29 @@ def _by_outputs(thread: Thread, scope: str) -> None:
 
 def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
     """Let this thread's heads attend, in all rows; quantise every row's results."""
-    fn, args, sizes = thread.fn, thread.args, thread.sizes
+    fn, args, kind = thread.fn, thread.args, thread.kind
     attended, num_rows = thread.shared("attended"), rows[1]
-    with fn.loop(sizes.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
+    with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
         with fn.loop(num_rows) as m:
-            thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
+            thread.rope(layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
         with fn.loop(num_rows) as m:
-            out = attended + m * (sizes.attention * 4)
+            out = attended + m * (kind.attention * 4)
             thread.attend(layer, cache, (m, fn.i64(1)), h, out)
     thread.barrier()
     with fn.loop(num_rows) as m:
-        _attended_to_activations(thread, layer, attended + m * (sizes.attention * 4), m)
+        _attended_to_activations(thread, layer, attended + m * (kind.attention * 4), m)
     meet(thread)
 
 
 def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
     """Let this thread's rows attend, all of their heads, once everybody's keys are there."""
-    fn, sizes = thread.fn, thread.sizes
-    with fn.loop(rows[1], start=rows[0]) as m, fn.loop(sizes.heads.num_kv_heads) as h:
-        thread.rope(layer, cache, m, thread.shared("qkv") + m * (sizes.qkv * 4), h)
+    fn, kind = thread.fn, thread.kind
+    with fn.loop(rows[1], start=rows[0]) as m, fn.loop(kind.heads.num_kv_heads) as h:
+        thread.rope(layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
-        out = thread.shared("attended") + m * (sizes.attention * 4)
-        with fn.loop(sizes.heads.num_kv_heads) as h:
+        out = thread.shared("attended") + m * (kind.attention * 4)
+        with fn.loop(kind.heads.num_kv_heads) as h:
             thread.attend(layer, cache, (m, fn.i64(1)), h, out)
         _attended_to_activations(thread, layer, out, m, "shared")
     thread.barrier()
@@ -205,19 +215,20 @@ def _feed_forward(
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
     thread.barrier(scope)
     meet(thread, "local")
-    if sizes.experts:
+    experts = thread.kind.ffn.experts
+    if experts:
         met_experts(thread, layer, thread.args["num_rows"], scope, shares_tiles=True)
     else:
         _gated_mlp(thread, i, layer, rows, scope)
     thread.barrier()
-    made = thread.shared("expert_sums") if sizes.experts else y
+    made = thread.shared("expert_sums") if experts else y
     with fn.loop(rows[1], start=rows[0]) as m:
         thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
 
 
 def _gated_mlp(thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], scope: str) -> None:
     """Take all rows through the feed-forward network, by outputs, into ``y``."""
-    fn, sizes = thread.fn, thread.sizes
+    fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
     y, x_bytes = thread.shared("y"), sizes.hidden * 4
     _gated_share(thread, i, layer, scope)
     thread.barrier()
@@ -225,8 +236,8 @@ def _gated_mlp(thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], 
     if sizes.activations == "rows":  # their scale needs the whole row
         gated = scope
         with fn.loop(rows[1], start=rows[0]) as m:
-            whole = thread.shared("gate_up") + m * sizes.gate_up_stride
-            thread.quantise("gated", whole, m, sizes.intermediate, scope=scope)
+            whole = thread.shared("gate_up") + m * ffn.gate_up_stride
+            thread.quantise("gated", whole, m, ffn.size, scope=scope)
         thread.barrier(scope)
     if sizes.max_rank:
         _shrink_gated(thread, layer, rows)
@@ -236,7 +247,7 @@ def _gated_mlp(thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], 
 def _shrink_gated(thread: Thread, layer: Words, rows: tuple[Value, ...]) -> None:
     """Multiply rows of inner values by the A of the matrix that reads them, once all are there."""
     sizes = thread.sizes
-    source, stride = thread.shared("gate_up"), sizes.gate_up_stride
+    source, stride = thread.shared("gate_up"), thread.kind.ffn.gate_up_stride
     if sizes.activations == "floats":
         source, stride = thread.shared("gated_floats"), sizes.float_stride
     with thread.fn.loop(rows[1], start=rows[0]) as m:
@@ -247,7 +258,7 @@ def _shrink_gated(thread: Thread, layer: Words, rows: tuple[Value, ...]) -> None
 def _attended_to_activations(
     thread: Thread, layer: Words, attended: Value, row: Value, scope: str = "local"
 ) -> None:
-    size = thread.sizes.attention
+    size = thread.kind.attention
     shrink(thread, layer, ("o",), attended, row)
     if thread.sizes.activations == "floats":
         COPY.call(thread.fn, x=thread.floats("in", row, scope), y=attended, size=size)
@@ -271,11 +282,12 @@ def _gated_share(thread: Thread, i: Value, layer: Words, scope: str) -> None:
     them there, too.
     """
     fn, sizes, num_rows = thread.fn, thread.sizes, thread.args["num_rows"]
-    gate, stride = thread.shared("gate_up"), sizes.gate_up_stride
-    up, share = gate + sizes.intermediate * 4, next_share(thread, i, layer, "up")
-    first_matrix = sizes.block.inner[0]
+    ffn = thread.kind.ffn
+    gate, stride = thread.shared("gate_up"), ffn.gate_up_stride
+    up, share = gate + ffn.size * 4, next_share(thread, i, layer, "up")
+    first_matrix = ffn.inner[0]
     with thread.pieces(i, "gate", layer[f"{first_matrix}_num_tiles"]) as tiles:
-        if sizes.block.gated:
+        if ffn.gated:
             behind = thread.tile(layer, "up", tiles[0])
             thread.matmul(layer, "gate", tiles, num_rows, gate, stride, behind, "in", scope)
         behind = next_address(thread, layer, first_matrix, tiles[1], share)
@@ -298,17 +310,23 @@ def _by_tokens(thread: Thread) -> None:
     fn, args, num_layers = thread.fn, thread.args, thread.sizes.num_layers
     bounds = args["block_bounds"]
     with thread.blocks(fn.i64(num_layers), bounds) as (block, _):
-        _project(thread, *thread.layer(fn.i64(0)), *_ends(thread, block, 0))
+        first, its_cache = thread.layer(fn.i64(0))
+        rows = _ends(thread, block, 0)
+        for _ in thread.each_kind(first):
+            _project(thread, first, its_cache, *rows)
     with thread.layers() as (i, layer, cache):
         thread.barrier()
         is_last = (i + 1).equals(num_layers)
         with thread.blocks(i, select(is_last, args["output_begins"], bounds)) as (block, _):
             rows = _ends(thread, block, 0)
-            _attend_block(thread, layer, cache, rows[0], _ends(thread, block, 1))
-            _finish_layer(thread, layer, *rows)
+            for _ in thread.each_kind(layer):
+                _attend_block(thread, layer, cache, rows[0], _ends(thread, block, 1))
+                _finish_layer(thread, layer, *rows)
             # The next layer's keys and values go where no thread reads before the next barrier.
             with fn.when(is_last.equals(0)):
-                _project(thread, *thread.layer(i + 1), *rows)
+                following, its_cache = thread.layer(i + 1)
+                for _ in thread.each_kind(following):
+                    _project(thread, following, its_cache, *rows)
 
 
 def _ends(thread: Thread, block: Value, part: int) -> tuple[Value, Value]:
@@ -320,15 +338,16 @@ def _ends(thread: Thread, block: Value, part: int) -> tuple[Value, Value]:
 def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value) -> None:
     """Norm a block of rows, compute queries, keys and values, and store them."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
+    kind = thread.kind
     thread.first_row, thread.owns_rows = low, True
     with fn.loop(high - low) as m:
         x = args["x"] + (low + m) * (sizes.hidden * 4)
         thread.norm(layer, "attn_norm", x, m, "local", _QKV)
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
-        _whole_matmul(thread, layer, matrix, high - low, out, sizes.qkv * 4)
-    with fn.loop(high - low) as m, fn.loop(sizes.heads.num_kv_heads) as h:
-        thread.rope(layer, cache, low + m, thread.local("qkv") + m * (sizes.qkv * 4), h)
+        _whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
+    with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
+        thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
 
 
 def _whole_matmul(
@@ -344,46 +363,47 @@ def _attend_block(
     thread: Thread, layer: Words, cache: Value, low: Value, items: tuple[Value, Value]
 ) -> None:
     """Let the items of a block, whose first row is ``low``, attend."""
-    fn, sizes = thread.fn, thread.sizes
+    fn, kind = thread.fn, thread.kind
     with fn.loop(items[1], start=items[0]) as item:
         at = thread.args["items"] + item * 8
         row, count = thread.index(at), thread.index(at + 4)
-        out = thread.local("attended") + (row - low) * (sizes.attention * 4)
-        with fn.loop(sizes.heads.num_kv_heads) as h:
+        out = thread.local("attended") + (row - low) * (kind.attention * 4)
+        with fn.loop(kind.heads.num_kv_heads) as h:
             thread.attend(layer, cache, (row, count), h, out)
 
 
 def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:
     """Take a block of rows from what they attended to through the rest of the layer."""
-    fn, args, sizes = thread.fn, thread.args, thread.sizes
+    fn, args, sizes, kind = thread.fn, thread.args, thread.sizes, thread.kind
     num_rows, thread.first_row, thread.owns_rows = high - low, low, True
     x, y, x_bytes = args["x"] + low * (sizes.hidden * 4), thread.local("y"), sizes.hidden * 4
     with fn.loop(num_rows) as m:
-        attended = thread.local("attended") + m * (sizes.attention * 4)
+        attended = thread.local("attended") + m * (kind.attention * 4)
         _attended_to_activations(thread, layer, attended, m)
     _whole_matmul(thread, layer, "o", num_rows, y, x_bytes)
     with fn.loop(num_rows) as m:
         thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
-    if sizes.experts:
+    experts = kind.ffn.experts
+    if experts:
         met_experts(thread, layer, num_rows, "local", shares_tiles=False)
     else:
         _whole_mlp(thread, layer, num_rows)
-    made = thread.local("expert_sums") if sizes.experts else y
+    made = thread.local("expert_sums") if experts else y
     with fn.loop(num_rows) as m:
         thread.add(layer, "mlp", x + m * x_bytes, made + m * x_bytes)
 
 
 def _whole_mlp(thread: Thread, layer: Words, num_rows: Value) -> None:
     """Take this thread's rows through the feed-forward network, into ``y``."""
-    fn, sizes = thread.fn, thread.sizes
-    gate, stride = thread.local("gate_up"), sizes.gate_up_stride
-    up = gate + sizes.intermediate * 4
-    if sizes.block.gated:
+    fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
+    gate, stride = thread.local("gate_up"), ffn.gate_up_stride
+    up = gate + ffn.size * 4
+    if ffn.gated:
         _whole_matmul(thread, layer, "gate", num_rows, gate, stride)
     _whole_matmul(thread, layer, "up", num_rows, up, stride)
     with fn.loop(num_rows) as m:
         out = thread.floats("gated", m)
-        thread.gate(layer, 0, gate + m * stride, up + m * stride, out, sizes.intermediate)
+        thread.gate(layer, 0, gate + m * stride, up + m * stride, out, ffn.size)
         shrink(thread, layer, ("down",), out, m)
-        thread.quantise("gated", out, m, sizes.intermediate)
+        thread.quantise("gated", out, m, ffn.size)
     _whole_matmul(thread, layer, "down", num_rows, thread.local("y"), sizes.hidden * 4, "gated")

@@ -5,7 +5,7 @@ from __future__ import annotations
 # ``sync`` and ``num_threads`` come first: ``threads`` relies on it.
 ARGUMENTS = (
     "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
-    "layers", "x", "queries", "cache", "layer_stride", "records_stride",
+    "layers", "x", "queries", "cache", "records_stride",
     "tables", "table_stride", "positions", "sequences", "text_lengths",
     "non_finite", "items", "blocks", "block_bounds", "output_begins",
     "rope_by_pair", "rope_by_pair_stride",
@@ -21,7 +21,8 @@ ARGUMENTS = (
 MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER = (
-    "number", "window", "cos", "sin", "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
+    "number", "kind", "cache_at",
+    "window", "cos", "sin", "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
     "attn_norm_bias", "mlp_norm_bias", "attn_post_norm_bias", "mlp_post_norm_bias",
     "qkv_bias", "qk_norms", "sinks", "o_bias", "key_bias", "key_bias_pairs",
     "gate_bias", "up_bias", "down_bias", "router", "router_bias",

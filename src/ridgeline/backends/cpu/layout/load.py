@@ -22,7 +22,7 @@ from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
-from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, Sizes
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import give_back
@@ -113,7 +113,7 @@ def footprint(
     kind = dtype if dtype in ("f32", "bf16") else "w8"
     per_weight = FORMATS[kind].record_bytes / TILE**2
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
-    per_row = sizes.hidden * 10 + sizes.heads.query_bytes
+    per_row = sizes.hidden * 10 + sizes.query_bytes
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
@@ -126,8 +126,7 @@ def footprint(
         if kind == "w8":
             of_sketch = FORMATS["s5"].record_bytes
             weights_bytes += arch.vocab_size * sizes.hidden * of_sketch // TILE**2
-    cached = arch.num_layers * sizes.heads.num_kv_heads * sizes.heads.record_bytes // TOKENS
-    return weights_bytes, step_bytes, cached
+    return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
@@ -161,13 +160,9 @@ def _pack_all(
     checkpoint: Checkpoint, sizes: Sizes, dtype: str, progress: Callable[[int, int], None]
 ) -> dict[str, Packed]:
     """Pack every tensor, by canonical name."""
-    arch, heads = checkpoint.arch, sizes.heads
+    arch = checkpoint.arch
     total, done = checkpoint.nbytes, 0
     arrays: dict[str, Packed] = {}
-    rope_order, _ = _channels(arch, heads)
-    head_rows, head_columns = head_places(arch, heads)
-    q_rows, k_rows, v_rows = head_rows.values()
-    o_columns = head_columns["o"]
 
     def matrix(
         name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
@@ -186,37 +181,38 @@ def _pack_all(
         out[: len(spread)][spread >= 0] = values[spread[spread >= 0]]
         return out
 
-    # Blocks of 32 inputs stay whole where heads need no padding, and with them the file's values.
-    places: dict[str, tuple[Index | None, Index | None]] = {
-        "q": (q_rows, None),
-        "k": (k_rows, None),
-        "v": (v_rows, None),
-        "o": (None, o_columns if heads.size != heads.num_channels else None),
-    }
-    vectors = vector_sizes(sizes)
-    places |= _expert_places(arch, sizes)
-    for i in range(arch.num_layers):
-        prefix = f"layers.{i}."
-        for name in (n for n in vectors if prefix + n in checkpoint.tensors):  # not all have norms
-            rows = places.get(name.removesuffix("_bias"), (None, None))[0]
-            arrays[prefix + name] = Packed("", vector(prefix + name, vectors[name], rows))
+    for i, kind in enumerate(sizes.layers):
+        prefix, heads = f"layers.{i}.", kind.heads
+        head_rows, head_columns = head_places(arch, sizes, i)
+        # Blocks of 32 inputs stay whole where heads need no padding, and with them their values.
+        places: dict[str, tuple[Index | None, Index | None]] = {
+            **{name: (rows, None) for name, rows in head_rows.items()},
+            "o": (None, head_columns["o"] if heads.size != heads.num_channels else None),
+            **_expert_places(arch, sizes, i),
+        }
+        for name, size in vector_sizes(kind, norm_bias=sizes.norm_bias).items():
+            to = places.get(name.removesuffix("_bias"), (None, None))[0]
+            arrays[prefix + name] = Packed("", vector(prefix + name, size, to))
         if heads.qkv_bias:
-            parts = (("q_bias", q_rows), ("k_bias", k_rows), ("v_bias", v_rows))
+            parts = [(f"{name}_bias", rows) for name, rows in head_rows.items()]
             biases = [vector(prefix + name, len(rows), rows) for name, rows in parts]
             arrays[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
             norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
             sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
-            by_row = np.append(sizes_of_keys, np.float32(0))[k_rows]  # 0 where there is no channel
-            arrays[prefix + "key_spreads"] = Packed("", by_row)
+            by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
+            arrays[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
         if heads.qk_norm:
-            places_of = {"q_norm": rope_order, "k_norm": rope_order}
-            if heads.qk_norm == "width":
-                places_of = {"q_norm": q_rows, "k_norm": k_rows}
-            norms = [vector(prefix + n, len(order), order) for n, order in places_of.items()]
+            orders = [head_rows[name] for name in "qk"]
+            if heads.qk_norm == "head":
+                orders = [order[: heads.size] for order in orders]  # the first head's
+            norms = [
+                vector(prefix + n, len(order), order)
+                for n, order in zip(("q_norm", "k_norm"), orders, strict=True)
+            ]
             arrays[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
-        for name in ("q", "k", "v", "o", *sizes.block.inner, "down"):
+        for name in ("q", "k", "v", "o", *kind.ffn.inner, "down"):
             matrix(prefix + name, *places.get(name, (None, None)))
-        if sizes.experts:
+        if kind.ffn.experts:
             arrays[prefix + "router"] = _plain_rows(checkpoint, prefix + "router", sizes)
     for name, size in outer_sizes(arch, sizes).items():
         arrays[name] = Packed("", vector(name, size))
@@ -250,6 +246,8 @@ def _assemble(
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
     words = {name: i for i, name in enumerate(LAYER)}
     layers[:, words["number"]] = np.arange(arch.num_layers)
+    layers[:, words["kind"]] = sizes.kind_of
+    layers[1:, words["cache_at"]] = sizes.cache_ends[:-1]
     layers[:, words["window"]] = [layer.known_attention.window or 0 for layer in arch.layers]
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
@@ -262,22 +260,25 @@ def _assemble(
                 layer[words[f"{part}_{word}"]] = value
         else:
             layer[words[part]] = address(data)
-    heads, biases = sizes.heads, list[NDArray[Any]]()
-    for i in range(arch.num_layers if heads.splits_key_bias else 0):
+    biases = list[NDArray[Any]]()
+    for i, of_layer in enumerate(sizes.layers):
+        if not of_layer.heads.splits_key_bias:
+            continue
         both = (arrays[f"layers.{i}.{name}"].data for name in ("qkv_bias", "key_spreads"))
-        parts = split(heads, *both)
+        parts = split(of_layer.heads, *both)
         for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
             layers[i, words[word]] = address(data)
             biases.append(data)
-    tables = _rope_tables(arch, heads, max_model_len)
-    for i, layer in enumerate(arch.layers):
-        for word, table in zip(("cos", "sin"), tables[layer.known_attention.rope], strict=True):
-            layers[i, words[word]] = address(table)
+    tables = _rope_tables(arch, sizes, max_model_len)
+    for row, one, of_layer in zip(layers, arch.layers, sizes.layers, strict=True):
+        of_rope = tables[one.known_attention.rope, of_layer.heads.half]
+        row[[words["cos"], words["sin"]]] = [address(table) for table in of_rope]
     final_norm, final_norm_bias, head_bias = (
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
     )
-    pairs, (cos, sin) = rotating_pairs(arch), tables[arch.layers[0].known_attention.rope]
+    pairs, (cos, sin) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
+    split_heads = [heads for heads in sizes.all_heads if heads.splits_key_bias]
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
@@ -289,7 +290,9 @@ def _assemble(
         sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
         distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
         ropes=[table for both in tables.values() for table in both],
-        rope_by_pair=rope_by_pair(heads, cos[:, :pairs], sin[:, :pairs]),
+        rope_by_pair=rope_by_pair(
+            (split_heads or sizes.all_heads)[0], cos[:, :pairs], sin[:, :pairs]
+        ),
         biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),
         arrays=arrays,
@@ -297,17 +300,21 @@ def _assemble(
     )
 
 
-def _expert_places(arch: ModelArch, sizes: Sizes) -> dict[str, tuple[Index | None, Index | None]]:
-    """Return where the outputs of stacked experts come from: each is whole tiles."""
-    if sizes.experts is None:
+def _expert_places(
+    arch: ModelArch, sizes: Sizes, layer: int
+) -> dict[str, tuple[Index | None, Index | None]]:
+    """Return where the outputs of a layer's stacked experts come from: each is whole tiles."""
+    ffn = sizes.layers[layer].ffn
+    if ffn.experts is None:
         return {}
+    count = ffn.experts.num
 
     def stacked(size: int, room: int) -> Index:
-        rows = np.full((sizes.experts.num if sizes.experts else 0, room), -1)
-        rows[:, :size] = np.arange(len(rows))[:, None] * size + np.arange(size)
+        rows = np.full((count, room), -1)
+        rows[:, :size] = np.arange(count)[:, None] * size + np.arange(size)
         return rows.reshape(-1)
 
-    inner = stacked(arch.layers[0].ffn.size, sizes.intermediate)
+    inner = stacked(arch.layers[layer].ffn.size, ffn.size)
     outer = stacked(arch.hidden_size, sizes.hidden)
     return {"gate": (inner, None), "up": (inner, None), "down": (outer, None)}
 
@@ -317,22 +324,22 @@ def _scaled(norm: Floats, logit_scale: float) -> Floats:
     return norm if logit_scale == 1.0 else norm * np.float32(logit_scale)
 
 
-def vector_sizes(sizes: Sizes) -> dict[str, int]:
+def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
     """Return the padded lengths of a layer's norms and biases, but those of its heads."""
-    block, hidden = sizes.block, sizes.hidden
-    found = dict.fromkeys(block.norm_names, hidden)
-    if block.norm_bias:
-        found |= {f"{name}_bias": hidden for name in block.norm_names}
-    if sizes.o_bias:
+    ffn, hidden = kind.ffn, kind.hidden
+    found = dict.fromkeys(kind.norm_names, hidden)
+    if norm_bias:
+        found |= {f"{name}_bias": hidden for name in kind.norm_names}
+    if kind.o_bias:
         found["o_bias"] = hidden
-    if sizes.heads.sinks:
-        found["sinks"] = sizes.heads.num_heads
-    if block.mlp_bias:
-        num = sizes.experts.num if sizes.experts else 1
-        found |= {f"{name}_bias": num * sizes.intermediate for name in block.inner}
+    if kind.heads.sinks:
+        found["sinks"] = kind.heads.num_heads
+    if ffn.bias:
+        num = ffn.experts.num if ffn.experts else 1
+        found |= {f"{name}_bias": num * ffn.size for name in ffn.inner}
         found["down_bias"] = num * hidden
-    if sizes.experts and sizes.experts.bias:
-        found["router_bias"] = sizes.experts.num
+    if ffn.experts and ffn.experts.bias:
+        found["router_bias"] = ffn.experts.num
     return found
 
 
@@ -347,17 +354,23 @@ def outer_sizes(arch: ModelArch, sizes: Sizes) -> dict[str, int]:
 
 
 def _rope_tables(
-    arch: ModelArch, heads: Heads, max_model_len: int
-) -> dict[Rope | None, tuple[Floats, Floats]]:
-    """Return cosines and sines, padded, of each rope; where nothing turns they are 1 and 0."""
-    found: dict[Rope | None, tuple[Floats, Floats]] = {}
-    for rope in dict.fromkeys(layer.known_attention.rope for layer in arch.layers):
-        shape = (max_model_len, heads.half)
+    arch: ModelArch, sizes: Sizes, max_model_len: int
+) -> dict[tuple[Rope | None, int], tuple[Floats, Floats]]:
+    """Return cosines and sines of each rope, padded to a number of pairs.
+
+    Where nothing turns they are 1 and 0.
+    """
+    found: dict[tuple[Rope | None, int], tuple[Floats, Floats]] = {}
+    for layer, kind in zip(arch.layers, sizes.layers, strict=True):
+        rope, half = key = layer.known_attention.rope, kind.heads.half
+        if key in found:
+            continue
+        shape = (max_model_len, half)
         cos, sin = np.ones(shape, np.float32), np.zeros(shape, np.float32)
         if rope:
-            padding = ((0, 0), (0, heads.half - rope.dim // 2))
+            padding = ((0, 0), (0, half - rope.dim // 2))
             cos, sin = (np.pad(table, padding) for table in rope_tables(rope, max_model_len))
-        found[rope] = cos, sin
+        found[key] = cos, sin
     return found
 
 
@@ -395,9 +408,21 @@ def head_dtype(dtype: str, file_dtype: str) -> str:
     return "int8" if (dtype, file_dtype) == ("auto", "Q6_K") else dtype
 
 
-def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
+def head_places(
+    arch: ModelArch, sizes: Sizes, layer: int
+) -> tuple[dict[str, Index], dict[str, Index]]:
+    """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding."""
+    heads, pairs = sizes.layers[layer].heads, rotating_pairs(arch, arch.layers[layer])
+    rope_order, plain = _channels(heads, pairs)
+    counts = heads.num_heads, heads.num_kv_heads
+    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
+    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
+    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
+
+
+def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
     """Return where a padded head's channels come from, -1 for padding: of q and k, and of v."""
-    pairs, num_channels = rotating_pairs(arch), heads.num_channels
+    num_channels = heads.num_channels
     rope_order = np.full(heads.size, -1)
     rope_order[:pairs] = np.arange(pairs)
     rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
@@ -406,15 +431,6 @@ def _channels(arch: ModelArch, heads: Heads) -> tuple[Index, Index]:
     plain = np.full(heads.size, -1)
     plain[:num_channels] = np.arange(num_channels)
     return rope_order, plain
-
-
-def head_places(arch: ModelArch, heads: Heads) -> tuple[dict[str, Index], dict[str, Index]]:
-    """Return where outputs of q, k and v come from, and inputs of o; -1 is padding."""
-    rope_order, plain = _channels(arch, heads)
-    counts = heads.num_heads, heads.num_kv_heads
-    q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
-    o_columns, v_rows = (_heads(plain, count, heads) for count in counts)
-    return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
 
 
 def _heads(channels: Index, count: int, heads: Heads) -> Index:

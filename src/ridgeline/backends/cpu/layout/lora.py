@@ -57,13 +57,14 @@ def pack_adapter(weights: AdapterWeights, arch: ModelArch, sizes: Sizes) -> Pack
     """
     if weights.rank > sizes.max_rank:
         raise ValueError(f"rank {weights.rank}: these kernels have room for {sizes.max_rank}")
-    rows, columns = head_places(arch, sizes.heads)
+    kinds, places = sizes.layers, [head_places(arch, sizes, i) for i in range(arch.num_layers)]
     words = np.zeros((arch.num_layers, len(ADAPTER)), np.int64)
     tiles: list[tuple[int, str, int, Floats, Floats]] = []
     for name, part in weights.parts.items():
         _, layer, matrix = name.split(".")
         rank = -(-len(part.a) // RANK_STEP) * RANK_STEP
-        a = np.zeros((rank, sizes.inputs(matrix)), np.float32)
+        rows, columns = places[int(layer)]
+        a = np.zeros((rank, kinds[int(layer)].inputs(matrix)), np.float32)
         _spread(a, part.a.T, columns.get(matrix))
         outputs = rows.get(matrix)
         b = np.zeros((padded(len(part.b) if outputs is None else len(outputs)), rank), np.float32)

@@ -5,19 +5,63 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.backends.cpu.layout.pack import padded
-from ridgeline.backends.cpu.layout.shapes import Block, Experts, Heads, Sizes
+from ridgeline.backends.cpu.layout.shapes import Experts, FeedForward, Heads, LayerKind, Sizes
 from ridgeline.physics import arch as arch_parts
-from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.arch import Layer, ModelArch
 
 _LANES = 16
 # What products take, of dtypes that are not blocks of 32 weights.
 _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 
-def head_shape(arch: ModelArch, cache: str) -> Heads:
-    """Return the padded shape of a model's heads, and the cache's format."""
-    attention = arch.layers[0].known_attention
-    pairs = rotating_pairs(arch)
+def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> Sizes:
+    """Return the padded widths of a model; ``max_rank`` is that of adapters.
+
+    Raises ValueError for layers that have no code.
+    """
+    _check_layers(arch)
+    of_layers = [_kind(arch, layer, cache) for layer in arch.layers]
+    together = min(kind.heads.tile for kind in of_layers)
+    query_bytes = max(kind.heads.query_bytes for kind in of_layers)
+    for i, kind in enumerate(of_layers):
+        heads = replace(kind.heads, most_together=together, least_query_bytes=query_bytes)
+        of_layers[i] = replace(kind, heads=heads)
+    kinds = tuple(dict.fromkeys(of_layers))
+    return Sizes(
+        kinds=kinds,
+        kind_of=tuple(kinds.index(kind) for kind in of_layers),
+        num_channels=arch.hidden_size,
+        hidden=padded(arch.hidden_size),
+        activations=_ACTIVATIONS.get(dtype, "groups"),
+        vocab_size=arch.vocab_size,
+        norm=arch.norm,
+        norm_bias=arch.norm_bias,
+        residual_scale=arch.residual_scale,
+        head_bias=arch.head_bias,
+        logit_softcap=arch.logit_softcap,
+        max_rank=max_rank,
+    )
+
+
+def _kind(arch: ModelArch, layer: Layer, cache: str) -> LayerKind:
+    """Return what a layer's code depends on: all but its window and the angles of its rope."""
+    ffn, experts = layer.ffn, None
+    if isinstance(ffn, arch_parts.Experts):
+        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale, ffn.bias)
+    return LayerKind(
+        hidden=padded(arch.hidden_size),
+        heads=_heads(arch, layer, cache),
+        ffn=FeedForward(padded(ffn.size), ffn.activation, ffn.gated, ffn.bias, experts),
+        o_bias=layer.known_attention.o_bias,
+        norm_names=layer.norm_names,
+        is_parallel=layer.is_parallel,
+        norms_replace=layer.norms == "within",
+    )
+
+
+def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
+    """Return the padded shape of a layer's heads, and the cache's format."""
+    attention, pairs = layer.known_attention, rotating_pairs(arch, layer)
     return Heads(
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
@@ -35,46 +79,7 @@ def head_shape(arch: ModelArch, cache: str) -> Heads:
     )
 
 
-def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> Sizes:
-    """Return the padded widths of a model; ``max_rank`` is that of adapters.
-
-    Raises ValueError for layers that differ in more than their window and rope.
-    """
-    _check_layers(arch)
-    first, experts = arch.layers[-1], None
-    if isinstance(first.ffn, arch_parts.Experts):
-        ffn = first.ffn
-        experts = Experts(ffn.num, ffn.per_token, ffn.normalised, ffn.scale, ffn.bias)
-    return Sizes(
-        num_layers=arch.num_layers,
-        num_channels=arch.hidden_size,
-        hidden=padded(arch.hidden_size),
-        intermediate=padded(arch.layers[0].ffn.size),
-        heads=head_shape(arch, cache),
-        activations=_ACTIVATIONS.get(dtype, "groups"),
-        o_bias=arch.layers[0].known_attention.o_bias,
-        vocab_size=arch.vocab_size,
-        block=Block(
-            norm_names=first.norm_names,
-            norm=arch.norm,
-            norm_bias=arch.norm_bias,
-            is_parallel=first.is_parallel,
-            norms_replace=first.norms == "within",
-            first_is_bare=arch.layers[0].norms == "before mlp",
-            residual_scale=arch.residual_scale,
-            activation=first.ffn.activation,
-            gated=first.ffn.gated,
-            mlp_bias=first.ffn.bias,
-        ),
-        experts=experts,
-        head_bias=arch.head_bias,
-        logit_softcap=arch.logit_softcap,
-        max_rank=max_rank,
-    )
-
-
 def _check_layers(arch: ModelArch) -> None:
-    first = arch.layers[-1]
     for i, layer in enumerate(arch.layers):
         if layer.recurrent is not None:
             raise ValueError(f"layer {i} keeps a state: use --backend reference")
@@ -82,36 +87,40 @@ def _check_layers(arch: ModelArch) -> None:
             raise ValueError(f"the attention of layer {i} is gated: use --backend reference")
         if isinstance(layer.ffn, arch_parts.Experts) and layer.ffn.shared is not None:
             raise ValueError(f"layer {i} has a shared expert: use --backend reference")
-        mixer = layer.mixer
-        if isinstance(first.mixer, arch_parts.Attention) and isinstance(
-            mixer, arch_parts.Attention
-        ):
-            mixer = replace(mixer, window=first.mixer.window, rope=first.mixer.rope)
-        norms = first.norms if layer.norms == "before mlp" and i == 0 else layer.norms
-        if replace(layer, mixer=mixer, norms=norms) != first:
-            raise ValueError(f"layer {i} has another shape than the last: use --backend reference")
-    ropes = {layer.known_attention.rope for layer in arch.layers}
-    has_post_norm = "attn_post_norm" in first.norm_names
-    if len({rope.dim for rope in ropes if rope}) > 1:
-        raise ValueError("layers rotate different numbers of channels: use --backend reference")
-    if first.known_attention.qkv_bias and (
-        len(ropes) > 1 or first.known_attention.qk_norm == "width"
+        if what := _of_gemma_4(layer):
+            raise ValueError(f"layer {i} has {what}: use --backend reference")
+        attention, ffn = layer.known_attention, layer.ffn
+        if "attn_post_norm" in layer.norm_names and (attention.o_bias or ffn.bias):
+            raise ValueError("a bias before a norm behind: use --backend reference")
+    ropes = {(mixer.rope, mixer.head_dim) for mixer in arch.attentions}
+    if any(
+        mixer.qkv_bias and (len(ropes) > 1 or mixer.qk_norm == "width") for mixer in arch.attentions
     ):
         raise ValueError("keys have a bias and layers differ in rope: use --backend reference")
-    if has_post_norm and (first.known_attention.o_bias or first.ffn.bias):
-        raise ValueError("a bias before a norm behind: use --backend reference")
 
 
-def rotating_pairs(arch: ModelArch) -> int:
-    """Pairs of channels that rotate."""
-    return max(
-        (
-            layer.known_attention.rope.dim // 2
-            for layer in arch.layers
-            if layer.known_attention.rope
-        ),
-        default=0,
-    )
+def _of_gemma_4(layer: Layer) -> str:
+    """Return what a layer has that no kernel computes, in words."""
+    mixer, ffn = layer.known_attention, layer.ffn
+    has = {
+        "no keys and values of its own": mixer.kv_of is not None,
+        "values that are normed": mixer.v_norm,
+        "no matrix of values": mixer.v_is_k,
+        "an input of its own": layer.input_size,
+        "a scale": layer.out_scale,
+        "scales of experts": isinstance(ffn, arch_parts.Experts) and ffn.own_scales,
+        "a dense network beside experts": isinstance(ffn, arch_parts.Experts) and ffn.beside,
+    }
+    return next((what for what, is_there in has.items() if is_there), "")
+
+
+def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
+    """Pairs of channels that rotate; in a layer without rope, those of layers with such heads."""
+    attention = layer.known_attention
+    if attention.rope:
+        return attention.rope.dim // 2
+    alike = [one.rope for one in arch.attentions if one.head_dim == attention.head_dim]
+    return max((rope.dim // 2 for rope in alike if rope), default=0)
 
 
 def _to_lanes(count: int) -> int:

@@ -13,7 +13,8 @@ from ridgeline.backends.cpu.layout.load import (
 )
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.pack import packed_kind, padded
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.backends.cpu.layout.shapes import LayerKind
+from ridgeline.models.tensors import Checkpoint, Tensor
 
 _PARTS = {
     "q": "attention", "k": "attention", "v": "attention", "o": "attention", "gate": "MLP",
@@ -24,33 +25,17 @@ _PARTS = {
 def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[str, int]:
     """Return the bytes of the arrays that ``load.load_weights`` makes, by part of the model."""
     arch, sizes = checkpoint.arch, model_sizes(checkpoint.arch, dtype, cache_dtype)
-    heads = sizes.heads
-    rows = {"q": heads.num_heads * heads.size} | dict.fromkeys(
-        "kv", heads.num_kv_heads * heads.size
-    )
-    if sizes.experts:
-        inner, outer = sizes.experts.num * sizes.intermediate, sizes.experts.num * sizes.hidden
-        rows |= {"gate": inner, "up": inner, "down": outer}
-    moved = heads.size != heads.num_channels
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
-    vectors = vector_sizes(sizes) | outer_sizes(arch, sizes)
-
+    outer = outer_sizes(arch, sizes)
     for name, tensor in checkpoint.tensors.items():
-        part = name.rpartition(".")[2]
-        if part in _PARTS:
-            kind = packed_kind(tensor, dtype, columns_moved=part == "o" and moved)
-            num_inputs = sizes.attention if part == "o" and moved else tensor.shape[1]
-            size = _matrix_bytes(kind, rows.get(part, tensor.shape[0]), num_inputs)
-            found[_PARTS[part]] += size
-        elif part == "router":
-            found["MLP"] += tensor.shape[0] * sizes.hidden * 4
-        elif part in vectors:
-            found["norms"] += vectors[part] * 4
-        elif part in ("q_norm", "k_norm"):
-            found["norms"] += (rows[part[0]] if heads.qk_norm == "width" else heads.size) * 4
-        elif part in ("q_bias", "k_bias", "v_bias"):
-            found["norms"] += rows[part[0]] * 4 * (2 if part == "k_bias" else 1)  # and its spread
+        if name.startswith("layers."):
+            _, index, part = name.split(".")
+            layer = sizes.layers[int(index)]
+            group, size = _part_bytes(layer, part, tensor, dtype, norm_bias=sizes.norm_bias)
+            found[group] += size
+        elif name in outer:
+            found["norms"] += outer[name] * 4
     found["embedding"] += arch.position_rows * sizes.hidden * 4
     if arch.is_encoder:
         return found
@@ -63,6 +48,29 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
         found["sketch of the head"] = _matrix_bytes("s5", outputs, tensor.shape[1])
         found["sketch of the head"] += padded(tensor.shape[0]) * 4
     return found
+
+
+def _part_bytes(
+    layer: LayerKind, part: str, tensor: Tensor, dtype: str, *, norm_bias: bool
+) -> tuple[str, int]:
+    """Return which group a layer's tensor belongs to, and its bytes once it is packed."""
+    heads, vectors = layer.heads, vector_sizes(layer, norm_bias=norm_bias)
+    rows = {"q": layer.attention} | dict.fromkeys("kv", heads.num_kv_heads * heads.size)
+    if part in _PARTS:
+        moved = part == "o" and heads.size != heads.num_channels
+        outputs = rows.get(part, tensor.shape[0])
+        if layer.ffn.experts and _PARTS[part] == "MLP":
+            outputs = layer.ffn.experts.num * (layer.hidden if part == "down" else layer.ffn.size)
+        kind = packed_kind(tensor, dtype, columns_moved=moved)
+        num_inputs = layer.attention if moved else tensor.shape[1]
+        return _PARTS[part], _matrix_bytes(kind, outputs, num_inputs)
+    if part == "router":
+        return "MLP", tensor.shape[0] * layer.hidden * 4
+    if part in ("q_norm", "k_norm"):
+        return "norms", (rows[part[0]] if heads.qk_norm == "width" else heads.size) * 4
+    if part in ("q_bias", "k_bias", "v_bias"):
+        return "norms", rows[part[0]] * 4 * (2 if part == "k_bias" else 1)  # and its spread
+    return "norms", vectors[part] * 4
 
 
 def _matrix_bytes(kind: str, num_outputs: int, num_inputs: int) -> int:

@@ -1,8 +1,13 @@
-"""Padded widths of a model, records of its cache, and where a thread's local buffers are."""
+"""Padded widths of a model, records of its cache, and where a thread's local buffers are.
+
+The compiled step has code for each kind of layer: ``LayerKind`` is what that code depends on.
+Buffers are as large as the largest kind needs.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
@@ -33,6 +38,10 @@ class Heads:
     softcap: float = 0.0  # of scores; 0 for none
     sinks: bool = False  # each query head has a score without a value
     causal: bool = True  # a token does not see those that follow it
+    # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
+    # thread writes a block's queries for the next layer beside those that others still read.
+    most_together: int = 4
+    least_query_bytes: int = 0
 
     @property
     def size(self) -> int:
@@ -94,33 +103,12 @@ class Heads:
         per_head = self.size + 8 * self.spans if self.cache == "int8" else self.size * 4
         if self.splits_key_bias:
             per_head += 8 * self.half
-        return -(-self.num_heads * per_head // 64) * 64
+        return max(self.least_query_bytes, -(-self.num_heads * per_head // 64) * 64)
 
     @property
     def tile(self) -> int:
         """The largest number of queries of one sequence that are handled together."""
-        return max(1, min(4, 24 // self.group))
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """What all layers are made of: see ``physics.arch``, which has the words."""
-
-    norm_names: tuple[str, ...] = ("attn_norm", "mlp_norm")
-    norm: str = "rms"
-    norm_bias: bool = False
-    is_parallel: bool = False  # attention and the feed-forward network read the same rows
-    norms_replace: bool = False  # a norm's result is the residual stream from there on
-    first_is_bare: bool = False  # attention reads the first layer's rows as they are
-    residual_scale: float = 1.0
-    activation: str = "silu"
-    gated: bool = True
-    mlp_bias: bool = False
-
-    @property
-    def inner(self) -> tuple[str, ...]:
-        """The matrices that make the inner values of the feed-forward network."""
-        return ("gate", "up") if self.gated else ("up",)
+        return max(1, min(self.most_together, 24 // self.group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +128,37 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Padded widths of a model, in floats, and where things are in a thread's local memory."""
+class FeedForward:
+    """A feed-forward network, or a mixture of experts: see ``physics.arch``."""
 
-    num_layers: int
-    num_channels: int  # of the residual stream, before padding
-    hidden: int
-    intermediate: int
-    heads: Heads
-    activations: str  # the form that products take (see ``formats``)
-    o_bias: bool
-    vocab_size: int
-    block: Block
-    head_bias: bool = False
-    logit_softcap: float = 0.0
+    size: int  # padded inner width, of each expert if there are some
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
     experts: Experts | None = None
-    max_rank: int = 0  # of adapters; 0 leaves them out
-    profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The matrices that make the inner values."""
+        return ("gate", "up") if self.gated else ("up",)
+
+    @property
+    def gate_up_stride(self) -> int:
+        """Bytes from row to row of gates and ups; off the multiples of a page."""
+        return (2 * self.size + 48) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What the code for a layer depends on: layers of one kind share it."""
+
+    hidden: int  # padded width of the residual stream
+    heads: Heads
+    ffn: FeedForward
+    o_bias: bool = False
+    norm_names: tuple[str, ...] = ("attn_norm", "mlp_norm")
+    is_parallel: bool = False  # attention and the feed-forward network read the same rows
+    norms_replace: bool = False  # a norm's result is the residual stream from there on
 
     @property
     def attention(self) -> int:
@@ -169,9 +171,77 @@ class Sizes:
         return self.attention + 2 * self.heads.num_kv_heads * self.heads.size
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of 16 tokens of all key/value heads."""
+        return self.heads.num_kv_heads * self.heads.record_bytes
+
+    @property
+    def readers(self) -> tuple[tuple[str, ...], ...]:
+        """Matrices that read the same row."""
+        return ("q", "k", "v"), ("o",), self.ffn.inner, ("down",)
+
+    def inputs(self, matrix: str) -> int:
+        """Return the padded width of what a matrix of a layer reads."""
+        return {"o": self.attention, "down": self.ffn.size}.get(matrix, self.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Padded widths of a model, in floats, and where things are in a thread's local memory."""
+
+    kinds: tuple[LayerKind, ...]
+    kind_of: tuple[int, ...]  # the kind of each layer
+    num_channels: int  # of the residual stream, before padding
+    hidden: int
+    activations: str  # the form that products take (see ``formats``)
+    vocab_size: int
+    norm: str = "rms"
+    norm_bias: bool = False
+    residual_scale: float = 1.0
+    head_bias: bool = False
+    logit_softcap: float = 0.0
+    max_rank: int = 0  # of adapters; 0 leaves them out
+    profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks."""
+        return len(self.kind_of)
+
+    @property
+    def layers(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        return tuple(self.kinds[number] for number in self.kind_of)
+
+    @property
+    def all_heads(self) -> tuple[Heads, ...]:
+        """Each shape of attention once."""
+        return tuple(dict.fromkeys(kind.heads for kind in self.kinds))
+
+    @property
+    def all_ffns(self) -> tuple[FeedForward, ...]:
+        """Each shape of feed-forward network once."""
+        return tuple(dict.fromkeys(kind.ffn for kind in self.kinds))
+
+    @property
+    def tile(self) -> int:
+        """The largest number of queries of one sequence that are handled together."""
+        return self.kinds[0].heads.tile
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of a row's query."""
+        return self.kinds[0].heads.query_bytes
+
+    @property
+    def cache_ends(self) -> tuple[int, ...]:
+        """Where each layer's part of 16 tokens of the cache ends; the next begins there."""
+        return tuple(accumulate(kind.cache_bytes for kind in self.layers))
+
+    @property
     def widest(self) -> int:
         """The longest row that is ever quantised."""
-        return max(self.hidden, self.intermediate, self.attention)
+        return max(max(self.hidden, kind.ffn.size, kind.attention) for kind in self.kinds)
 
     @property
     def float_stride(self) -> int:
@@ -209,20 +279,6 @@ class Sizes:
         return (-(-self.vocab_size // TILE) + 1) * TILE * 4
 
     @property
-    def gate_up_stride(self) -> int:
-        """Bytes from row to row of gates and ups; off the multiples of a page."""
-        return (2 * self.intermediate + 48) * 4
-
-    @property
-    def readers(self) -> tuple[tuple[str, ...], ...]:
-        """Matrices that read the same row."""
-        return ("q", "k", "v"), ("o",), self.block.inner, ("down",)
-
-    def inputs(self, matrix: str) -> int:
-        """Return the padded width of what a matrix of a layer reads."""
-        return {"o": self.attention, "down": self.intermediate}.get(matrix, self.hidden)
-
-    @property
     def adapter_bytes(self) -> int:
         """Bytes of a value of an adapter."""
         return 4 if self.activations == "floats" else 2
@@ -251,10 +307,10 @@ class Sizes:
             "gated_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
             "gated_values": ROW_BLOCK * self.value_stride,
             "gated_act_scales": ROW_BLOCK * self.act_scales_stride,
-            "qkv": ROW_BLOCK * self.qkv * 4,
+            "qkv": ROW_BLOCK * max(kind.qkv for kind in self.kinds) * 4,
             "y": ROW_BLOCK * self.hidden * 4,
-            "gate_up": ROW_BLOCK * self.gate_up_stride,
-            "attended": ROW_BLOCK * self.attention * 4,
+            "gate_up": ROW_BLOCK * max(ffn.gate_up_stride for ffn in self.all_ffns),
+            "attended": ROW_BLOCK * max(kind.attention for kind in self.kinds) * 4,
             "x": (OUTPUT_SPLIT_ROWS + 1) * self.hidden * 4,
             "scales": self.score_rows * 4,
             "floors": PRUNED_ROWS * 4,
@@ -270,10 +326,11 @@ class Sizes:
         return offsets | {"scores": at}
 
     def _expert_bytes(self) -> dict[str, int]:
-        if self.experts is None:
+        strides = [ffn.experts.route_stride for ffn in self.all_ffns if ffn.experts]
+        if not strides:
             return {}
         return {
-            "routes": ROW_BLOCK * self.experts.route_stride,
+            "routes": ROW_BLOCK * max(strides),
             "picked": ROW_BLOCK * 4,
             "gathered_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
             "gathered_values": ROW_BLOCK * self.value_stride,
@@ -290,4 +347,4 @@ class Sizes:
     @property
     def score_rows(self) -> int:
         """Rows of scores that are there at once."""
-        return self.heads.tile * self.heads.group
+        return max(heads.tile * heads.group for heads in self.all_heads)

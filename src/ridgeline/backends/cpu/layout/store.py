@@ -56,7 +56,8 @@ def sources() -> list[Path]:
     """
     package = Path(__file__).parents[3]
     folders = (package / "models", Path(__file__).parent)
-    found = [package / "physics" / "arch.py"]
+    facts = ("arch.py", "recurrent.py", "text_defaults.py")
+    found = [package / "physics" / name for name in facts]
     found += [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     spec = find_spec("gguf")
     if spec is not None and spec.origin is not None:

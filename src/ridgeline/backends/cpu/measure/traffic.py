@@ -8,6 +8,8 @@ the last layer prompts take keys and values, and one token the rest: ``backends.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.backends.cpu.layout.load import Weights
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
 from ridgeline.backends.face import Traffic
@@ -36,7 +38,6 @@ def step_traffic(
     Of the matrices of experts those of ``num_experts`` were read, in all layers; if that is not
     known, of as many as the tokens meet if all are equally likely.
     """
-    heads = sizes.heads
     form = _FORMS.get(sizes.activations, "int8")
     num_tokens = sum(count for _, _, count in step.work)
     drafts = {seq_id: len(tokens) for seq_id, tokens in step.drafts}
@@ -47,7 +48,6 @@ def step_traffic(
     ]
     num_rows = sum(drawn)
     head = weights.sketch if weights.sketch and weights.prunes(num_rows) else weights.head
-    bytes_per_value = heads.record_bytes / (2 * TOKENS * heads.num_channels)
     without_output: list[tuple[int, int]] = []
     if num_tokens > MIXED_ROWS:
         pairs = zip(step.work, drawn, strict=True)
@@ -70,27 +70,42 @@ def step_traffic(
             head.data.nbytes if head and num_rows else 0, head_flops(arch, num_rows), form
         ),
         "attention": Traffic(
-            sum(kv_read_bytes(arch, start, n, bytes_per_value) for _, start, n in step.work),
+            sum(_kv_bytes(arch, sizes, start, n) for _, start, n in step.work),
             sum(attention_flops(arch, start, n) for _, start, n in step.work) - unseen,
-            "int8" if heads.cache == "int8" else "f32",
+            "int8" if sizes.all_heads[0].cache == "int8" else "f32",
         ),
     }
+
+
+def _kv_bytes(arch: ModelArch, sizes: Sizes, start: int, num_tokens: int) -> int:
+    """Return the bytes of the cache that a chunk reads, of all layers."""
+    found = 0
+    for heads in sizes.all_heads:
+        pairs = zip(arch.layers, sizes.layers, strict=True)
+        alike = replace(arch, layers=tuple(one for one, kind in pairs if kind.heads == heads))
+        bytes_per_value = heads.record_bytes / (2 * TOKENS * heads.num_channels)
+        found += kv_read_bytes(alike, start, num_tokens, bytes_per_value)
+    return found
 
 
 def _layer_bytes(
     arch: ModelArch, weights: Weights, num_tokens: int, num_experts: int | None
 ) -> int:
     """Return the bytes of the layers' weights that a step reads."""
-    experts = [layer.ffn for layer in arch.layers if isinstance(layer.ffn, Experts)]
-    in_all = sum(ffn.num for ffn in experts)
-    met: float = sum(ffn.expected_met(num_tokens) for ffn in experts)
+    experts = {
+        f"layers.{i}.{part}": layer.ffn
+        for i, layer in enumerate(arch.layers)
+        for part in ("gate", "up", "down")
+        if isinstance(layer.ffn, Experts)
+    }
+    in_all = sum(ffn.num for ffn in experts.values()) // 3
+    met = sum(ffn.expected_met(num_tokens) for ffn in experts.values()) / 3
     if num_experts is not None:
         met = min(num_experts, in_all)  # threads with rows of their own read some twice
     read = of_experts = 0
-    for name, (kind, data) in weights.arrays.items():
-        first, _, part = name.rpartition(".")
-        if in_all and kind and part in ("gate", "up", "down"):
+    for name, (_, data) in weights.arrays.items():
+        if name in experts:
             of_experts += data.nbytes
-        elif first.startswith("layers."):
+        elif name.startswith("layers."):
             read += data.nbytes
     return read + int(of_experts * met / max(in_all, 1))

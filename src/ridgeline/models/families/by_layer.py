@@ -1,0 +1,158 @@
+"""What differs from layer to layer: heads, whose keys and values are read, widths of networks.
+
+It knows the keys that say so, and which layers they speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ridgeline.models.facts import Facts
+from ridgeline.models.families.table import Family
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.arch import Attention, Experts, Layer, Mlp
+
+
+class Heads(NamedTuple):
+    """Keys and values of a layer: their heads, their channels, and whether both are the same."""
+
+    num_kv_heads: int
+    head_dim: int
+    v_is_k: bool = False
+
+
+def heads_of_config(
+    config: Facts, family: Family, kinds: Sequence[str], num_heads: int, sliding: Heads
+) -> dict[str, Heads]:
+    """Return the heads of each kind of layer, of which ``sliding`` are those of sliding ones.
+
+    Raises:
+        ModelFileError: a value is out of range, or layers of one kind differ.
+    """
+    found = {"sliding": sliding, "full": sliding}
+    if family.heads_by_layer:
+        is_key = config.flag("attention_k_eq_v", False)
+        head_dim = config.integer("global_head_dim", 512)
+        others = config.integer("num_global_key_value_heads", sliding.num_kv_heads)
+        full = Heads(others if is_key else sliding.num_kv_heads, head_dim, is_key)
+        found["full"] = full
+        if config.get("per_layer_config") is not None:  # newer files have this instead
+            changes = _changes_by_kind(config, kinds)
+            found = {kind: Heads(**(sliding._asdict() | changes[kind])) for kind in found}
+            found["full"] = found["full"]._replace(v_is_k=is_key)
+    for heads in found.values():
+        if num_heads % heads.num_kv_heads:
+            config.fail(f"{num_heads} heads cannot share {heads.num_kv_heads} key and value heads "
+                        f"evenly")  # fmt: skip
+    return found
+
+
+def _changes_by_kind(config: Facts, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return what ``per_layer_config`` changes in layers of each kind."""
+    given: Any = config.get("per_layer_config")
+    known = ("head_dim", "num_key_value_heads")
+    if type(given) is not dict or not all(
+        str(number).isdigit()
+        and int(number) < len(kinds)
+        and type(changes) is dict
+        and all(key in known for key in changes)
+        for number, changes in given.items()
+    ):
+        config.fail(f"per_layer_config must have {' and '.join(known)} by the number of a layer")
+    by_number = {int(number): changes for number, changes in given.items()}
+    found: dict[str, dict[str, int]] = {"full": {}, "sliding": {}}
+    for kind in found:
+        of_kind = [by_number.get(i, {}) for i, name in enumerate(kinds) if name == kind]
+        if any(changes != of_kind[0] for changes in of_kind):
+            config.fail("per_layer_config: layers of one kind differ, which is not supported")
+        for changes in of_kind[:1]:
+            of_layer = Facts(changes, f"{config.where}: per_layer_config")
+            names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
+            found[kind] = {names[key]: of_layer.integer(key) for key in changes}
+    return found
+
+
+def heads_of_gguf(
+    meta: Facts,
+    family: Family,
+    kinds: Sequence[str],
+    kv_heads: Sequence[int],
+    raw: Mapping[str, Tensor],
+) -> dict[str, Heads]:
+    """Return the heads of each kind of layer; ``kv_heads`` has the number of each layer.
+
+    Raises:
+        ModelFileError: a value is out of range, or layers of one kind differ.
+    """
+    hidden_size, num_heads = (meta.integer(k) for k in ("embedding_length", "attention.head_count"))
+    full_dim = meta.integer("attention.key_length", hidden_size // num_heads)
+    _check_values(meta, "attention.value_length", full_dim)
+    if not family.heads_by_layer:
+        return dict.fromkeys(("full", "sliding"), Heads(max(kv_heads), full_dim))
+    sliding_dim = meta.integer("attention.key_length_swa", full_dim)
+    _check_values(meta, "attention.value_length_swa", sliding_dim)
+    found = {}
+    own = len(kinds) - meta.integer("attention.shared_kv_layers", 0, low=0)
+    for kind, head_dim in (("full", full_dim), ("sliding", sliding_dim)):
+        numbers = [i for i, name in enumerate(kinds) if name == kind]
+        has_values = {f"{family.prefix.format(i)}{family.layer['v']}" in raw for i in numbers
+                      if i < own}  # fmt: skip
+        if len({kv_heads[i] for i in numbers}) > 1 or len(has_values) > 1:
+            meta.fail("layers of one kind differ in their heads, which is not supported")
+        of_kind = kv_heads[numbers[0]] if numbers else max(kv_heads)
+        found[kind] = Heads(of_kind, head_dim, v_is_k=False in has_values)
+    return found
+
+
+def _check_values(meta: Facts, key: str, head_dim: int) -> None:
+    if meta.integer(key, head_dim) != head_dim:
+        meta.fail(f"{meta.prefix}{key} differs from key_length, which is not supported")
+
+
+def widths(meta: Facts, num_layers: int) -> tuple[Facts, list[int]]:
+    """Return metadata with one width of feed-forward networks, and the width in each layer."""
+    key = "feed_forward_length"
+    given = meta.get(key)
+    if not isinstance(given, np.ndarray | list):
+        return meta, []
+    found = [int(value) for value in given]
+    if len(found) != num_layers or min(found) < 1:
+        meta.fail(f"{meta.prefix}{key} must have a width for each of the layers")
+    return replace(meta, values={**meta.values, meta.prefix + key: found[0]}), found
+
+
+def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
+    """Return the layers, of which the last few read keys and values of the last one of their kind.
+
+    ``key`` says how many have none of their own (Brandon et al., 2024).
+
+    Raises:
+        ModelFileError: it is out of range, or a layer finds none of its kind before.
+    """
+    shared, found = facts.integer(key, 0, low=0), list(layers)
+    first = len(layers) - shared
+    for i in range(max(first, 0), len(layers)):
+        mixer = layers[i].mixer
+        if isinstance(mixer, Attention):
+            alike = [j for j, layer in enumerate(layers[: max(first, 0)]) if layer.mixer == mixer]
+            if not alike:
+                facts.fail(
+                    f"{facts.prefix}{key} is {shared}: layer {i} finds no layer of its kind that "
+                    f"has keys and values"
+                )
+            found[i] = replace(layers[i], mixer=replace(mixer, kv_of=alike[-1]))
+    return found
+
+
+def widened(layer: Layer, size: int) -> Layer:
+    """Return a layer whose dense network has another width."""
+    ffn = layer.ffn
+    if isinstance(ffn, Mlp):
+        return replace(layer, ffn=replace(ffn, size=size))
+    assert isinstance(ffn, Experts)
+    assert ffn.beside is not None
+    return replace(layer, ffn=replace(ffn, beside=replace(ffn.beside, size=size)))

@@ -1,0 +1,235 @@
+"""What the routes share: one model, its engine, whether it takes requests, and how it replies."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from opentelemetry.context import Context
+
+from ridgeline.api.memory import ProcessMemory
+from ridgeline.api.text_side import TextSide
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import RequestRecord
+from ridgeline.core.request import NO_ADAPTER
+from ridgeline.engine_setup.locate import stores
+from ridgeline.models.summary import Summary
+from ridgeline.planner.subject import Subject, subject_of
+from ridgeline.server.choices import Answers
+from ridgeline.server.deadlines import HEADER, deadline_of
+from ridgeline.server.engine_thread import Bridge
+from ridgeline.server.errors import ApiError
+from ridgeline.server.history import History
+from ridgeline.server.limits import Limits
+from ridgeline.server.live import Live
+from ridgeline.server.lora import Loras, with_adapter
+from ridgeline.server.metrics import Metrics
+from ridgeline.server.options import ServeOptions
+from ridgeline.server.promises import Promises
+from ridgeline.server.prompts import Ids, Prompts
+from ridgeline.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+)
+from ridgeline.server.replies import OpenAiShape, Reply, Shape
+from ridgeline.server.spans import emit, parent_of
+from ridgeline.server.stream import Stream
+from ridgeline.server.strict import contradiction
+
+
+class Service:
+    """What the routes share: one model, its engine, and whether it takes requests."""
+
+    def __init__(
+        self,
+        text: TextSide,
+        bridge: Bridge,
+        metrics: Metrics,
+        options: ServeOptions,
+        *,
+        name: str,
+        summary: Summary,
+        max_model_len: int,
+        fingerprint: str,
+        path: Path,
+        memory: Callable[[], ProcessMemory],
+        loras: Loras,
+    ) -> None:
+        """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
+
+        ``path`` is the model's file or directory. ``memory`` says what takes this process's memory;
+        any thread may call it. ``loras`` are the model's adapters.
+        """
+        self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
+        self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
+        self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
+        self.created = int(time.time())
+        self.prompts = Prompts(text, max_model_len, metrics)
+        self.live = Live(bridge, metrics.score)
+        self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
+        self.history = History(bridge, metrics.score)
+        self.limits = Limits(
+            options.max_requests_per_minute,
+            options.max_tokens_per_minute,
+            options.max_concurrent_requests,
+        )
+        self.is_draining = False
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def trouble(self) -> str | None:
+        """Return why this process should be replaced, if it should."""
+        began_s = self.bridge.step_began_s
+        if self.bridge.error:
+            return self.bridge.error
+        if began_s and time.monotonic() - began_s > self.options.step_timeout:
+            return f"a step has taken more than {self.options.step_timeout:g} s"
+        return None
+
+    def unready(self) -> str | None:
+        """Return why no request would be taken now, if so."""
+        if self.is_draining:
+            return "the server is stopping"
+        if self.bridge.num_queued >= self.options.max_queued_requests:
+            return "the queue is full"
+        return self.trouble()
+
+    # --- completions ---------------------------------------------------------------------------
+
+    def check_open(self, model: str | None) -> None:
+        """Raise ApiError unless requests for ``model`` are taken."""
+        if self.is_draining:
+            raise ApiError(
+                503, "the server is stopping", code="stopping", headers={"retry-after": "5"}
+            )
+        if self.bridge.error:
+            raise ApiError(503, self.bridge.error, code="engine_stopped")
+        self._check_name(model)
+
+    def _check_name(self, model: str | None) -> None:
+        if model is not None and not self.is_called(model) and model not in self.loras.names:
+            has = ", ".join(map(repr, [self.name, *self.loras.names]))
+            message = f"there is no model {model[:80]!r} here: this server has {has}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def subject(self, model: str | None) -> Subject:
+        """Return what plans are made for. Raises ApiError if the model has another name."""
+        self._check_name(model)
+        return self._subject
+
+    @cached_property
+    def _subject(self) -> Subject:
+        return replace(subject_of(self._path, stores()), name=self.name)
+
+    def is_called(self, name: str) -> bool:
+        """Whether this is the model's name; ``:latest``, which Ollama adds, says nothing."""
+        return self.name in (name, name.removesuffix(":latest"))
+
+    async def reply(
+        self,
+        request: Request,
+        body: ChatRequest | CompletionRequest,
+        prompts: list[Ids],
+        param: str,
+        prediction: Ids = (),
+        *,
+        is_middle: bool = False,
+        new_shape: Callable[[Answers, Any, str, str, str], Shape] = OpenAiShape,
+    ) -> Reply:
+        """Return the reply to a request; raises ApiError if there cannot be one.
+
+        Answers of ``is_middle`` end where the model marks that the middle is over.
+        """
+        params = body.params(self.text.default_params, self.text.vocab_size)
+        params = self.text.ending_at_fim(params) if is_middle else params
+        self._check_bounds(params, body)
+        self.prompts.check_length(prompts, params, param, body.length_field)
+        self.check_queue(len(prompts))
+        deadline = deadline_of(body.deadline, request.headers.get(HEADER))
+        if deadline and params.searches:
+            raise contradiction("deadline", "nothing is promised of searches, as beam search is")
+        form = None
+        if isinstance(body, ChatRequest):
+            continues = bool(body.continue_final_message)
+            form = self.text.message_form(prompts[0], body.use, continues=continues)
+        params, new_constraint, form = await self.prompts.of_form(params, body.form_fields, form)
+        tenant = request.state.tenant
+        operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+        adapter, name = NO_ADAPTER, self.name
+        if body.model is not None and not self.is_called(body.model):
+            adapter, name = await self.loras.lease(body.model), body.model
+        stream = Stream(
+            prompts,
+            params,
+            body.watched(partial(self.text.new_text, form=form)),
+            tenant,
+            is_read=bool(body.stream),
+            name=request.state.request_id,
+            cache_root=self.cache_root(tenant),
+            adapter=adapter,
+            prediction=prediction,
+            new_constraint=new_constraint,
+            token_rules=await self.prompts.token_rules(params, narrows=body.narrows),
+            on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
+        )
+        stream.arrived_s = request.state.arrived_s
+        answers = Answers(self.text, body, stream, form)
+        shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
+        promising = partial(self.promises.ask, stream, deadline) if deadline else None
+        of_promises = promising, self.promises.note_lengths
+        return Reply(
+            self.bridge, self.limits, stream, answers, body, shape, self.options, *of_promises
+        )
+
+    def cache_root(self, tenant: str) -> bytes:
+        """Return what separates the cached prefixes of tenants, if anything does."""
+        digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
+        return digest if self.options.isolate_keys else b""
+
+    def note_end(
+        self, tenant: str, parent: Context, operation: str, name: str, record: RequestRecord
+    ) -> None:
+        """Count a prompt that ended, of the model or adapter of this name."""
+        self.metrics.count_usage(tenant, record)
+        emit(record, parent, operation, name)
+
+    def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
+        """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
+        options = self.options
+        biases = (params.logit_bias or {}).values()
+        logprobs = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
+        for name, value, most in (
+            ("n", params.n, options.max_n),
+            ("best_of", params.best_of or 0, options.max_n),
+            ("stop", len(params.stop), options.max_stop),
+            (logprobs, params.logprobs or 0, options.max_logprobs),
+            ("temperature", body.temperature or 0, options.max_temperature),
+            ("logit_bias", max(map(abs, biases), default=0), options.max_logit_bias),
+        ):
+            if value > most:
+                message = f"{name} asks for {value:g}: this server allows at most {most:g}"
+                raise ApiError(400, message, param=name, code="invalid_value")
+
+    def check_count(self, num_prompts: int, param: str = "prompt") -> None:
+        """Raise ApiError if a request has no prompt, or more than could ever wait."""
+        most = self.options.max_queued_requests
+        if not 0 < num_prompts <= most:
+            message = f"{param} has {num_prompts} prompts: 1 to {most}"
+            raise ApiError(400, message, param=param, code="invalid_value")
+
+    def check_queue(self, num_prompts: int) -> None:
+        """Raise ApiError if there is no room for so many prompts to wait."""
+        most = self.options.max_queued_requests
+        if self.bridge.num_queued + num_prompts > most:
+            raise ApiError(
+                429,
+                f"the queue is full ({most} prompts): try again later",
+                code="server_is_overloaded",
+                headers={"retry-after": "5"},
+            )
