@@ -46,8 +46,8 @@ JACOBI, DRAFT_MODEL = "decoding/jacobi.py", "decoding/draft_model.py"
 PACE = "decoding/pace.py"
 
 MUTANTS = (
-    Mutant(BLOCKS, "block is not None and self.content[block] == content", "True",
-           "equal keys are believed"),
+    Mutant(BLOCKS, "found is None or found.parent != parent or found.tokens != tokens",
+           "found is None", "equal keys are believed"),
     Mutant(BLOCKS, "self.free.popitem(last=False)", "self.free.popitem(last=True)",
            "the freshest is evicted"),
     Mutant(BLOCKS, "self.free.move_to_end(block, last=False)", "pass",
