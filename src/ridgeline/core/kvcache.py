@@ -60,7 +60,7 @@ class KVCache:
         return -(-num_tokens // self.block_size)
 
     def most_blocks(self, num_tokens: int, longest_step: int) -> int:
-        """Return how many blocks a sequence of so many tokens holds at once, at most.
+        """Return how many blocks a sequence of this length holds at once, at most.
 
         With a window these are its blocks and those of the longest step, each cut anywhere.
         """
@@ -276,7 +276,7 @@ class KVCache:
         return prefix, chain[: len(prefix)]
 
     def _num_behind(self, seq: Sequence, num_tokens: int) -> int:
-        """Return how many of the first blocks no token sees that comes after so many."""
+        """Return how many of the first blocks no token behind ``num_tokens`` others sees."""
         if self.window is None or seq.request.params.penalty_alpha:  # whose states are all compared
             return 0
         return max(num_tokens - self.window + 1, 0) // self.block_size
