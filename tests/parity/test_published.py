@@ -16,6 +16,7 @@ OTHERWISE = (
     "gemma-3-4b-it",
     "granite-3.1-1b-a400m",
     "olmoe-1b-7b",
+    "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",
 )
 
