@@ -53,7 +53,7 @@ class Contest:
         job: what every process shares; model, seed and shapes are replaced.
         say: called with each message.
         only: the labels that take part; all, if there is none. Ours all do unless one is named.
-        running: engine, model file and dtype per label, in the order of a round.
+        running: engine, model file and format per label, in the order of a round.
         samples: per label and shape.
         versions: per engine.
         first_tokens: per label, of the one prompt that is the same for all.
@@ -65,7 +65,7 @@ class Contest:
     job: Job
     say: Callable[[str], None]
     only: tuple[str, ...] = ()
-    running: dict[str, tuple[Engine, Path, str]] = field(default_factory=dict)
+    running: dict[str, tuple[Engine, Path, Format]] = field(default_factory=dict)
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     first_tokens: dict[str, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Contest:
         try:
             install(engine)
         except LeftOut as error:
-            self._leave_out(engine.name, str(error))
+            self.leave_out(engine.name, str(error))
             return
         for form in formats:
             self._enter_format(engine, form, source)
@@ -92,11 +92,12 @@ class Contest:
     def _enter_format(self, engine: Engine, form: Format, source: Path) -> None:
         label = f"{engine.name} {form.name}"
         try:
-            self.running[label] = (engine, prepare(engine, form, source), form.dtype)
+            self.running[label] = (engine, prepare(engine, form, source), form)
         except LeftOut as error:
-            self._leave_out(label, str(error))
+            self.leave_out(label, str(error))
 
-    def _leave_out(self, name: str, reason: str) -> None:
+    def leave_out(self, name: str, reason: str) -> None:
+        """Go on without an engine or a format; without Ridgeline there is no going on."""
         if name.startswith(OURS.name):
             raise SystemExit(f"{name} failed: {reason}")
         self.say(f"Left out: {name}: {reason}")
@@ -115,37 +116,45 @@ class Contest:
             self.say(f"{what}: {label} ({place} of {len(self.running)})")
             before = machine.read_stat()
             try:
-                self._process(label, ())
-                start_s, started = self._process(label, ())
-                _, measured = self._process(label, shapes)
+                self.process(label, ())
+                start_s, started = self.process(label, ())
+                _, measured = self.process(label, shapes)
             except LeftOut as error:
-                self._leave_out(label, str(error))
+                self.leave_out(label, str(error))
                 continue
             self.versions[report.engine_of(label)] = measured["version"]
             self.first_tokens[label] = started["first_token"]
             if keep:
-                self._note_stolen(number, label, machine.stolen_share(before, machine.read_stat()))
+                self.note_stolen(number, label, machine.stolen_share(before, machine.read_stat()))
                 mine = self.samples.setdefault(label, {name: [] for name in NAMES})
                 mine[START].append(start_s)
                 for name, values in measured["samples"].items():
                     mine[name] += values
 
-    def _note_stolen(self, number: int, label: str, share: float) -> None:
+    def note_stolen(self, number: int, label: str, share: float) -> None:
+        """Keep which share of its time the machine's host took from a label in a round."""
         self.stolen.setdefault(label, []).append(round(share, 3))
         if share > machine.STOLEN_SHARE:
             self.notes.append(f"round {number}, {label}: the host kept {share:.0%} of its time")
             self.say(self.notes[-1])
 
-    def _process(self, label: str, shapes: tuple[Shape, ...]) -> tuple[float, dict[str, Any]]:
+    def process(self, label: str, shapes: tuple[Shape, ...]) -> tuple[float, dict[str, Any]]:
         """Return the seconds until the result came, and the result.
 
         Raises:
             LeftOut: the process failed.
         """
-        engine, model, dtype = self.running[label]
+        engine, model, form = self.running[label]
         # A fresh seed each time; the tick count of the clock is as good as any.
         seed = time.monotonic_ns()
-        job = replace(self.job, model=str(model), seed=seed, shapes=shapes, dtype=dtype)
+        job = replace(
+            self.job,
+            model=str(model),
+            seed=seed,
+            shapes=shapes,
+            dtype=form.dtype,
+            drafts=form.drafts,
+        )
         driver = f"peers.drivers.{engine.driver}"
         command: list[str | Path] = [engine.python, "-m", driver, json.dumps(job.to_dict())]
         log = log_path(label)
@@ -243,13 +252,13 @@ def main(argv: list[str] | None = None) -> None:
     try:
         peers = chosen(wishes.without)
         _check_labels(wishes.only, [OURS, *peers])
-        source, vocab_size = _model(wishes.model)
+        source, vocab_size = model_file(wishes.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if not wishes.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
         raise SystemExit(reason)
     only = tuple(wishes.only)
-    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), _printer(), only)
+    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), printer(), only)
     for engine in (OURS, *peers):
         contest.enter(engine, source)
     shapes = quick_shapes() if wishes.quick else SHAPES
@@ -275,7 +284,7 @@ def _check_labels(only: list[str], engines: list[Engine]) -> None:
             raise ValueError(f"--only {label!r}: there are {', '.join(known)}")
 
 
-def _model(name: str) -> tuple[Path, int]:
+def model_file(name: str) -> tuple[Path, int]:
     """Return the GGUF file that ``name`` means, fetched if need be, and its vocabulary's size."""
     from ridgeline.engine_setup.locate import locate
     from ridgeline.models.checkpoint import load_checkpoint
@@ -288,7 +297,7 @@ def _model(name: str) -> tuple[Path, int]:
     return path, load_checkpoint(path).arch.vocab_size
 
 
-def _printer() -> Callable[[str], None]:
+def printer() -> Callable[[str], None]:
     """Return what shows progress, on standard error: with a clock, and with rich where it is."""
     began_s = time.monotonic()
     try:

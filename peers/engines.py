@@ -30,12 +30,14 @@ class Format:
         weights: what ``peers.weights`` makes of the GGUF file; None takes it as it is.
         openvino: what ``drivers.openvino_convert`` makes of that; None takes it as it is.
         dtype: what Ridgeline is told to compute in.
+        drafts: whether Ridgeline guesses tokens ahead.
     """
 
     name: str
     weights: str | None = None
     openvino: str | None = None
     dtype: str = "auto"
+    drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

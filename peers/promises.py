@@ -7,8 +7,8 @@ more arrive than that, at random, each with one of two deadlines: 5 or 15 times 
 alone in the median. The server that is told nothing serves as always, and clients hang up when
 their time is over. The other one is asked for promises. Refused in vain is what would have been
 kept if it alone had not been refused: the trace of what was accepted is simulated again with it, by
-a model of time fitted to that trace. All enter when they had their verdict, since nobody can enter
-before.
+a model of time fitted to that trace, at the speed that the machine had at each moment. All enter
+when they had their verdict, since nobody can enter before.
 It takes about five minutes, with progress on standard error. The table is markdown; the last line
 on standard output is the result as JSON.
 """
@@ -23,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -33,19 +34,20 @@ import httpx2
 
 from peers.overhead import server
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import RequestRecord, StepRecord
+from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.planner.fit import fit
 from ridgeline.planner.promise import Due, latest_start_s
 from ridgeline.planner.samples import Samples, Watcher
 from ridgeline.simulator.recorded import asked_in, settings_of
-from ridgeline.simulator.run import Asked, simulate
-from ridgeline.simulator.steptime import StepTime
+from ridgeline.simulator.run import Asked, Clock, Course, new_replica, serve
+from ridgeline.simulator.steptime import Features, StepTime, of_record
 
 _PROMPTS, _ANSWERS = (20, 60, 150, 400), (16, 32, 64)
 _NUM_ALONE = 12
 _STREAMS, _FILLING_S, _SATURATING_S = 32, 10.0, 40.0
 _TIGHT, _LOOSE = 5.0, 15.0  # deadlines, in times of what requests take alone
 _MOST_REPLAYED = 100
+_AROUND_S = 0.5  # before and behind a moment, for the speed then
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -164,6 +166,7 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
     """Return how many of some refused requests would have been kept, and of how many."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     times, settings = fitted(records), settings_of(records)
+    speed = Speed(records, times)
     entered_s = {
         number: record["start_s"]
         for record in records
@@ -180,8 +183,15 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
     chosen = dice.sample(refused, min(_MOST_REPLAYED, len(refused)))
 
     def kept(load: Sequence[Asked]) -> set[tuple[int, ...]]:
-        found = set()
-        for record in simulate(load, settings, times):
+        found, ended, clock = set(), list[Record](), Clock()
+        at_speed = AtSpeed(times, speed, clock)
+        replica, runner = new_replica(settings, clock, at_speed, ended.append)
+
+        def pass_after_step() -> None:
+            clock.now_s += at_speed.after(runner.num_rows, len(replica.ended))
+
+        serve(replica, load, Course(clock, clock.wait_until, pass_after_step))
+        for record in ended:
             if isinstance(record, RequestRecord):
                 one = deadline.get(record.prompt_token_ids)
                 if one is not None and record.finish_s <= one.sent_s + one.total_s:
@@ -189,6 +199,8 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
         return found
 
     before, num = kept(accepted), 0
+    num_kept = sum(one.promise == "kept" for one in plan)
+    say(f"simulated again, {len(before)} of {num_kept} promises are kept that were kept")
     for i, one in enumerate(chosen, start=1):
         slack_s = latest_start_s(times, len(one.prompt), one.num_new, Due(inf, one.total_s))
         params = SamplingParams(temperature=0, max_tokens=one.num_new, ignore_eos=True)
@@ -205,13 +217,57 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
     return num, len(chosen)
 
 
+class Speed:
+    """How much longer the steps of a trace took around a moment than a model of time says."""
+
+    def __init__(self, records: Sequence[dict[str, Any]], times: StepTime) -> None:
+        """Compare all steps of ``records`` with ``times``."""
+        self._starts_s: list[float] = []
+        self._sums_s = [(0.0, 0.0)]  # as the model says, and as it was, up to each step
+        for record in records:
+            if record["type"] == "step" and record["sampled"]:
+                predicted_s, actual_s = self._sums_s[-1]
+                predicted_s += times.seconds(of_record(step_of(record), times.windows))
+                actual_s += record["schedule_s"] + record["execute_s"]
+                self._starts_s.append(record["start_s"])
+                self._sums_s.append((predicted_s, actual_s))
+
+    def __call__(self, now_s: float) -> float:
+        """Return actual by predicted seconds of the steps around a moment; 1 if there are none."""
+        first = bisect_left(self._starts_s, now_s - _AROUND_S)
+        last = bisect_right(self._starts_s, now_s + _AROUND_S)
+        (predicted_s, actual_s), (upto_s, actually_upto_s) = self._sums_s[first], self._sums_s[last]
+        if last == first:
+            return 1.0
+        return (actually_upto_s - actual_s) / (upto_s - predicted_s)
+
+
+class AtSpeed:
+    """A model of time at the speed that a machine had; what follows a step stays."""
+
+    def __init__(self, times: StepTime, speed: Speed, clock: Clock) -> None:
+        """Ask ``clock`` which moment it is."""
+        self._times, self._speed, self._clock = times, speed, clock
+        self.windows, self.after = times.windows, times.after
+
+    def seconds(self, features: Features) -> float:
+        """Return the seconds from the begin of scheduling to the end of executing."""
+        return self._speed(self._clock.now_s) * self._times.seconds(features)
+
+
+def step_of(record: dict[str, Any]) -> StepRecord:
+    """Return the record of a step that a trace has as JSON values."""
+    return StepRecord(**{name: value for name, value in record.items() if name != "type"})
+
+
 def fitted(records: Sequence[dict[str, Any]]) -> StepTime:
     """Return the model of time of a trace."""
     watcher = Watcher(Samples(), ())
-    kinds = {"step": StepRecord, "request": RequestRecord}
     for record in records:
-        if kind := kinds.get(record["type"]):
-            watcher.take(kind(**{name: v for name, v in record.items() if name != "type"}))
+        if record["type"] == "step":
+            watcher.take(step_of(record))
+        elif record["type"] == "request":
+            watcher.take(RequestRecord(**{n: v for n, v in record.items() if n != "type"}))
     return fit(watcher.samples.steps(), watcher.samples.after(), _KNOTS)
 
 

@@ -29,6 +29,9 @@ class Shape:
         temperature: 0 is greedy.
         top_k: 0 keeps all.
         top_p: 1 keeps all.
+        schema: JSON schema of every answer; none without one. No answer may end within
+            ``new_tokens + 1`` tokens.
+        beams: width of a beam search, of which the best answer counts; 1 searches nothing.
     """
 
     name: str
@@ -40,6 +43,13 @@ class Shape:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    schema: str = ""
+    beams: int = 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that grow at the same time."""
+        return self.num_streams * self.beams
 
     @property
     def max_tokens(self) -> int:
@@ -48,9 +58,10 @@ class Shape:
 
     @property
     def counted_tokens(self) -> int:
-        """Tokens that the rate counts, over all streams."""
-        each = self.prompt_tokens if self.kind == "prefill" else self.new_tokens
-        return self.num_streams * each
+        """Tokens that the rate counts, over all streams and beams."""
+        if self.kind == "prefill":
+            return self.num_streams * self.prompt_tokens
+        return self.num_sequences * self.new_tokens
 
 
 _DECODE = (
@@ -98,6 +109,8 @@ class Job:
         seed: of the prompts; another one in each process, so that no cache of prefixes can help.
         shapes: to measure, in this order; none for a process that ends with its first token.
         dtype: what Ridgeline computes in; the peers' formats are in their files.
+        drafts: whether Ridgeline guesses tokens ahead, as it does unless told; the peers do not.
+        texts: prompts to use in place of random ones, as token ids: as many as the shape's streams.
     """
 
     model: str
@@ -106,6 +119,8 @@ class Job:
     seed: int
     shapes: tuple[Shape, ...]
     dtype: str = "auto"
+    drafts: bool = False
+    texts: tuple[tuple[int, ...], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -114,7 +129,8 @@ class Job:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Job:
         """Return the job that ``to_dict`` described."""
-        return Job(**(values | {"shapes": tuple(Shape(**shape) for shape in values["shapes"])}))
+        shapes = tuple(Shape(**shape) for shape in values["shapes"])
+        return Job(**(values | {"shapes": shapes, "texts": tuple(map(tuple, values["texts"]))}))
 
 
 def prompts(shape: Shape, vocab_size: int, rng: random.Random) -> list[list[int]]:

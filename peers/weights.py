@@ -3,8 +3,8 @@
     python -m peers.weights MODEL.gguf FORMAT OUT
 
 FORMAT is a GGML type (``Q4_0``, ``Q8_0``, ``F16``) and OUT a GGUF file, or ``hf-bf16`` or
-``hf-int8`` and OUT a directory in Hugging Face layout. Runs in Ridgeline's own environment; knows
-nothing about engines.
+``hf-int8`` and OUT a directory in Hugging Face layout, tokenizer included. Runs in
+Ridgeline's own environment; knows nothing about engines.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.text.export import export_tokenizer
+from ridgeline.text.of_checkpoint import tokenizer_of
 
 # Ridgeline's name of a tensor in a layer, and Hugging Face's.
 _HF_NAMES = {
@@ -82,6 +84,7 @@ def hugging_face(source: Path, dtype: str, out: Path) -> None:
     checkpoint = load_checkpoint(source)
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(_hf_config(checkpoint, dtype), indent=1))
+    export_tokenizer(checkpoint, tokenizer_of(checkpoint), out)
     tensors = dict(_hf_tensors(checkpoint, dtype))
     # The safetensors format: the length of a JSON header, the header, and the bytes it speaks of.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

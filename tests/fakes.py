@@ -73,6 +73,7 @@ class Ledger:
     states: set[tuple[int, int]] = field(default_factory=set)  # slots whose states were kept
     recurrent: dict[int, int] = field(default_factory=dict)  # slot -> prefix
     num_steps: int = 0
+    window: int | None = None  # so many last tokens a token sees, itself included
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, write every item's slots, then read every context and sample."""
@@ -155,9 +156,16 @@ class Ledger:
         return block, position % self.block_size
 
     def _read(self, work: Work) -> list[int]:
-        """The prefix after each token of an item's context, every slot of which is checked."""
-        prefix, prefixes = work.adapter, []
-        for position in range(work.start + len(work.tokens)):
+        """The prefix after each token of an item's context, every slot of which is checked.
+
+        Of what only a window shows, the first is believed: it is in all prefixes that follow.
+        """
+        first = 0
+        if self.window is not None and not work.similar:
+            first = max(0, work.start - self.window + 1)
+        prefix = self.slots[self._slot(work, first)][0] if first else work.adapter
+        prefixes = []
+        for position in range(first, work.start + len(work.tokens)):
             before, after = self.slots[self._slot(work, position)]
             assert before == prefix, f"{work.seq_id} reads foreign content at {position}"
             prefix = after

@@ -63,3 +63,18 @@ def test_no_line_of_a_document_is_too_long_to_read(path: Path) -> None:
     # What cannot be broken: rows of tables, and the targets of links.
     prose = [(i, line) for i, line in lines if not re.match(r"\s*\||\[[^]]+\]: ", line)]
     assert [(i, line) for i, line in prose if len(line) > 120] == []
+
+
+# Sentences that a native reader stumbles over: "so many tokens" for an argument, free relatives
+# ("whoever asks", "what nobody reads"), and "knows no X" for "knows nothing of X".
+STUMBLES = re.compile(
+    r"\bso many(?:th)?\b|\b(?:whoever|somebody)\b|\b(?:what|that) nobody\b"
+    r"|\b(?:it|module) knows no\b",
+    re.IGNORECASE,
+)
+
+
+def test_the_program_is_written_in_plain_english() -> None:
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        words = re.sub(r"\s+(?:# )?", " ", path.read_text())
+        assert not STUMBLES.findall(words), path

@@ -70,6 +70,7 @@ def test_only_a_peers_format_that_is_far_behind_everywhere_is_hopeless() -> None
 # --- measuring ---------------------------------------------------------------------------------
 
 _PREFILL_S, _STEP_S = 2.0, 0.5
+_JOB = Job("m.gguf", 2, 1000, 0, ())
 
 
 @pytest.fixture
@@ -100,29 +101,40 @@ def _engine(now: list[float], calls: list[Any], answer: int = 0) -> Callable[...
 def test_each_kind_counts_its_tokens_over_its_time(
     shape: Shape, rate: float, now: list[float]
 ) -> None:
-    assert measure(_engine(now, []), shape, 1000, random.Random(0)) == [pytest.approx(rate)]
+    rates, _ = measure(_engine(now, []), shape, _JOB, random.Random(0))
+    assert rates == [pytest.approx(rate)]
 
 
 def test_no_prompt_ever_comes_twice_and_the_first_call_is_not_counted(now: list[float]) -> None:
     calls: list[Any] = []
     shape = Shape("d", "decode", 4, 16, 10, samples=2)
-    rates = measure(_engine(now, calls), shape, 1000, random.Random(0))
+    rates, answers = measure(_engine(now, calls), shape, _JOB, random.Random(0))
+    assert answers == [[7] * 11] * 4
     assert len(rates) == 2
     assert [new_tokens for _, new_tokens in calls] == [4, 11, 1, 11, 1]
     seen = [tuple(prompt) for ids, _ in calls for prompt in ids]
     assert len(set(seen)) == len(seen) == 20
 
 
+def test_prompts_of_text_are_given_as_they_are_and_beams_count(now: list[float]) -> None:
+    calls: list[Any] = []
+    shape = Shape("b", "decode", 1, 16, 10, beams=4)
+    job = Job("m.gguf", 2, 1000, 0, (), texts=((1, 2), (3,)))
+    rates, _ = measure(_engine(now, calls), shape, job, random.Random(0))
+    assert rates == [pytest.approx(4 / _STEP_S)]
+    assert [ids for ids, _ in calls] == [[[1, 2]]] * 3
+
+
 def test_an_engine_that_stops_early_is_not_believed(now: list[float]) -> None:
     with pytest.raises(RuntimeError, match="an answer has not 4 tokens"):
-        measure(_engine(now, [], answer=1), SHAPES[0], 1000, random.Random(0))
+        measure(_engine(now, [], answer=1), SHAPES[0], _JOB, random.Random(0))
 
 
 def test_prompts_stay_in_the_vocabulary_and_a_job_survives_json() -> None:
     ids = [i for p in prompts(SHAPES[1], 300, random.Random(1)) for i in p]
     assert min(ids) >= 150
     assert max(ids) < 300
-    job = Job("m.gguf", 2, 300, 7, quick_shapes())
+    job = Job("m.gguf", 2, 300, 7, quick_shapes(), drafts=True, texts=((1, 2), (3,)))
     assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
 
@@ -147,7 +159,7 @@ def test_stolen_time_is_a_share_of_the_time_asked_for() -> None:
 
 def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "sample_busy_cores", lambda: 0.8)
-    monkeypatch.setattr(peers, "_model", lambda name: (Path("m.gguf"), 300))
+    monkeypatch.setattr(peers, "model_file", lambda name: (Path("m.gguf"), 300))
     with pytest.raises(SystemExit, match=r"busy: 0\.80 cores .* --anyway"):
         peers.main([])
     assert machine.refusal(0.05) is None
@@ -186,8 +198,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(peers, "chosen", lambda without: [good, Engine("absent", "absent", ())])
     monkeypatch.setattr(peers, "install", install)
     monkeypatch.setattr(peers, "prepare", lambda engine, form, source: source)
-    monkeypatch.setattr(peers, "_model", lambda name: (Path("m.gguf"), 300))
-    monkeypatch.setattr(peers.Contest, "_process", process)
+    monkeypatch.setattr(peers, "model_file", lambda name: (Path("m.gguf"), 300))
+    monkeypatch.setattr(peers.Contest, "process", process)
     monkeypatch.setattr(machine, "sample_busy_cores", lambda: 0.0)
     monkeypatch.setattr(machine, "read_stat", lambda: _stat(100 * len(order), 0))
     return order
@@ -257,7 +269,7 @@ def test_our_own_failure_ends_it(pretend: list[str], monkeypatch: pytest.MonkeyP
     def fails(contest: Any, label: str, shapes: Any) -> Any:
         raise LeftOut("no such option")
 
-    monkeypatch.setattr(peers.Contest, "_process", fails)
+    monkeypatch.setattr(peers.Contest, "process", fails)
     with pytest.raises(SystemExit, match="ridgeline file failed: no such option"):
         peers.main([])
 

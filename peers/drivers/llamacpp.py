@@ -2,21 +2,27 @@
 
 One context per shape, a cache per stream (``kv_unified`` off), flash attention where llama.cpp
 chooses it. The greedy choice is numpy's argmax over all streams' logits, which costs less than
-llama.cpp's own sampler; anything else is drawn by that, one for each stream.
+llama.cpp's own sampler; anything else is drawn by that, one for each stream. A schema becomes a
+grammar, which is asked as llama.cpp's server does: about the likeliest token first, and about the
+whole vocabulary only where that one is refused.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp as lib  # type: ignore[import-not-found]
 import numpy as np
+from llama_cpp.llama_grammar import json_schema_to_gbnf  # type: ignore[import-not-found]
+from numpy.typing import NDArray
 
 from peers.drivers.measure import Engine, Generate, main
 from peers.shapes import Job, Shape
 
 _BATCH_TOKENS = 2048
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
@@ -42,7 +48,8 @@ def open_engine(job: Job) -> Engine:
         contexts[:] = [lib.llama_init_from_model(model, params)]
         if not contexts[0]:
             raise ValueError(f"llama.cpp refuses {num_streams} streams of {max_tokens} tokens")
-        return _generator(contexts[0], job.vocab_size, shape)
+        grammars = [_grammar(model, shape.schema) for _ in range(num_streams * bool(shape.schema))]
+        return _generator(contexts[0], job.vocab_size, shape, grammars)
 
     return ready
 
@@ -60,9 +67,44 @@ def _sampler(shape: Shape, seed: int) -> lib.llama_sampler_p:
     return chain
 
 
-def _generator(context: lib.llama_context_p, vocab_size: int, shape: Shape) -> Generate:
+def _grammar(model: lib.llama_model_p, schema: str) -> lib.llama_sampler_p:
+    vocab, text = lib.llama_model_get_vocab(model), json_schema_to_gbnf(schema)
+    grammar = lib.llama_sampler_init_grammar(vocab, text.encode(), b"root")
+    if not grammar:
+        raise ValueError("llama.cpp refuses the grammar of the schema")
+    return grammar
+
+
+def _allowed(
+    grammar: lib.llama_sampler_p, ids: NDArray[np.int32], logits: NDArray[np.float32]
+) -> int:
+    """Return the likeliest of ``ids`` that the grammar has next; -1 if it has none of them."""
+    candidates = np.zeros(len(ids), _CANDIDATE)
+    candidates["id"], candidates["logit"] = ids, logits
+    data = candidates.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
+    array = lib.llama_token_data_array(data=data, size=len(ids), selected=-1, sorted=False)
+    lib.llama_sampler_apply(grammar, ctypes.byref(array))
+    best = int(candidates["logit"].argmax())
+    return int(ids[best]) if np.isfinite(candidates["logit"][best]) else -1
+
+
+def _generator(
+    context: lib.llama_context_p,
+    vocab_size: int,
+    shape: Shape,
+    grammars: Sequence[lib.llama_sampler_p],
+) -> Generate:
     batch = lib.llama_batch_init(_BATCH_TOKENS, 0, 1)
     samplers = [_sampler(shape, stream) for stream in range(shape.num_streams)]
+    all_ids = np.arange(vocab_size, dtype=np.int32)
+
+    def constrained(stream: int, likeliest: int, logits: NDArray[np.float32]) -> int:
+        grammar, first = grammars[stream], all_ids[likeliest : likeliest + 1]
+        token = _allowed(grammar, first, logits[first])
+        if token < 0:
+            token = _allowed(grammar, all_ids, logits)
+        lib.llama_sampler_accept(grammar, token)
+        return token
 
     def step(work: Sequence[tuple[int, int, Sequence[int]]]) -> list[int]:
         """Run (stream, position, tokens) each and return the next token of each."""
@@ -84,10 +126,14 @@ def _generator(context: lib.llama_context_p, vocab_size: int, shape: Shape) -> G
             return [lib.llama_sampler_sample(samplers[s], context, row) for s, row in ends]
         logits = np.ctypeslib.as_array(lib.llama_get_logits(context), (len(work), vocab_size))
         best: list[int] = logits.argmax(axis=1).tolist()
+        if grammars:
+            return [constrained(work[i][0], best[i], logits[i]) for i in range(len(work))]
         return best
 
     def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         lib.llama_memory_clear(lib.llama_get_memory(context), False)
+        for grammar in grammars:
+            lib.llama_sampler_reset(grammar)
         lengths = [len(prompt) for prompt in prompts]
         answers: list[list[int]] = [[] for _ in prompts]
         at_once = max(_BATCH_TOKENS // max(lengths), 1)

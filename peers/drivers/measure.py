@@ -17,8 +17,8 @@ from typing import Any
 
 from peers.shapes import START_TOKENS, Job, Shape, prompts
 
-# Complete all prompts at once, sampled as the shape says, past any end of text, with so many new
-# tokens each.
+# Complete all prompts at once, sampled or constrained or searched for as the shape says, past any
+# end of text, with so many new tokens each.
 Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 # Make ready, untimed, for a shape.
 Engine = Callable[[Shape], Generate]
@@ -35,7 +35,12 @@ def main(open_engine: Callable[[Job], Engine], version: Callable[[], str]) -> No
     engine = open_engine(job)
     result: dict[str, Any] = {"version": version()}
     if job.shapes:
-        result["samples"] = {s.name: measure(engine, s, job.vocab_size, rng) for s in job.shapes}
+        result["samples"], result["answers"] = {}, {}
+        for shape in job.shapes:
+            rates, answers = measure(engine, shape, job, rng)
+            result["samples"].setdefault(shape.name, []).extend(rates)
+            if job.texts:
+                result["answers"][shape.name] = answers
     else:
         # The same prompt for every engine and in every run: their first tokens can be compared.
         shape = Shape("start", "prefill", 1, START_TOKENS, 1)
@@ -46,17 +51,26 @@ def main(open_engine: Callable[[Job], Engine], version: Callable[[], str]) -> No
     os._exit(0)
 
 
-def measure(engine: Engine, shape: Shape, vocab_size: int, rng: random.Random) -> list[float]:
-    """Return ``shape.samples`` rates, tokens per second, after a warm-up at the same shape."""
+def measure(
+    engine: Engine, shape: Shape, job: Job, rng: random.Random
+) -> tuple[list[float], list[list[int]]]:
+    """Return ``shape.samples`` rates, tokens per second, after a warm-up at the same shape.
+
+    The last whole answers come with them.
+    """
     generate = engine(shape)
+    whole: list[list[int]] = []
 
     def seconds(new_tokens: int) -> float:
-        fresh = prompts(shape, vocab_size, rng)
+        texts = [list(text) for text in job.texts[: shape.num_streams]]
+        fresh = texts or prompts(shape, job.vocab_size, rng)
         start_s = time.perf_counter()
         answers = generate(fresh, new_tokens)
         took_s = time.perf_counter() - start_s
         if [len(answer) for answer in answers] != [new_tokens] * shape.num_streams:
             raise RuntimeError(f"{shape.name}: an answer has not {new_tokens} tokens")
+        if new_tokens > shape.new_tokens:
+            whole[:] = answers
         return took_s
 
     warm_up_tokens = 1 if shape.kind == "prefill" else _WARM_UP_TOKENS
@@ -69,4 +83,4 @@ def measure(engine: Engine, shape: Shape, vocab_size: int, rng: random.Random) -
             took_s = seconds(shape.new_tokens)
         if took_s > 0:  # a difference is not where a neighbour held up the shorter half
             rates.append(shape.counted_tokens / took_s)
-    return rates
+    return rates, whole

@@ -19,7 +19,7 @@ def open_engine(job: Job) -> Engine:
     scheduler = genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
     scheduler.max_num_batched_tokens = 2048
-    scheduler.max_num_seqs = max((s.num_streams for s in job.shapes), default=1)
+    scheduler.max_num_seqs = max((s.num_sequences for s in job.shapes), default=1)
     tokens = max((s.max_tokens for s in job.shapes), default=64)
     scheduler.num_kv_blocks = scheduler.max_num_seqs * (tokens // _BLOCK_TOKENS + 2)
     properties = {"INFERENCE_NUM_THREADS": job.threads}
@@ -36,6 +36,11 @@ def open_engine(job: Job) -> Engine:
                 config.top_p = shape.top_p
             if shape.top_k:
                 config.top_k = shape.top_k
+            if shape.schema:
+                form = genai.StructuredOutputConfig(json_schema=shape.schema)
+                config.structured_output_config = form
+            if shape.beams > 1:
+                config.num_beams = shape.beams
             ids = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
             results = pipeline.generate(ids, [config] * len(ids))
             return [list(result.m_generation_ids[0]) for result in results]

@@ -1,4 +1,8 @@
-"""vLLM's CPU build: its Python API in one process, prefix caching off, no tokenizer.
+"""vLLM's CPU build: its Python API in one process.
+
+Prefix caching is off and there is no tokenizer, but where they are needed: a schema and a beam
+search want a tokenizer, and a beam search is a new request for every token of every beam, which
+nobody would run without cached prefixes.
 
 The engine runs in this process: a second one would compete with the kernels for the cores. The
 start is measured with ``enforce_eager``, which reaches the first token sooner than loading what
@@ -12,6 +16,8 @@ from collections.abc import Sequence
 
 from peers.drivers.measure import Engine, Generate, main
 from peers.shapes import Job, Shape
+
+_BLOCK_TOKENS = 32  # the smallest that its attention takes: a beam's last ones come again
 
 
 def open_engine(job: Job) -> Engine:
@@ -28,19 +34,28 @@ def open_engine(job: Job) -> Engine:
     }
     # It reads the environment when it is imported.
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm.sampling_params import (  # type: ignore[import-not-found]
+        BeamSearchParams,
+        StructuredOutputsParams,
+    )
+
+    searches = any(s.beams > 1 for s in job.shapes)
 
     llm = LLM(
         job.model,
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,
+        skip_tokenizer_init=not searches and not any(s.schema for s in job.shapes),
+        enable_prefix_caching=searches,
+        block_size=_BLOCK_TOKENS if searches else None,
         enforce_eager=not job.shapes,
         dtype="bfloat16",
         max_model_len=1024,
-        max_num_seqs=max((s.num_streams for s in job.shapes), default=1),
+        max_num_seqs=max((s.num_sequences for s in job.shapes), default=1),
         disable_log_stats=True,
     )
 
     def ready(shape: Shape) -> Generate:
+        form = StructuredOutputsParams(json=shape.schema) if shape.schema else None
+
         def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
             params = SamplingParams(
                 temperature=shape.temperature,
@@ -49,8 +64,13 @@ def open_engine(job: Job) -> Engine:
                 max_tokens=new_tokens,
                 ignore_eos=True,
                 detokenize=False,
+                structured_outputs=form,
             )
             ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            if shape.beams > 1:
+                wish = BeamSearchParams(shape.beams, new_tokens, ignore_eos=True)
+                best = [found.sequences[0].tokens for found in llm.beam_search(ids, wish)]
+                return [all_[len(p) :] for p, all_ in zip(prompts, best, strict=True)]
             outputs = llm.generate(ids, params, use_tqdm=False)
             return [list(output.outputs[0].token_ids) for output in outputs]
 

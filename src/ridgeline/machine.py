@@ -97,7 +97,7 @@ def cpu_fact(*names: str, proc: Path = Path("/proc")) -> str:
 
 
 def processor_name() -> str:
-    """Return what the processor is called; its kind where nobody says more."""
+    """Return what the processor is called; its kind where the system says no more."""
     return cpu_fact("model name", "Model") or platform.processor() or platform.machine()
 
 

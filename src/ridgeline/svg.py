@@ -1,4 +1,4 @@
-"""The primitives of the program's pictures: SVG as text. It knows no chart and no unit."""
+"""The primitives of the program's pictures: SVG as text. It knows nothing of charts and units."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_nothing_is_kept_for_an_output_head(make: Make, name: str) -> None:
     assert sum(packed.values()) == sum(
         data.nbytes for parts in runner.weights.packed().values() for data in parts
     )
-    # A model that draws keeps rows of logits, those of the sketch, the head and the sketch.
+    # A model that draws keeps rows of logits, those of the proxy, the head and the proxy.
     mine, drawing = (
         footprint(one, "auto", "int8", 512, MAX_LEN, 2, 256)
         for one in (arch, changed(arch, causal=True))

@@ -159,12 +159,12 @@ def test_traffic_is_what_the_weights_and_the_cache_are(
     shape = Shape("single", 1, 20, 3)
     traffic = measured(llm, counters, shape, False).traffic
     arch, steps = llm.arch, 2
-    assert runner.weights.sketch is not None
-    assert traffic["head"].read_bytes == steps * runner.weights.sketch.data.nbytes
+    assert runner.weights.proxy is not None
+    assert traffic["head"].read_bytes == steps * runner.weights.proxy.data.nbytes
     assert traffic["head"].ops == steps * 2 * arch.vocab_size * arch.hidden_size
     arrays = runner.weights.arrays
     outside = sum(
-        arrays[name].data.nbytes for name in ("head", "sketch", "distances", "embedding", "norm")
+        arrays[name].data.nbytes for name in ("head", "proxy", "distances", "embedding", "norm")
     )
     packed = sum(array.data.nbytes for array in arrays.values()) - outside
     assert traffic["linears"].read_bytes == steps * packed

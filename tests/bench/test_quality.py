@@ -106,6 +106,19 @@ def test_two_models_against_the_plain_computation() -> None:
     assert_near(result, directly(wanted, found), rel=1e-3)
 
 
+def test_against_the_weights_that_a_model_was_made_of() -> None:
+    ours, theirs = checkpoint(PLAIN), checkpoint(PLAIN, random_arrays(PLAIN, seed=1))
+    form = Format("cpu", "f32", "f32")
+    result = measure(theirs, [form, REFERENCE], {"t": PARTS}, Options(), ours)
+    both = [random_arrays(PLAIN), random_arrays(PLAIN, seed=1)]
+    wanted, found = ([plain_logits(PLAIN, one, ids, 112) for ids in PARTS] for one in both)
+    for of_format in result.values():  # the reference backend is a candidate too then
+        assert_near(of_format["t"], directly(wanted, found), rel=1e-3)
+    small = checkpoint(replace(PLAIN, vocab_size=40))
+    with pytest.raises(ValueError, match="tiny has 40 tokens, and tiny has 50: they cannot be"):
+        measure(ours, [form], {"t": PARTS}, Options(), small)
+
+
 def test_a_small_error_costs_half_its_variance() -> None:
     """KL of a small change of the logits is Var_p(change) / 2, so four times for twice as much."""
     arrays = random_arrays(PLAIN)

@@ -126,6 +126,7 @@ def make_scheduler(
     speculation: Speculation | None = None,
     checkpoints: int | None = None,
     every: int = 8,
+    window: int | None = None,
 ) -> Scheduler:
     states = None if checkpoints is None else States(seats, checkpoints, every=every)
     kv = KVCache(
@@ -134,6 +135,7 @@ def make_scheduler(
         enable_prefix_caching=caching,
         hash_block=hash_block,
         states=states,
+        window=window,
     )
     return Scheduler(
         kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats, speculation=speculation
@@ -202,7 +204,8 @@ def make_engine(
 ) -> tuple[Engine, Watched]:
     """Return an engine over a ledger with a clock that counts, and the runner between them."""
     scheduler = scheduler or make_scheduler()
-    ledger = Ledger(len(scheduler.queues.kv.pool.refs), scheduler.queues.kv.block_size, vocab_size)
+    kv = scheduler.queues.kv
+    ledger = Ledger(len(kv.pool.refs), kv.block_size, vocab_size, window=kv.window)
     runner = Watched(scheduler, ledger)
     engine = Engine(
         scheduler,

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.kvcache import hash_block
+from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Policy
 from ridgeline.core.speculate import Speculation
@@ -81,6 +81,7 @@ class Core(RuleBasedStateMachine):
         weak=st.booleans(),
         accuracy=st.sampled_from((None, 0.0, 0.5, 0.9, 1.0)),
         checkpoints=st.sampled_from((None, None, 0, 1, 4)),
+        window=st.none() | st.integers(2, 12),
     )
     def start(
         self,
@@ -94,23 +95,28 @@ class Core(RuleBasedStateMachine):
         weak: bool,
         accuracy: float | None,
         checkpoints: int | None,
+        window: int | None,
     ) -> None:
+        window = window if checkpoints is None else None  # states and windows do not go together
         has_drafts = accuracy is not None and checkpoints is None  # a state is not rolled back
         drafter = (
             None if accuracy is None or not has_drafts else Oracle(accuracy, random.Random(budget))
         )
+        budget = max(budget, MAX_LEN) if policy.whole_prompts else budget
+        most = KVCache(0, block_size, window=window).most_blocks(MAX_LEN, budget)
         self.scheduler = make_scheduler(
             # Down to one longest request and no more.
-            -(-MAX_LEN // block_size) * longest + spare_blocks,
+            most * longest + spare_blocks,
             block_size,
             policy=policy,
-            budget=max(budget, MAX_LEN) if policy.whole_prompts else budget,
+            budget=budget,
             seats=seats,
             caching=caching,
             hash_block=weak_hash if weak else hash_block,
             speculation=Speculation(drafter) if drafter else None,
             checkpoints=checkpoints,
             every=4,
+            window=window,
         )
         self.engine, self.runner = make_engine(self.scheduler, max_model_len=MAX_LEN)
         self.answers: dict[SeqId, list[int]] = {}  # what must be said
@@ -148,7 +154,8 @@ class Core(RuleBasedStateMachine):
     def add(self, wish: dict[str, Any], due_s: float = inf, number: int = 0) -> None:
         params = {name: value for name, value in wish.items() if name != "prompt"}
         kv, width = self.scheduler.queues.kv, wish.get("best_of", 1)
-        need = kv.blocks_for(min(len(wish["prompt"]) + wish["max_tokens"], MAX_LEN)) * width
+        longest = min(len(wish["prompt"]) + wish["max_tokens"], MAX_LEN)
+        need = kv.most_blocks(longest, self.scheduler.max_num_batched_tokens) * width
         if width > self.scheduler.queues.max_num_seqs or need > len(kv.pool.refs):
             with pytest.raises(ValueError, match=r"^best_of "):
                 self.engine.add(wish["prompt"], SamplingParams(**params))

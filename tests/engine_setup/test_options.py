@@ -323,3 +323,15 @@ def test_a_model_without_keys_and_values_has_blocks_all_the_same(
 ) -> None:
     config = resolve(Options(backend="reference"), RECURRENT["states alone"])
     assert config.num_blocks >= config.max_model_len // config.block_size
+
+
+def test_a_window_lets_longer_sequences_fit() -> None:
+    """What is counted is what a sequence holds at once."""
+    wishes = Options(kv_cache_memory="32MiB", max_num_seqs=4, max_num_batched_tokens=32)
+    whole, narrow, mixed = (
+        resolve(wishes, changed(ARCH, windows=windows, max_position=1 << 14))
+        for windows in ((None,) * 24, (64,) * 24, (64,) * 23 + (None,))
+    )
+    assert (narrow.window, narrow.max_model_len) == (64, 1 << 14)
+    assert whole.window is None
+    assert whole.max_model_len == mixed.max_model_len < 1 << 14

@@ -125,7 +125,7 @@ def write_gguf(model: Any, path: Path) -> Path:
     writer.add_vocab_size(VOCAB)
     _add_specials(writer, config)
     _add_rope(writer, model, head_dim)
-    _add_vocabulary(writer)
+    add_vocabulary(writer)
     for name, parameter in model.named_parameters():
         array = parameter.detach().numpy()
         if name.endswith("conv.conv.weight"):
@@ -272,7 +272,7 @@ def _add_rope(writer: gguf.GGUFWriter, model: Any, head_dim: int) -> None:
             writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter) -> None:
     """Add the least SentencePiece vocabulary: three specials and pieces that nobody types."""
     special = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     writer.add_tokenizer_model("llama")

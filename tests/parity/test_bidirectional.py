@@ -12,6 +12,9 @@ import pytest
 from safetensors.torch import save_file
 
 from ridgeline import LLM
+from ridgeline.models.families import model_from_config
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics import costs
 from tests.parity.gguf_files import LAYER_NAMES, NAMES_OF
 from tests.parity.test_encoders import POOLS, embedded, random_model, sizes, states_of
 from tests.parity.tiny import torch, transformers
@@ -223,6 +226,47 @@ OLDER = {
     "sparse_prediction": False,
     "vocab_size": 300,
 }
+
+
+REAL: dict[str, tuple[Any, int]] = {  # configurations as published, and millions of parameters
+    "embeddinggemma-300m": (
+        transformers.Gemma3TextConfig(
+            vocab_size=262144,
+            hidden_size=768,
+            intermediate_size=1152,
+            num_hidden_layers=24,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=256,
+            sliding_window=512,
+            max_position_embeddings=2048,
+            use_bidirectional_attention=True,
+        ),
+        303,  # with the dense layers, 4.7 more, they are the 308 of its card
+    ),
+    "modernbert-base": (transformers.ModernBertConfig(), 149),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_sizes_bind(name: str) -> None:
+    config, num_millions = REAL[name]
+    kind = {"gemma3_text": "Gemma3TextModel", "modernbert": "ModernBertModel"}[config.model_type]
+    with torch.device("meta"):
+        model = getattr(transformers, kind)(config)
+    raw = {}
+    for key, value in model.named_parameters():
+        shape = tuple(value.shape)
+        raw[key] = Tensor(key, "F32", shape, np.zeros((shape[0], 4 * (*shape, 1)[1]), np.uint8))
+    values = config.to_dict() | {"architectures": [kind]}
+    arch, bound = model_from_config(values, raw, name)
+    assert arch.is_encoder
+    assert round(costs.weight_params(arch) / 1e6) == num_millions
+    assert bound.keys() == arch.matrix_shapes().keys()
+    assert {layer.known_attention.window for layer in arch.layers} == {
+        None,
+        values.get("sliding_window", values.get("local_attention")) // 2 + 1,
+    }
 
 
 def test_modern_bert_with_its_older_keys(tmp_path: Path) -> None:

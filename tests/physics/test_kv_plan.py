@@ -19,9 +19,18 @@ def fit(
     wanted: int | None = None,
     model_len: int = 160,
     num_seqs: int = 4,
+    most_blocks: int = 1 << 40,
 ) -> KVPlan:
     """Blocks of 16 tokens and 1 MiB; with the defaults 600 of them fit beside the weights."""
-    return fit_kv_cache(available, weights, step, MIB, 16, wanted, model_len, num_seqs)
+    most = min(most_blocks, -(-model_len // 16))
+    return fit_kv_cache(available, weights, step, MIB, 16, wanted, model_len, most, num_seqs)
+
+
+def test_a_window_lets_more_and_longer_sequences_fit() -> None:
+    assert fit(model_len=16_000, most_blocks=50) == KVPlan(200, 16_000)
+    assert fit(model_len=16_000, most_blocks=50, wanted=50 * MIB) == KVPlan(50, 16_000)
+    short = fit(model_len=16_000, most_blocks=50, wanted=49 * MIB)
+    assert (short.num_blocks, short.max_model_len) == (49, 784)
 
 
 def test_without_a_wish_the_cache_holds_all_sequences_and_no_more() -> None:
@@ -37,7 +46,7 @@ def test_one_full_sequence_may_take_more_than_half() -> None:
 
 
 def test_what_is_kept_beside_a_block_takes_its_part_of_the_room() -> None:
-    sizes = (1000 * MIB, 300 * MIB, 50 * MIB, MIB, 16, None, 16_000, 4)
+    sizes = (1000 * MIB, 300 * MIB, 50 * MIB, MIB, 16, None, 16_000, 1000, 4)
     assert fit_kv_cache(*sizes).num_blocks == 600
     assert fit_kv_cache(*sizes, other_bytes_per_block=MIB // 2).num_blocks == 400
 

@@ -186,6 +186,31 @@ def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served) -> None:
     assert outcomes(knowing) == before | {"broken": before["broken"] + 1}
 
 
+def test_a_verdict_does_not_wait_for_the_step_under_way(knowing: Served) -> None:
+    """While a step never ends, what cannot be kept is foreseen and refused all the same."""
+    held, gate, steps = threading.Event(), threading.Event(), list[Step]()
+
+    def hold(step: Step) -> None:
+        steps.append(step)
+        if len(steps) == 3:
+            held.set()
+            gate.wait(20)
+
+    knowing.valve.before = hold
+    promised = ASK | {"deadline": {"total_ms": 60_000}}
+    asking = threading.Thread(target=lambda: knowing.call("/v1/completions", promised))
+    asking.start()
+    assert held.wait(10)
+    try:
+        body = ASK | {"max_tokens": 100, "deadline": {"ttft_ms": 20_000, "total_ms": 300}}
+        status, answer, headers = knowing.call("/v1/completions", body)
+    finally:
+        gate.set()
+        asking.join()
+    assert (status, answer["error"]["code"]) == (503, "deadline_cannot_be_kept")
+    assert "x-foreseen-ttft-ms" in headers, "nothing was foreseen"
+
+
 def test_who_leaves_breaks_nothing(knowing: Served) -> None:
     before = outcomes(knowing)
     extra = {"ignore_eos": True, "deadline": {"total_ms": 8000}}

@@ -148,12 +148,12 @@ def test_who_enters_later_is_foreseen_as_well(
             machine.step()
     begin_s, number = machine.clock.now_s, machine.engine._next_id
     coming = [
-        new_standing(number + i, length, num_new, due_s=due_s)
+        (coming_s, new_standing(number + i, length, num_new, due_s=due_s))
         for i, (length, num_new, _, due_s, _) in enumerate(wishes[begun:])
     ]
     state = state_of(machine.setup, machine.engine.scheduler)
-    wanted = [one.number for one in coming]
-    found = forecast(state, TIMES, wanted, coming=coming, coming_s=coming_s)
+    wanted = [one.number for _, one in coming]
+    found = forecast(state, TIMES, wanted, coming=coming)
     while machine.engine.has_work() and machine.clock.now_s < begin_s + coming_s:
         machine.step()
     machine.clock.wait_until(begin_s + coming_s)

@@ -1,8 +1,8 @@
 """The adapters of a model by name: which are loaded, who uses them, and which must go.
 
-A request holds a lease of its adapter. What nobody holds and nobody names is gone from memory, so
-an adapter can be unloaded at any time: requests under way keep it to their end. Any thread may
-call.
+A request holds a lease of its adapter. An adapter without a lease and without a name is gone from
+memory, so an adapter can be unloaded at any time: requests under way keep it to their end. Any
+thread may call.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Adapters:
     ) -> tuple[KeptAdapter, int, bytes]:
         """Read an adapter and give it to the backend; return it, its number and its digest.
 
-        This takes time, and no lock: nobody waits for it.
+        This takes time, and no lock: no other thread waits for it.
         """
         weights = weights or read_adapter(path, self._base)
         if weights.rank > self.max_rank:
@@ -232,7 +232,7 @@ class Adapters:
         self._kept.add(kept)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Drop those used longest ago that no request has, until so many bytes are free."""
+        """Drop those used longest ago that no request has, until ``num_bytes`` are free."""
         if self._limit_bytes is None:
             return
         for named in self._named.values():

@@ -140,7 +140,7 @@ def _blocks_bytes(engine: Engine) -> int:
     kv = engine.scheduler.queues.kv
     pool = kv.pool
     tables = sum(map(getsizeof, (pool.refs, pool.content, pool.index, pool.free)))
-    content = Content(bytes(16), 0, (0,) * kv.block_size)
+    content = Content(bytes(16), b"", (0,) * kv.block_size)
     of_content = getsizeof(content) + getsizeof(content.key) + _ids_bytes(content.tokens)
     return tables + len(pool.refs) * _ID_BYTES + len(pool.index) * of_content
 

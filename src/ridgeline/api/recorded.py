@@ -123,7 +123,7 @@ class Recorded:
     def around(self, request: Json, most_before: int, most_behind: int) -> list[Json]:
         """Return a trace, prompts included, of a request and of those that it shared time with.
 
-        These came while it was there; at most so many of them, and at most so many before.
+        These came while it was there; at most that many of them, and at most that many before.
         """
         known = zip(self.requests, self._of_requests, strict=True)
         arrivals = sorted(
@@ -138,7 +138,7 @@ class Recorded:
         return [self.engine, *steps, *(one for one in found if one)]
 
     def some(self, most: int) -> list[Json]:
-        """Return at most so many steps, spread over the run."""
+        """Return at most ``most`` steps, spread over the run."""
         stride = -(-len(self._starts_s) // most) or 1
         places = range(0, len(self._starts_s), stride)
         return [step for i in places for step in self._steps(i, i + 1)]

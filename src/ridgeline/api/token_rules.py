@@ -1,7 +1,7 @@
 """What sampling parameters say of tokens, from texts to a model's own ids.
 
-The core and the backends know no text: which tokens are bad words, which break what DRY takes for
-repeated, and which are allowed, is decided here, once for each request.
+The core and the backends know nothing of text: which tokens are bad words, which break what DRY
+takes for repeated, and which are allowed, is decided here, once for each request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """llama.cpp's sampler for the middle of a text (Gerganov, 2024): few tokens are left to draw from.
 
 It ends an answer early: code that an editor shows must rather be short than wrong. A pure function
-of a row's candidates, for every backend; it knows no logits.
+of a row's candidates, for every backend; it knows nothing of logits.
 """
 
 from __future__ import annotations

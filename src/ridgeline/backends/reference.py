@@ -5,7 +5,7 @@ prompt, a piece of one, a single token of an answer. They go through the layers 
 weights are read once for all. Only attention tells sequences apart: items with equally many tokens
 are handled as one array, with their keys and values gathered from the paged cache.
 
-It knows no request and keeps nothing about one: only weights and the cache.
+It knows nothing of requests and keeps nothing about them: only weights and the cache.
 
 Shapes are written in names: T tokens of the batch, B sequences of a group, N tokens of each, L
 positions of context, H query heads, K key/value heads, G = H / K, D channels of a head.
@@ -393,7 +393,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
 
 
 def step_knots() -> tuple[int, ...]:
-    """Return powers of two: matrix products change their ways with size, nobody says where."""
+    """Return powers of two: at which sizes matrix products change their ways is not documented."""
     return tuple(1 << power for power in range(12))
 
 

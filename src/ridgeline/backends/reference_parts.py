@@ -1,6 +1,7 @@
 """The parts of a decoder in numpy, float32: norms, activations, rotation, and a layer's weights.
 
-Each is a plain function of arrays. It knows no batch, no cache and no sequence: see ``reference``.
+Each is a plain function of arrays. It knows nothing of batches, caches and sequences: see
+``reference``.
 """
 
 from __future__ import annotations

@@ -99,9 +99,11 @@ def _remembered(rows: Floats, state: State, weights: dict[str, Floats], mixer: D
     q, k, v = np.split(
         silu(_convolved(qkv, state, weights)), [mixer.key_size, 2 * mixer.key_size], axis=1
     )
-    served = heads // mixer.num_key_heads
+    of_value_heads = np.arange(heads) * mixer.num_key_heads // heads
+    if mixer.by_turns:
+        of_value_heads = np.arange(heads) % mixer.num_key_heads
     q, k = (
-        _unit(part.reshape(num_tokens, -1, mixer.key_dim)).repeat(served, axis=1) for part in (q, k)
+        _unit(part.reshape(num_tokens, -1, mixer.key_dim))[:, of_value_heads] for part in (q, k)
     )
     q *= np.float32(mixer.key_dim**-0.5)
     v = v.reshape(num_tokens, heads, mixer.value_dim)

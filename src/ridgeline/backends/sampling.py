@@ -15,7 +15,7 @@ This is the rule that every backend follows to the bit, whatever computes it and
   that are left, and finds the first token, by id, whose running sum passes it.
 
 So a row's token depends on its logits, parameters, history, seed and position alone. A row is
-sampled by itself; this module knows no sequences.
+sampled by itself; this module knows nothing of sequences.
 """
 
 from __future__ import annotations

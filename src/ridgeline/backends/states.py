@@ -20,7 +20,7 @@ _ONE = 1 << 20
 
 
 class States:
-    """States of the tokens whose K/V are in the cache, as far as somebody asked for them."""
+    """States of the tokens whose K/V are in the cache, as far as they were asked for."""
 
     def __init__(self, num_blocks: int, block_size: int, hidden_size: int) -> None:
         """Keep states of ``hidden_size`` channels; memory is taken as they are written."""
@@ -29,7 +29,7 @@ class States:
 
     @property
     def array(self) -> NDArray[np.float32]:
-        """All states, ``[blocks, tokens, channels]``; empty until somebody asks for some."""
+        """All states, ``[blocks, tokens, channels]``; empty until some are asked for."""
         return self._by_block
 
     def compare(

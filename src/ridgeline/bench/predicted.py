@@ -1,6 +1,6 @@
 """What a simulated run means: the load generator's own numbers, from records of virtual time.
 
-Pure: it knows no model, no file and no terminal. A case can be sent to another process.
+Pure: it knows nothing of models, files and terminals. A case can be sent to another process.
 """
 
 from __future__ import annotations

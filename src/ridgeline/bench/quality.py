@@ -101,25 +101,36 @@ class Quality:
     perplexity_ratio: float
 
 
-def quality(model: str, *, text_file: Path | None, num_tokens: int, options: Options) -> None:
+def quality(
+    model: str, *, text_file: Path | None, num_tokens: int, options: Options, against: str | None
+) -> None:
     """Measure every format that ``options`` leave open; print tables, then one line of JSON.
 
-    ``num_tokens`` are taken of the text, or of each kind of text where none is given.
-    Raises ValueError if no format is left, the text is too short, or memory does not suffice.
+    ``num_tokens`` are taken of the text, or of each kind of text where none is given. ``against``
+    is the model whose weights the reference has: the one that a quantised one was made of.
+    Raises ValueError if no format is left, the text is too short, the two models have other
+    tokens, or memory does not suffice.
     """
     formats = chosen(options)
     kinds = texts() if text_file is None else {text_file.name: _read(text_file)}
     checkpoint = load_checkpoint(locate(model).path)
+    base = load_checkpoint(locate(against).path) if against else checkpoint
     length = options.max_model_len or min(_WINDOW, checkpoint.arch.max_position)
     parts = {
         kind: windows(checkpoint, text, num_tokens, length, whole=text_file is not None)
         for kind, text in kinds.items()
     }
-    results = measure(checkpoint, formats, parts, options)
+    if parts != {
+        kind: windows(base, text, num_tokens, length, whole=text_file is not None)
+        for kind, text in kinds.items()
+    }:
+        raise ValueError(f"--against {against}: it cuts text into other tokens than {model}")
+    results = measure(checkpoint, formats, parts, options, base)
     for kind in parts:
         _print(kind, {format: found[kind] for format, found in results.items()})
     facts = {
         "model": checkpoint.path.name,
+        "against": base.path.name,
         "python": platform.python_version(),  # prose and code come with it
         "tokens": num_tokens,
         "window": length,
@@ -174,11 +185,13 @@ def measure(
     formats: Sequence[Format],
     parts: Mapping[str, Sequence[Tokens]],
     options: Options,
+    base: Checkpoint | None = None,
 ) -> dict[Format, dict[str, Quality]]:
     """Compare each format with f32 on windows of token ids, by the name of their text.
 
-    The reference and one candidate are in memory at a time. Raises ValueError if that does not
-    fit, an option contradicts a format, or the model's logits are not finite.
+    The reference has the weights of ``base``, or those of the candidates. It and one candidate are
+    in memory at a time. Raises ValueError if that does not fit, an option contradicts a format, or
+    the model's logits are not finite.
     """
     options = replace(
         options,
@@ -186,10 +199,17 @@ def measure(
         max_num_seqs=1,
         max_num_batched_tokens=_ROWS,
     )
-    reference = _load(checkpoint, REFERENCE, options)
+    base = base or checkpoint
+    if base.arch.vocab_size != checkpoint.arch.vocab_size:
+        raise ValueError(
+            f"{base.path.name} has {base.arch.vocab_size} tokens, and {checkpoint.path.name} has "
+            f"{checkpoint.arch.vocab_size}: they cannot be compared"
+        )
+    reference = _load(base, REFERENCE, options)
     results: dict[Format, dict[str, Quality]] = {}
     for format in formats:
-        candidate = reference if format == REFERENCE else _load(checkpoint, format, options)
+        is_same = format == REFERENCE and base is checkpoint
+        candidate = reference if is_same else _load(checkpoint, format, options)
         results[format] = {}
         for kind, of_kind in parts.items():
             with count_bar(f"Measuring {format} on {kind}", note="predictions") as report:

@@ -172,11 +172,12 @@ def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
         seed=config.seed,
         eos_ids=eos_ids,
         num_checkpoints=config.num_checkpoints,
+        window=config.window,
     )
 
 
 def check_fleet(replicas: int = 1, router: str = "least-tokens", drafts: str = "") -> None:
-    """Raise ValueError unless there may be so many replicas, such a router and such drafts."""
+    """Raise ValueError unless replicas, router and drafts are valid."""
     if drafts:
         parse_drafts(drafts)
     if not 1 <= replicas <= _MOST_REPLICAS:
@@ -261,7 +262,7 @@ def warnings(model: str, made: Prepared, prediction: Mapping[str, Any]) -> list[
     """Return what makes a prediction mean less than it seems to."""
     utilisation = prediction["utilisation"] or 0.0
     texts = {
-        "uncalibrated: these numbers are assumed of a processor that nobody measured, and may be "
+        "uncalibrated: these numbers are assumed of a processor that was not measured, and may be "
         f"off by a factor of two and more: ridgeline calibrate {model}": (
             prediction["source"] == "assumed"
         ),

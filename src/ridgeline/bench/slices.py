@@ -2,8 +2,8 @@
 
 A slice, as of NVIDIA's MIG, is named by its part of the card's compute, such as 2/7. Making images
 is bound by compute, so what was not measured is assumed to go with that part, from the nearest
-slice that was measured; each row says which it is. It knows no device: how much memory a slice has,
-and whether a model fits into it, is for ``ridgeline plan``.
+slice that was measured; each row says which it is. It knows nothing of devices: how much memory a
+slice has, and whether a model fits into it, is for ``ridgeline plan``.
 """
 
 from __future__ import annotations

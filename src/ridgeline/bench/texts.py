@@ -1,7 +1,7 @@
 """What quality is measured on: prose, code, other scripts, and text that repeats itself.
 
 Nothing is fetched: prose and code come with every CPython, the rest is beside this file. It knows
-no model and no tokenizer.
+nothing of models and tokenizers.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _plain(flag: str) -> str:
 class App(typer.Typer):
     """Commands with such a help."""
 
-    def command(  # type: ignore[override]  # what else typer takes, nobody here gives
+    def command(  # type: ignore[override]  # typer takes more, which is not needed here
         self, name: str | None = None, *, hidden: bool = False
     ) -> Callable[[_Function], _Function]:
         """Add a command, as typer does."""

@@ -355,6 +355,9 @@ def bench_quality(
         Path | None, typer.Option(help="A UTF-8 text. Default: four kinds of text.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text to use.")] = 1024,
+    against: Annotated[
+        str | None, typer.Option(help="Compare with this model in f32. Default: with the same.")
+    ] = None,
     *,
     options: Options,
 ) -> None:
@@ -362,9 +365,10 @@ def bench_quality(
 
     Measured on prose, code, other scripts and text that repeats itself, or on --text alone.
     --backend, --dtype and --kv-cache-dtype narrow the list of formats; --max-model-len is the
-    length of the windows that the text is cut into. The last line is one JSON document.
+    length of the windows that the text is cut into. --against names the model that a quantised one
+    was made of, so that what its files lost counts too. The last line is one JSON document.
     """
-    quality(model, text_file=text, num_tokens=tokens, options=options)
+    quality(model, text_file=text, num_tokens=tokens, options=options, against=against)
 
 
 @bench_app.command("serve")

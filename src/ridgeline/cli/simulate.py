@@ -47,7 +47,7 @@ def simulate_command(
     ] = "throughput",
     csv: Annotated[Path | None, typer.Option(help="Of --sweep: a file for its table.")] = None,
     out: Annotated[Path | None, typer.Option(help="Of --sweep: an .svg file to draw it.")] = None,
-    replicas: Annotated[int, typer.Option(help="So many servers like this share the load.")] = 1,
+    replicas: Annotated[int, typer.Option(help="How many servers like this share the load.")] = 1,
     router: Annotated[
         str, typer.Option(help="Of --replicas: round-robin, least-tokens or prefix.")
     ] = "least-tokens",

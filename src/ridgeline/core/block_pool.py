@@ -7,17 +7,20 @@ the eviction order: a free block keeps its content, and can be shared again, unt
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 
-class Content(NamedTuple):
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Content:
     """What a published block holds: these tokens, after the content of the parent block.
 
-    A first block has its request's root for a parent (``Request.cache_root``).
+    A first block has its request's root for a parent (``Request.cache_root``). Content is known
+    while anybody holds it, as a child does: a window may leave a block without its parent's.
     """
 
     key: bytes
-    parent: int | bytes
+    parent: Content | bytes
     tokens: tuple[int, ...]
 
 
@@ -29,6 +32,7 @@ class BlockPool:
         self.refs = [0] * num_blocks
         self.content: list[Content | None] = [None] * num_blocks
         self.index: dict[bytes, int] = {}
+        self.known: WeakValueDictionary[bytes, Content] = WeakValueDictionary()
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     def take(self) -> int:
@@ -55,8 +59,8 @@ class BlockPool:
 
         Unindexed blocks go to the front of the free list, indexed ones to the back.
 
-        Holders release their tail first. The holder of a block also holds its parent, so a child is
-        always freed, and therefore evicted, before its parent.
+        Holders release their tail first: a child is freed, and so evicted, before its parent, but
+        for parents that a window has left behind.
         """
         self.refs[block] -= 1
         if self.refs[block] == 0:
@@ -64,18 +68,26 @@ class BlockPool:
             if self.content[block] is None:
                 self.free.move_to_end(block, last=False)
 
-    def find(self, content: Content) -> int | None:
-        """Return the block that holds just this content; equal keys alone are not believed."""
-        block = self.index.get(content.key)
-        return block if block is not None and self.content[block] == content else None
+    def find(self, key: bytes, parent: Content | bytes, tokens: tuple[int, ...]) -> Content | None:
+        """Return just this content if it is known; equal keys alone are not believed."""
+        found = self.known.get(key)
+        if found is None or found.parent != parent or found.tokens != tokens:
+            return None
+        return found
 
-    def publish(self, block: int, content: Content) -> bool:
-        """Enter a full block into the index; False if its key is taken."""
-        if content.key in self.index:
-            return False
-        self.index[content.key] = block
-        self.content[block] = content
-        return True
+    def publish(
+        self, block: int, key: bytes, parent: Content | bytes, tokens: tuple[int, ...]
+    ) -> Content | None:
+        """Enter a full block into the index unless one is there; None if its key is taken."""
+        content = self.find(key, parent, tokens)
+        if content is None:
+            if key in self.known:
+                return None
+            content = self.known[key] = Content(key, parent, tokens)
+        if key not in self.index:
+            self.index[key] = block
+            self.content[block] = content
+        return content
 
     def check(self) -> None:
         """Raise AssertionError unless everything that must hold between steps holds."""
@@ -86,5 +98,4 @@ class BlockPool:
         assert len(self.index) == len(known), "index and contents disagree"
         for block, content in known.items():
             assert self.index.get(content.key) == block, f"block {block} is not in the index"
-            parent_known = isinstance(content.parent, bytes) or content.parent in known
-            assert parent_known, f"block {block} outlived its parent {content.parent!r}"
+            assert self.known.get(content.key) is content, f"block {block} has unknown content"

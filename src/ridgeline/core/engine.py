@@ -317,6 +317,7 @@ class Engine:
             seed=self.seed,
             eos_ids=self.eos_ids,
             num_checkpoints=None if states is None else states.num_checkpoints,
+            window=scheduler.queues.kv.window,
         )
 
 

@@ -1,7 +1,7 @@
 """SamplingParams: how one request wants its tokens chosen, and when to stop.
 
-Values are checked here, whole, before any work begins. This module knows no vocabulary: ids are
-checked against the model's by ``validate_ids``, which the edge calls.
+Values are checked here, whole, before any work begins. This module knows nothing of vocabularies:
+ids are checked against the model's by ``validate_ids``, which the edge calls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SamplingParams:
         min_p: drop tokens less likely than this share of the likeliest.
         typical_p: keep the tokens whose surprise is closest to the expected one until their
             probability reaches this (Meister et al., 2022); 1 keeps all.
-        top_n_sigma: drop tokens whose logits are more than so many standard deviations below the
+        top_n_sigma: drop tokens whose logits are more than this many standard deviations below the
             greatest; the deviation is that of all logits that can be chosen (Tang et al., 2024).
             0 and below keep all.
         xtc_probability: how often XTC acts ("exclude top choices", Weidmann, 2024): of the tokens

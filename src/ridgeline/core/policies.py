@@ -1,7 +1,7 @@
 """Policies: which sequences should run next, and how many tokens of each.
 
 A policy is a generator of wishes in priority order over read-only sequences. It touches no block,
-knows no budget and cannot break an invariant: the scheduler grants what fits.
+knows nothing of budgets and cannot break an invariant: the scheduler grants what fits.
 """
 
 from __future__ import annotations

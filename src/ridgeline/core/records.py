@@ -17,7 +17,10 @@ SeqId = tuple[int, int]  # request, index among its answers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecord:
-    """How the engine was set up; ``num_checkpoints`` of states, None for a model without them."""
+    """How the engine was set up.
+
+    ``num_checkpoints`` are of states, ``window`` is that of the cache: None for models without.
+    """
 
     policy: str
     block_size: int
@@ -29,6 +32,7 @@ class EngineRecord:
     seed: int
     eos_ids: tuple[int, ...]
     num_checkpoints: int | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class RequestRecord:
         num_draft_tokens: tokens that were guessed and verified, over all its sequences.
         num_accepted_tokens: of these, the right ones.
         error: what went wrong, if something did.
-        due_s: when it was to run at the latest; None if that was promised to nobody.
+        due_s: when it was to run at the latest; None if nothing was promised.
     """
 
     request_id: int

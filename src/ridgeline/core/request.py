@@ -13,6 +13,7 @@ from enum import Enum, auto
 from math import inf
 from typing import Protocol
 
+from ridgeline.core.block_pool import Content
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import (
     NO_RULES,
@@ -61,7 +62,7 @@ class Constraint(Protocol):
         """Return a mask (``Work.masks``) for the next token, and behind each draft."""
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return at most so many tokens that must follow, if they can be known."""
+        """Return at most ``most`` tokens that must follow, if they can be known."""
 
     def num_valid(self, drafts: tuple[int, ...]) -> int:
         """Return how many of these tokens may follow, one after the other."""
@@ -137,7 +138,7 @@ class Request:
         most 48 bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may
         be like; it changes only how soon it comes, as earlier answers to the same ``owner`` may.
         ``new_search`` returns the search that the parameters ask for. ``due_s`` is when it must run
-        at the latest, inf if that was promised to nobody. Raises ValueError if the prompt is empty
+        at the latest, inf if nothing was promised. Raises ValueError if the prompt is empty
         or leaves no room for an answer.
         """
         if not prompt:
@@ -191,7 +192,8 @@ class Sequence:
 
     ``tokens[:num_computed]`` have their K/V in the blocks of ``table``; ``num_pending`` tokens are
     to be computed. ``capacity`` tokens may be written before the cache must be asked. The first
-    ``num_published`` blocks are in the prefix index; ``publish_at`` is when to offer the next.
+    blocks went into the prefix index, with the contents of ``chain``; ``publish_at`` is when to
+    offer the next.
     In a step the last ``num_draft_blocks`` blocks are for drafts alone.
     """
 
@@ -209,7 +211,7 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as was asked
     num_computed: int = 0
     capacity: int = 0
-    num_published: int = 0
+    chain: list[Content] = field(default_factory=list)
     publish_at: int = 0
     num_draft_blocks: int = 0
     state: int = -1  # its slot in ``states``
@@ -225,6 +227,11 @@ class Sequence:
         new_constraint = self.request.new_constraint
         self.constraint = new_constraint() if new_constraint else None
         self.num_pending = len(self.tokens)
+
+    @property
+    def num_published(self) -> int:
+        """Of its first blocks, how many went into the prefix index."""
+        return len(self.chain)
 
     @property
     def num_generated(self) -> int:

@@ -8,9 +8,9 @@ order of queues for the first, never the other way round, and the budget has a t
 running sequence. So the first running sequence advances in every step, whenever the pool can hold
 one request at all.
 
-A beam that has its candidates keeps its blocks and waits for its request's other beams. Whoever is
-to be admitted may take them if its own request comes before theirs. So no two searches wait for
-each other. A request that is due at a time may also take the place of one that is not.
+A beam that has its candidates keeps its blocks and waits for its request's other beams. A sequence
+that is to be admitted may take them if its own request comes before theirs. So no two searches wait
+for each other. A request that is due at a time may also take the place of one that is not.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, with the numbers, if it can never run."""
         kv, first = self.queues.kv, request.sequences[0]
-        need, have, width = kv.blocks_for(request.max_len), len(kv.pool.refs), first.num_slots
+        need = kv.most_blocks(request.max_len, self.max_num_batched_tokens)
+        have, width = len(kv.pool.refs), first.num_slots
         name = request.params.width_field
         if width > (most := self.queues.max_num_seqs):
             raise ValueError(
@@ -224,13 +225,14 @@ class Scheduler:
             least = seq.num_pending - self.queues.kv.num_cached(seq)
         if left < least:
             return Wait.TOKEN_BUDGET
-        if not self.queues.kv.admit(seq, self._upto(seq, len(seq.tokens))):
+        upto = self._upto(seq, len(seq.tokens))
+        if not self.queues.kv.admit(seq, upto, self.max_num_batched_tokens):
             return Wait.BLOCKS
         seq.status = _RUNNING
         return None
 
     def _giving_way(self, seq: Sequence, idle: list[Sequence]) -> Sequence | None:
-        """Return the last that must give way if ``seq`` is to be admitted; None if nobody must."""
+        """Return the last that must give way if ``seq`` is to be admitted; None if none must."""
         if seq.request.due_s == inf:
             others = [beam for beam in idle if beam.request.rank > seq.request.rank]
         else:

@@ -35,7 +35,7 @@ class Drafter(Protocol):
     """Proposes tokens; it may be wrong, and may know nothing."""
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
-        """Return a guess for each sequence, of at most so many tokens."""
+        """Return a guess for each sequence, of at most the number of tokens beside it."""
 
     def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
         """Take what was drawn behind a sequence's drafts, perhaps also behind wrong ones."""
@@ -84,7 +84,7 @@ class Speculation:
     def extend(self, kv: KVCache, granted: list[Sequence], work: list[Work], left: int) -> None:
         """Add drafts to a step's work, after all grants.
 
-        ``left`` is how many rows more the step may have. Nobody gives way for a draft: one for
+        ``left`` is how many rows more the step may have. No sequence gives way for a draft: one for
         which no block is free is not verified. A step that computes prompts has no drafts.
         """
         is_busy = self._depth is not None and len(work) > _BUSY_SEQS

@@ -29,7 +29,7 @@ class States:
     def __init__(
         self, num_seqs: int, num_checkpoints: int, *, every: int = CHECKPOINT_EVERY
     ) -> None:
-        """Manage ``num_seqs + num_checkpoints`` slots; keep a prompt every so many tokens."""
+        """Manage ``num_seqs + num_checkpoints`` slots; keep a prompt every ``every`` tokens."""
         self.num_checkpoints = num_checkpoints
         self.every = every
         self.copies: list[tuple[int, int]] = []  # (from, to) for the next step
@@ -38,7 +38,7 @@ class States:
         self._saving: list[int] = []  # in the step under way
 
     def _take(self) -> int:
-        """Return a slot to write in. At most so many are held that there is always one."""
+        """Return a slot to write in. There is always one: so few are held."""
         if not self.free:
             self.free.append(self.checkpoints.popitem(last=False)[1][1])
         return self.free.pop()
@@ -80,7 +80,7 @@ class States:
         """Say in a step's work where each state is, and where to keep copies of it.
 
         They are taken where a later prompt can use them: at the end of the prompt, that is of its
-        last full block with a token behind it, and every so many tokens before that.
+        last full block with a token behind it, and after every ``every`` tokens before that.
         """
         self.free += self._saving  # those of the last step that were not published
         self._saving = []
@@ -106,7 +106,7 @@ class States:
         self.checkpoints[block] = content, slot
 
     def retract(self) -> None:
-        """Drop all checkpoints: of a step that failed nobody knows what it wrote, and where."""
+        """Drop all checkpoints: what a step that failed wrote, and where, is not known."""
         self.free += [slot for _, slot in self.checkpoints.values()]
         self.checkpoints.clear()
         self.copies.clear()
@@ -118,4 +118,4 @@ class States:
         num_slots = len(self.free) + len(live) + len(kept) + len(self._saving)
         slots = sorted([*self.free, *live, *kept, *self._saving])
         assert slots == [*range(num_slots)], "a slot is lost, or has two holders"
-        assert {new for _, new in self.copies} <= {*live}, "a copy into a slot that nobody holds"
+        assert {new for _, new in self.copies} <= {*live}, "a copy into a slot without a holder"

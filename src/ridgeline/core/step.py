@@ -79,7 +79,7 @@ class Work(NamedTuple):
     seq_id: SeqId
     start: int  # position of the first token; K/V of all before it are in the cache
     tokens: tuple[int, ...]
-    table: tuple[int, ...]  # block ids; position p lives in table[p // block_size]
+    table: tuple[int, ...]  # position p is in block table[p // block_size]; -1 where nobody looks
     seeds: tuple[int, ...]  # one token is sampled for each seed; none in the middle of a prompt
     sampling: Sampling
     history: tuple[int, ...]  # all tokens so far, if sampling needs them
@@ -88,11 +88,11 @@ class Work(NamedTuple):
     masks: tuple[
         bytes, ...
     ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
-    top: int = 0  # rank so many likeliest tokens behind the last one, and draw nothing
+    top: int = 0  # rank this many tokens behind the last one, likeliest first, and draw nothing
     similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
     adapter: int = 0  # whose weights are added, 0 for none
     state: int = -1  # slot of the recurrent layers' state, before and after; zeros at position 0
-    save: tuple[tuple[int, int], ...] = ()  # after so many of ``tokens``, copy it to that slot
+    save: tuple[tuple[int, int], ...] = ()  # (n, slot): after n of ``tokens``, copy it to the slot
     pool: str = ""  # return a vector of the text (``SamplingParams.pool``), and draw nothing
 
 

@@ -2,7 +2,7 @@
 
 The semantics are those of Hugging Face's ``generate(num_beams=...)``. A round is over when the
 likeliest tokens behind each beam are known; ``advance`` then says which beam each of the next ones
-continues. It knows no blocks, no model and no order in which beams are computed.
+continues. It knows nothing of blocks, models and the order in which beams are computed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The semantics are those of Su et al., "A Contrastive Framework for Neural Text Generation" (2022)
 and of Hugging Face's ``generate(penalty_alpha=..., top_k=...)``. A round looks one token ahead: the
 model computes each candidate, and says how similar its final state is to those of all tokens
-before. It knows no blocks, no model and no states.
+before. It knows nothing of blocks, models and states.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class DraftModel:
         self._pace = pace
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
-        """Return a guess for each sequence, of at most so many tokens."""
+        """Return a guess for each sequence, of at most the number of tokens beside it."""
         most = max(most for _, most in wanted)
         depth = min(most, self._pace.begin(len(wanted))) if self._pace else most
         if not depth:

@@ -54,11 +54,11 @@ class Lookahead:
     """The drafter: rounds of each sequence."""
 
     def __init__(self) -> None:
-        """Know no sequence yet."""
+        """Begin without sequences."""
         self._rounds: dict[SeqId, _Rounds] = {}
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
-        """Return a guess for each sequence, of at most so many tokens."""
+        """Return a guess for each sequence, of at most the number of tokens beside it."""
         return [
             self._rounds.setdefault(seq.id, _Rounds()).guess(seq.tokens, most)
             for seq, most in wanted

@@ -76,7 +76,7 @@ class PromptLookup:
         self._lookups: dict[SeqId, Lookup] = {}
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
-        """Return a guess for each sequence, of at most so many tokens."""
+        """Return a guess for each sequence, of at most the number of tokens beside it."""
         return [self._of(seq).guess(seq.tokens, most) for seq, most in wanted]
 
     def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:

@@ -1,7 +1,8 @@
 """An assistant's message, read as it is written: its reasoning, its text, its calls of tools.
 
 Text goes in as it becomes final (``decoding.text``), pieces come out. However the text is cut, the
-pieces joined are the same: a streamed message and a whole one are made of them. It knows no wire.
+pieces joined are the same: a streamed message and a whole one are made of them. It knows nothing of
+the wire.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Pace:
         return times_s.get(depth, times_s[0] + depth * slope_s)
 
     def may_catch_up(self, num_behind: int, num_generated: int, num_left: int) -> bool:
-        """Return whether a model that is so many tokens behind should compute them.
+        """Return whether a model that is this many tokens behind should compute them.
 
         ``num_generated`` tokens of the answer have come, and at most ``num_left`` will.
         """

@@ -126,7 +126,7 @@ class SuffixLookup:
         self._owners: deque[str] = deque()  # of all answers, the oldest first
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
-        """Return a guess for each sequence, of at most so many tokens: by the longer match."""
+        """Return a guess for each sequence, by the longer match, of at most ``most`` tokens."""
         guesses = self._own.draft(wanted)
         for i, (seq, most) in enumerate(wanted):
             past = self._pasts.get(seq.request.owner)

@@ -83,6 +83,7 @@ def new_engine(
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         states=new_states(config.max_num_seqs, config.num_checkpoints),
+        window=config.window,
     )
     scheduler = Scheduler(
         kv,

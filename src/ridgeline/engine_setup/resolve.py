@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Footprint, Setup
 from ridgeline.backends.states import STATE_BYTES
+from ridgeline.core.kvcache import KVCache
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
@@ -31,7 +32,8 @@ _LEAST_BLOCK_BYTES = 512  # of a block without keys and values: the engine's own
 class EngineConfig:
     """Plain values to build an engine from. ``notes`` are lines for the user.
 
-    ``num_checkpoints`` is None for models without recurrent layers.
+    ``num_checkpoints`` is None for models without recurrent layers. ``window`` is how many last
+    tokens the cache keeps of a sequence, None if all.
     """
 
     backend: str
@@ -44,6 +46,7 @@ class EngineConfig:
     block_size: int
     num_blocks: int
     num_checkpoints: int | None
+    window: int | None
     kv_bytes: int
     total_bytes: int
     enable_prefix_caching: bool
@@ -66,12 +69,7 @@ def resolve(
     """
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
-    model_len = min(options.max_model_len or arch.max_position, arch.max_position)
-    if options.max_model_len and options.max_model_len > arch.max_position:
-        raise ValueError(
-            f"--max-model-len {options.max_model_len} is more than the {arch.max_position} tokens "
-            f"that this model was trained for"
-        )
+    model_len = _model_len(options, arch)
     threads = options.threads or usable_cpus()
     policy, notes = _policy(options, arch)
     batched = options.max_num_batched_tokens or max(
@@ -99,7 +97,9 @@ def resolve(
     max_num_seqs = states.num_seqs
     wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
     state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
-    one_sequence = -(-model_len // options.block_size) * kv_bytes_per_block
+    cache = KVCache(0, options.block_size, window=arch.cache_window)
+    blocks_per_seq = cache.most_blocks(model_len, batched)
+    one_sequence = blocks_per_seq * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=left_bytes,
         weights_bytes=found.weights_bytes,
@@ -108,6 +108,7 @@ def resolve(
         block_size=options.block_size,
         wanted_kv_bytes=wish,
         wanted_model_len=model_len,
+        blocks_per_seq=blocks_per_seq,
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
         other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
     )
@@ -123,6 +124,7 @@ def resolve(
         block_size=options.block_size,
         num_blocks=plan.num_blocks,
         num_checkpoints=states.num_checkpoints,
+        window=cache.window,
         kv_bytes=kv_bytes,
         total_bytes=sum((found.weights_bytes, found.step_bytes, states.num_bytes, kv_bytes)),
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
@@ -133,6 +135,16 @@ def resolve(
         max_lora_rank=max_lora_rank,
         notes=(*notes, *states.notes, *plan.notes),
     )
+
+
+def _model_len(options: Options, arch: ModelArch) -> int:
+    """Return how long sequences may become. Raises ValueError if more is asked than can be."""
+    if options.max_model_len and options.max_model_len > arch.max_position:
+        raise ValueError(
+            f"--max-model-len {options.max_model_len} is more than the {arch.max_position} tokens "
+            f"that this model was trained for"
+        )
+    return options.max_model_len or arch.max_position
 
 
 def _policy(options: Options, arch: ModelArch) -> tuple[Policy, list[str]]:

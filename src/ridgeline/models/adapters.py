@@ -188,7 +188,7 @@ class _Modules:
         self._layers = self._layer_numbers()
         for key, value in config.values.items():
             if value and key not in config.seen and key not in _HARMLESS:
-                config.fail(f"{key} is set, which is not supported: nobody here knows whether it "
+                config.fail(f"{key} is set, which is not supported: it is not known whether it "
                             f"changes what the adapter computes")  # fmt: skip
 
     def check(self, module: str, layer: int) -> None:

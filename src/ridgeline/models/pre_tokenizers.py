@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001  # letters that look like others are what these patterns are about
 """How llama.cpp's named pre-tokenizers cut a text before byte-level BPE.
 
-A name that is not here is refused: another pattern would give other ids, and nobody would see it.
+A name that is not here is refused: another pattern would give other ids, and no error.
 """
 
 from __future__ import annotations

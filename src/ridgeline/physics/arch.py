@@ -1,7 +1,7 @@
 """What a transformer looks like, a decoder or an encoder, as structural facts.
 
 One description serves every family: a backend reads these facts and never asks for a model's name.
-This module holds no tensors, reads no files, and knows no file format.
+This module holds no tensors, reads no files, and knows nothing of their formats.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Experts:
         return hidden_size * (self.num + 3 * self.per_token * self.size) + of_dense
 
     def expected_met(self, num_tokens: int) -> float:
-        """Return how many experts so many tokens meet together if all are equally likely."""
+        """Return how many experts this many tokens meet together if all are equally likely."""
         return self.num * (1.0 - (1.0 - self.per_token / self.num) ** num_tokens)
 
 
@@ -430,6 +430,14 @@ class ModelArch:
     def reads_whole(self) -> bool:
         """Whether a text's vector needs all of the text in one step."""
         return self.is_encoder or self.pooling in ("mean", "cls")
+
+    @property
+    def cache_window(self) -> int | None:
+        """How many last tokens, itself included, a token sees in any layer; None if in one all."""
+        windows = [attention.window or 0 for attention in self.attentions]
+        if self.reads_whole or self.num_state_values or not all(windows):
+            return None
+        return max(windows, default=None)
 
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""

@@ -1,7 +1,7 @@
 """From any config.json to a ``Shape``: also of models that the engine does not run.
 
 A literal table says what a family's name implies and its config does not. What the config says of
-sizes and nobody here reads is refused by name. It opens no file.
+sizes and is not read here is refused by name. It opens no file.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ def _mlp(config: Fields, name: str, family: Family, i: int, count: int, hidden: 
     if name in ("mamba", "mamba2", "falcon_mamba"):
         return None
     num_experts = config.integer(*_EXPERTS, default=0, low=0)
-    # Where all layers have experts, these are nobody's widths.
+    # Where all layers have experts, these widths belong to no layer.
     config.get("intermediate_size", "intermediate_size_mlp")
     biased = family.mlp_switch and config.flag("mlp_bias", "use_bias", default=False)
     if num_experts > 1 and _is_sparse(config, name, i, count):

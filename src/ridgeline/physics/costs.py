@@ -2,7 +2,8 @@
 
 Plain formulas in SI units; a multiply-add is 2 FLOPs. Counted are the matrix products (linear
 layers, output head, attention scores and weighted values), which are all but a percent or so;
-norms, rotary embedding, softmax and sampling are not. This module knows no machine, hence no time.
+norms, rotary embedding, softmax and sampling are not. This module knows nothing of machines, and so
+nothing of time.
 
 A chunk is ``num_tokens`` new tokens of one sequence, the first at position ``start``; keys and
 values of the positions before are in the cache. Decoding is a chunk of one token.
@@ -181,7 +182,7 @@ def step_cost(
 
 
 def _unmet_params(arch: ModelArch, ffn: Mlp | Experts, num_tokens: int) -> float:
-    """Return the weights of a layer's experts that none of so many tokens is expected to meet."""
+    """Return the weights of a layer's experts that none of the tokens is expected to meet."""
     if isinstance(ffn, Mlp):
         return 0.0
     return (ffn.num - ffn.expected_met(num_tokens)) * 3 * ffn.size * arch.hidden_size

@@ -6,7 +6,7 @@ Bytes and flops come from a model's shape, F and B from the catalogue. ``o`` is 
 however little it does, ``e_c`` and ``e_m`` are what kernels reach, ``p`` rounds the corner (after
 Williams, Waterman and Patterson, "Roofline", 2009). Constants were fitted to published figures of
 one engine on one generation of devices and carry their own error, so a time is always an interval.
-What ranks send each other is added where the link is known. It knows no device by name and no file.
+What ranks send each other is added where the link is known. It names no device and opens no file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ridgeline.physics.shapes import Matrix, Shape
 _ALL = "all"  # the row of constants for generations without figures of their own
 _OTHER = "other"  # the row that says how far engines may be off to which nothing was fitted
 _HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
-_TYPICAL_REACH = 0.78  # of a dense peak, where nobody measured: the median of those measured
+_TYPICAL_REACH = 0.78  # of a dense peak that was not measured: the median of those measured
 _STATE_BYTES = 4  # states of sequences are kept in f32
 
 

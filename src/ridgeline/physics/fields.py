@@ -1,7 +1,7 @@
 """Values of a config.json, read with type and range checked, and which of them were read.
 
-A config comes from a stranger. What nobody read and what by its name says a size is refused, so
-that no count is of another model than the one in the file. It opens no file.
+A config comes from a stranger. A field that was not read and that by its name says a size is
+refused, so that no count is of another model than the one in the file. It opens no file.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Fields:
         return value
 
     def not_understood(self) -> list[str]:
-        """Return the fields that nobody read and that by their name and value say a size."""
+        """Return the fields that were not read and that by their name and value say a size."""
         return [
             key
             for key, value in self.values.items()

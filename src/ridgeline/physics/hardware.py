@@ -28,7 +28,7 @@ class Device:
         memory: its technology.
         read_bytes_per_s: of its memory.
         peak_ops_per_s: dense, by type of the factors: bf16, f16, fp8, int8, fp4.
-        measured_ops_per_s: the most that anybody measured, for the types where it is known.
+        measured_ops_per_s: the most that was ever measured, for the types where it is known.
         link: between devices of one machine; link_bytes_per_s in one direction.
         link_bytes_per_s: 0 where devices cannot reach each other's memory.
         max_ranks: over how many of these a model can be divided.
@@ -82,7 +82,7 @@ class Price:
         region: or tier; empty if there is none.
         kind: on_demand or spot.
         usd_per_hour: of one device, not of a machine.
-        date: when it was seen, YYYY-MM-DD; empty if nobody knows.
+        date: when it was seen, YYYY-MM-DD; empty if that is not known.
         source: where.
         confidence: high, medium or low.
     """

@@ -1,6 +1,6 @@
 """How large a KV cache to make of the memory that is there.
 
-It knows no model (sizes come in as bytes), reads nothing and allocates nothing.
+It knows nothing of models (sizes come in as bytes), reads nothing and allocates nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def fit_kv_cache(
     block_size: int,
     wanted_kv_bytes: int | None,
     wanted_model_len: int,
+    blocks_per_seq: int,
     max_num_seqs: int,
     other_bytes_per_block: int = 0,
 ) -> KVPlan:
@@ -51,13 +52,13 @@ def fit_kv_cache(
         block_size: tokens per block.
         wanted_kv_bytes: the user's ``--kv-cache-memory``; None leaves the choice to us.
         wanted_model_len: longest sequence that the user wants, tokens.
+        blocks_per_seq: that such a sequence holds at once, at most; a window makes them fewer.
         max_num_seqs: sequences that may run at once.
         other_bytes_per_block: what is kept beside the keys and values of a block.
 
     Raises:
         ValueError: not even one sequence of two blocks fits.
     """
-    blocks_per_seq = -(-wanted_model_len // block_size)
     min_blocks = min(2, blocks_per_seq)
     room_bytes = available_bytes - available_bytes // 20 - weights_bytes - step_bytes
     room_blocks = room_bytes // (kv_bytes_per_block + other_bytes_per_block)
@@ -79,7 +80,9 @@ def fit_kv_cache(
                 f"--kv-cache-memory {_size(wanted_kv_bytes)} is too little: {min_blocks} blocks of "
                 f"{block_size} tokens need {_size(min_blocks * kv_bytes_per_block)}"
             )
-    max_model_len = min(wanted_model_len, num_blocks * block_size)
+    max_model_len = wanted_model_len
+    if num_blocks < blocks_per_seq:  # nothing falls out of a window in what still fits
+        max_model_len = min(wanted_model_len, num_blocks * block_size)
 
     given_up, flags = [], []
     if wanted_kv_bytes is not None and num_blocks < wanted_kv_bytes // kv_bytes_per_block:

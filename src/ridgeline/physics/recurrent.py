@@ -57,6 +57,7 @@ class Delta:
         key_dim: channels of a query or key head.
         value_dim: channels of a value head.
         kernel: how many last tokens the convolution sees.
+        by_turns: key heads serve value heads by turns; else each serves those of a run.
     """
 
     num_key_heads: int
@@ -64,6 +65,7 @@ class Delta:
     key_dim: int
     value_dim: int
     kernel: int
+    by_turns: bool = False
 
     @property
     def key_size(self) -> int:

@@ -1,8 +1,8 @@
 """What any decoder holds, as shapes: enough to count weights and cache, too little to compute with.
 
 ``ModelArch`` describes models that the engine runs; a ``Shape`` also those that it does not, with
-experts, latent attention or state-space layers. It knows no bytes (see ``formats``), no device and
-no file.
+experts, latent attention or state-space layers. It knows nothing of bytes (see ``formats``),
+devices and files.
 """
 
 from __future__ import annotations

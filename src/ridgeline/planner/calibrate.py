@@ -32,7 +32,7 @@ _SHARE = 0.25  # of the time that is left, which one shape may take
 
 
 class _Shape(NamedTuple):
-    """Prompts of so many tokens, each with an answer, of which ``gap`` steps lie between."""
+    """Prompts of a length, each with an answer, of which ``gap`` steps lie between."""
 
     prompts: tuple[int, ...]
     num_new: tuple[int, ...]

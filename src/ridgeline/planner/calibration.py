@@ -1,8 +1,8 @@
 """What is known of the time of steps here: a model of time, where it comes from, and its file.
 
-A calibration belongs to one model in one format, on one backend with so many threads of one kind of
-processor. Others of the same name are not believed. Where nothing was measured, a roofline with
-assumed rates stands in, and it says so.
+A calibration belongs to one model in one format, on one backend with a number of threads of one
+kind of processor. Others of the same name are not believed. Where nothing was measured, a roofline
+with assumed rates stands in, and it says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ridgeline.physics.arch import ModelArch
 from ridgeline.planner.samples import After, Measured, Samples
 from ridgeline.simulator.steptime import Features, StepTime, from_json, windows_of
 
-# Assumed of a processor that nobody has measured; of each thread, up to the most.
+# Assumed of a processor that was not measured; of each thread, up to the most.
 _READ_BYTES_PER_S, _MOST_BYTES_PER_S = 12e9, 100e9
 _OPS_PER_S = 150e9
 _LAYER_S = 25e-6  # meeting of threads, norms, the cache

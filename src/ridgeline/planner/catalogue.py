@@ -1,7 +1,7 @@
 """The catalogue of devices and prices: the package's tables, read once, and this machine.
 
 The tables are data of ``physics``, which opens no file itself. The date of today comes in from
-outside, so that what a plan says does not change while nobody looks.
+outside, so that what a plan says does not change from one look to the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A choice: a model on so many devices of a kind under a load, and what comes of it."""
+"""A choice: a model on a number of devices of a kind under a load, and what comes of it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _summary(values: Iterable[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Choice:
-    """So many replicas on devices of a kind.
+    """A number of replicas on devices of a kind.
 
     Attributes:
         placement: one replica: the device, and how the model is divided.

@@ -2,7 +2,7 @@
 
 Errors are relative, so that a step of 3 ms counts as much as one of 300. A robust fit foresees the
 median; what adds up is the mean, so all rates are multiplied at the end by what makes the sums
-agree. It knows no files, no engine and no clock.
+agree. It knows nothing of files, engines and clocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 _HUBER = 0.15  # relative errors beyond this count less
 _ROUNDS = 8
 _LEAST_NEAR = 4  # samples near a knot; with fewer it is left out
-_CUT = 3.0  # a step that took longer than so many times its prediction met something else
+_CUT = 3.0  # a step that took longer than this many times its prediction met something else
 _FOLDS = 5
 _UNITS = np.array([1.0, 1.0, 1e3, 1e6])  # sequences, rows, positions, pairs: of like size
 _PRIOR_WEIGHT = 0.1

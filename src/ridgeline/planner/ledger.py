@@ -35,7 +35,8 @@ class Engine:
         name: as people type it.
         of_free: its fraction is of what weights leave ("of free"), not of the whole ("of total").
         utilization: the fraction that it takes unless it is told another.
-        frees_windows: blocks that a sliding window has left behind are given back.
+        frees_windows: blocks that a sliding window has left behind are given back; if False, only
+            where all layers have one (``place``).
         block_size: tokens in a block of the cache.
         max_num_batched_tokens: tokens of the largest step.
         max_num_seqs: rows of logits that a step may have.
@@ -81,6 +82,7 @@ class Known:
         kv_bytes_per_token: of all layers, from the backend; None computes them.
         state_bytes_per_seq: the same of recurrent layers, which counts where that does.
         step_bytes: working memory of the largest step, from the backend; None computes them.
+        window: tokens that each layer sees at most, where ``kv_bytes_per_token`` is known.
         adapters: the line of adapters, which every rank of a stage keeps whole.
     """
 
@@ -89,6 +91,7 @@ class Known:
     kv_bytes_per_token: int | None = None
     state_bytes_per_seq: int = 0
     step_bytes: int | None = None
+    window: int | None = None
     adapters: Line | None = None
 
 
@@ -184,7 +187,7 @@ class Ledger:
 
 
 def check_division(shape: Shape, tp: int, pp: int) -> None:
-    """Raise ValueError unless so many ranks and stages can divide the model."""
+    """Raise ValueError unless the model can be divided among the ranks and stages."""
     if shape.num_heads % tp:
         raise ValueError(f"--tensor-parallel-size {tp} does not divide {shape.num_heads} heads")
     if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
@@ -197,7 +200,7 @@ def check_division(shape: Shape, tp: int, pp: int) -> None:
 
 
 def can_divide(shape: Shape, tp: int, pp: int) -> bool:
-    """Return whether so many ranks and stages can divide the model."""
+    """Return whether the model can be divided among the ranks and stages."""
     try:
         check_division(shape, tp, pp)
     except ValueError:
@@ -334,11 +337,11 @@ def _stage_weights(
 # --- cache -------------------------------------------------------------------------------------
 
 
-def held_tokens(cache: Cache, setting: Setting) -> int:
-    """Return the tokens of one sequence that a layer holds, in whole blocks."""
+def held_tokens(window: int | None, setting: Setting) -> int:
+    """Return the tokens of one sequence that a layer with this window holds, in whole blocks."""
     blocks = -(-setting.context // setting.block_size)
-    if cache.window is not None and setting.engine.frees_windows:
-        blocks = min(blocks, -(-(cache.window - 1) // setting.block_size) + 1)
+    if window is not None and setting.engine.frees_windows:
+        blocks = min(blocks, -(-(window - 1) // setting.block_size) + 1)
     return blocks * setting.block_size
 
 
@@ -346,14 +349,13 @@ def _layer_kv_bytes(cache: Cache, setting: Setting) -> float:
     """Return what a layer keeps of one sequence on one rank."""
     # A state is kept in f32, and divided as its heads are; some layers have attention beside it.
     state = 4 * cache.state_values / min(setting.tp, cache.num_heads)
-    values = held_tokens(cache, setting) * cache.values_per_token(setting.tp)
+    values = held_tokens(cache.window, setting) * cache.values_per_token(setting.tp)
     return state + values * setting.kv_value_bytes
 
 
 def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]:
     if known.kv_bytes_per_token is not None:
-        tokens = -(-setting.context // setting.block_size) * setting.block_size
-        size = tokens * known.kv_bytes_per_token * setting.concurrency
+        size = held_tokens(known.window, setting) * known.kv_bytes_per_token * setting.concurrency
         state = known.state_bytes_per_seq * setting.concurrency
         lines = [Line("KV cache", size, COMPUTED)]
         return [*lines, Line("state of sequences", state, COMPUTED)] if state else lines
@@ -371,9 +373,10 @@ def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]
 
 def _further_token(known: Known, setting: Setting, layers: list[Layer]) -> float:
     """Return the bytes that one token more takes; layers whose window is full take none."""
-    if known.kv_bytes_per_token is not None:
-        return known.kv_bytes_per_token
     frees = setting.engine.frees_windows
+    if known.kv_bytes_per_token is not None:
+        is_full = frees and known.window and known.window <= setting.context
+        return 0 if is_full else known.kv_bytes_per_token
     return sum(
         layer.cache.values_per_token(setting.tp) * setting.kv_value_bytes
         for layer in layers

@@ -79,7 +79,7 @@ class LoadWishes:
     )
     burstiness: float = flag_field(1.0, "Gamma shape of arrivals: 1 Poisson, inf even.")
     max_concurrency: int | None = flag_field(
-        None, "So many clients at a time, each of which asks again at once. Default: 1, where "
+        None, "How many clients ask at a time, each again at once. Default: 1, where "
         "nothing says how requests arrive.",
     )  # fmt: skip
     trace_file: str | None = flag_field(
@@ -203,7 +203,7 @@ class Load:
         return replace(self, lengths=tuple(lengths))
 
     def share(self, num_replicas: int, num: int, *, is_read: bool = True) -> list[Asked]:
-        """Return ``num`` requests as one of so many replicas gets them.
+        """Return ``num`` requests as one of the replicas gets them.
 
         Of a trace it is every so-manieth request; drawn arrivals are as bursty for each replica as
         for all. No prompt is like another, so no cache finds it.

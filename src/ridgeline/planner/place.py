@@ -83,6 +83,8 @@ def place(subject: Subject, device: Device, wishes: Wishes, *, default_ranks: st
         ValueError: a wish contradicts the device, the model or another wish.
     """
     engine = ENGINES[wishes.engine or ("ridgeline" if device.kind == "cpu" else "vllm")]
+    if all(layer.cache.window for layer in subject.shape.layers):
+        engine = replace(engine, frees_windows=True)
     storage = _storage(subject, wishes)
     setting = _setting(subject, device, wishes, engine, storage)
     tp = wishes.ranks("tensor_parallel_size", default_ranks)
@@ -178,6 +180,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
             kv_bytes_per_token=found.kv_bytes_per_token,
             state_bytes_per_seq=found.state_bytes_per_seq,
             step_bytes=found.step_bytes,
+            window=checkpoint.arch.cache_window,
             adapters=adapters,
         )
     raise problems[0]

@@ -270,7 +270,7 @@ def _assumptions(subject: Subject, wishes: Wishes, best: Placement) -> Iterator[
 def _warnings(best: Placement) -> Iterator[str]:
     device, form = best.device, best.storage.linear.name.partition(" ")[0]
     if not device.is_measured:
-        yield f"{device.id}: its capacity is its label in decimal GB, nobody's measurement"
+        yield f"{device.id}: its capacity is its label in decimal GB, and not measured"
     if device.confidence == "low":
         yield f"{device.id}: facts of low confidence ({device.source})"
     if device.peak_ops_per_s and form in ("bf16", "fp8") and form not in device.peak_ops_per_s:

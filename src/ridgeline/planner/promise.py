@@ -1,10 +1,10 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
-A forecast says when each request will have its first token and its end. It is stretched by the
-99 % quantile of how much longer requests took than was foreseen, lately and that far ahead: split
+A forecast says when each request will have its first token and its end. It is stretched by the 97 %
+quantile of how much longer requests took than was foreseen, lately and that far ahead: split
 conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Who has no
-deadline breaks no promise: as many come in as a forecast allows. It knows no clock, no threads and
-no HTTP, and forecasts are a parameter.
+deadline breaks no promise: as many come in as a forecast allows. It knows nothing of clocks,
+threads and HTTP, and forecasts are a parameter.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ridgeline.simulator.run import Times
 from ridgeline.simulator.steptime import Features
 
 _LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
-_QUANTILE = 0.99  # of promises to be kept
+_QUANTILE = 0.97  # of forecasts; of promises fewer fail, since most have time to spare
 _BOUNDS_S = (0.25, 1.0, 4.0, 16.0, inf)  # horizons that are scored apart
 _NUM_KEPT = 200  # forecasts of a horizon
-_NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until so many were seen; of their log
+_NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until this many were seen; of their log
 _PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in range(_NUM_PRIOR)]
 _MAX_FORECASTS = 12  # of one round
 _OF_THE_REST = 0.1  # of what is left before a promise that may fail is late, for who comes in
-_PATIENCE = 2.0  # a forecast ends when the last deadline is so many times over
+_PATIENCE = 2.0  # a forecast ends at this multiple of the last deadline
 _NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
 
 
@@ -73,10 +73,10 @@ class Safety:
             self._of(foreseen_s).append(happened_s / foreseen_s)
 
     def factor(self, horizon_s: float) -> float:
-        """Return what a forecast of so many seconds is multiplied by.
+        """Return what a forecast of this length is multiplied by.
 
-        As many ratios of a hundred as may be broken are above it, and the next one counts as well
-        (the correction for a finite sample). Until enough are known, some are assumed.
+        Three ratios of a hundred are above it, and the next one counts as well (the correction for
+        a finite sample). Until enough are known, some are assumed.
         """
         ratios = self._of(horizon_s)
         known = [*ratios] if len(ratios) == _NUM_KEPT else [*ratios, *_PRIOR]
@@ -119,11 +119,14 @@ class Book:
     """One round of decisions over a copied state: who is promised what, who else may come in.
 
     Attributes:
-        state: with all requests that run, and those promised that have not reached the engine.
+        state: with all requests that run.
         promised: what was promised before, by a name.
         lag_s: from the state until who is promised something now is in the engine.
         has_time: whether one more forecast may be made.
         foretell: how long until what; for tests of this alone.
+        under_way_s: for how long the step that the state is before has run by now.
+        coming: who was promised something but is not in the state, and after how many seconds it
+            enters.
     """
 
     state: State
@@ -133,11 +136,12 @@ class Book:
     lag_s: float = 0.0
     has_time: Callable[[], bool] = lambda: True
     foretell: Callable[..., Mapping[int, Foreseen]] = forecast
+    under_way_s: float = 0.0
+    coming: tuple[tuple[float, Standing], ...] = ()
 
     def __post_init__(self) -> None:
         """Foresee what was promised before."""
         self._num_left = _MAX_FORECASTS
-        self._coming: tuple[Standing, ...] = ()  # promised in this round
         self._seen: Mapping[int, Verdict] = self._foresee(self.promised) if self.promised else {}
         self._before = self._seen
 
@@ -205,8 +209,7 @@ class Book:
 
     def _keep(self, more: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
         self.promised |= more
-        new = tuple(standing for asked in more.values() for standing in asked.standings)
-        self._coming += new
+        self.coming += self._entering(more)
         self._seen = seen
 
     def _foresee(
@@ -217,7 +220,6 @@ class Book:
     ) -> dict[int, Verdict]:
         """Foresee all that is promised, with those on trial as well."""
         self._num_left -= 1
-        new = tuple(standing for asked in (trial or {}).values() for standing in asked.standings)
         numbers = [one.number for asked in promised.values() for one in asked.standings]
         last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
         within_s = _PATIENCE * last_s
@@ -226,11 +228,14 @@ class Book:
             self.times,
             numbers,
             queued=queued,
-            coming=(*self._coming, *new),
-            coming_s=self.lag_s,
+            coming=self.coming + self._entering(trial or {}),
+            under_way_s=self.under_way_s,
             within_s=within_s,
         )
         return {name: self._verdict(asked, found) for name, asked in promised.items()}
+
+    def _entering(self, asked: Mapping[int, Asked]) -> tuple[tuple[float, Standing], ...]:
+        return tuple((self.lag_s, one) for each in asked.values() for one in each.standings)
 
     def _verdict(self, asked: Asked, found: Mapping[int, Foreseen]) -> Verdict:
         each = [found[standing.number] for standing in asked.standings]

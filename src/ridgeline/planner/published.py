@@ -88,7 +88,7 @@ def _why_wrong(subject: Subject, tokens: int, kv: float, flash: float) -> Iterat
         if shape.num_heads == shape.num_kv_heads:
             cause = "it takes the width of the model for that of keys and values"
         if "mla" in shape.kinds:
-            cause = "it knows no latent cache"
+            cause = "it leaves out latent caches"
         yield f"KV cache {low} ({right / 1e9:.2f} GB in 16 bits): {cause}"
     yield (
         f"activations of {flash / 1e9:.2f} GB are of whole prompts at once, and doubled: "
@@ -97,7 +97,7 @@ def _why_wrong(subject: Subject, tokens: int, kv: float, flash: float) -> Iterat
     if subject.storage.linear != subject.storage.plain:
         yield "quantised weights are more than bits times parameters: there are scales too"
     if any(layer.cache.window for layer in shape.layers):
-        yield "it knows no sliding windows"
+        yield "it leaves out sliding windows"
     if "moe" in shape.kinds:
-        yield "it knows no experts: parameters must be typed by hand"
+        yield "it leaves out experts: parameters must be typed by hand"
     yield "no driver, graphs, collectives, logits or margin; decimal GB are compared with GiB"

@@ -2,7 +2,7 @@
 
 Samples lie in 24 bins, by the number of tokens (to powers of two) and by whether contexts are long.
 Each bin keeps its last 64, so what is common does not drown what is rare. This runs in the engine's
-thread, so it is plain Python; it knows no clock and no files.
+thread, so it is plain Python; it knows nothing of clocks and files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Samples:
         """Begin with samples of before."""
         self._bins: list[deque[Measured]] = [deque(maxlen=per_bin) for _ in range(2 * _NUM_SIZES)]
         self._after: tuple[deque[After], deque[After]] = (
-            deque(maxlen=_NUM_AFTER),  # nobody ended
+            deque(maxlen=_NUM_AFTER),  # no request ended
             deque(maxlen=_NUM_AFTER),
         )
         for step in steps:

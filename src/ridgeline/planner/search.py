@@ -60,7 +60,7 @@ class _Watched:
         self.after = times.after
 
     def seconds(self, features: Features) -> float:
-        """Return the seconds of a step, unless nobody waits for them any more."""
+        """Return the seconds of a step, unless the answer is not wanted any more."""
         self._alive()
         return self._times.seconds(features)
 
@@ -219,7 +219,7 @@ def _bounds(placement: Placement) -> Bounds:
 def _settled(
     candidate: _Candidate, load: Load, replicas: int, factor: float = 1.0
 ) -> Steady | None:
-    """Return where each of so many replicas settles; None above 85 % of the knee."""
+    """Return where each of the replicas settles; None above 85 % of the knee."""
     times, bounds = candidate.clock.at(factor), candidate.bounds
     if load.concurrency is not None:
         return steady_closed(times, load, bounds, load.concurrency / replicas)

@@ -16,7 +16,7 @@ from ridgeline.core.records import EngineRecord
 from ridgeline.simulator.fleet import Ended, Evict, serve_fleet
 from ridgeline.simulator.run import Asked, Times
 
-EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed where nobody says otherwise
+EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed unless told otherwise
 _FETCH_BYTES_PER_S, _BOOT_S = 1e9, 60.0  # assumed
 _SURELY = 0.99
 _MOST_MORE = 64
@@ -27,7 +27,7 @@ class Spot:
     """What spot machines would do.
 
     Attributes:
-        replicas: so many, for as many as are needed with a probability of 99 %.
+        replicas: how many are taken, so that enough are there with a probability of 99 %.
         needed: replicas that must be up.
         availability: the probability that they are.
         usd_per_hour: None without a price of spot machines.
@@ -36,7 +36,7 @@ class Spot:
         notice_s: between notice and end.
         start_s: until another takes requests.
         tokens_again: computed again for each eviction, with draining.
-        tokens_lost: of answers that nobody gets, for each eviction, without.
+        tokens_lost: of answers that are lost, for each eviction, without.
         requests_lost: without draining, for each eviction.
         goodput_per_s: requests a second that are answered within all bounds, each by itself, while
             machines come and go, with draining; None where that was not simulated.
@@ -108,7 +108,7 @@ class Eviction(NamedTuple):
 
     @property
     def tokens_lost(self) -> int:
-        """Tokens of answers that nobody got."""
+        """Tokens of answers that were lost."""
         return sum(one.num_new for one in self.ended if one.is_lost)
 
     @property

@@ -51,7 +51,7 @@ class Bounds:
 
 
 def steady(times: Times, load: Load, bounds: Bounds, rate_per_s: float) -> Steady | None:
-    """Return where a replica settles that gets so many requests per second; None if nowhere."""
+    """Return where a replica settles that gets this many requests per second; None if nowhere."""
     prompt, new, most = load.mean_prompt, load.mean_new, bounds.most_seqs(load)
 
     def step_of(seqs: float, arriving: float) -> Features:
@@ -85,7 +85,7 @@ def steady(times: Times, load: Load, bounds: Bounds, rate_per_s: float) -> Stead
 
 
 def _step(seqs: float, arriving: float, prompt: float, context: float) -> Features:
-    """Return the features of a step: so many sequences answer, and so many prompts are read."""
+    """Return the features of a step: its sequences that answer, and prompts that are read."""
     return Features(
         num_tokens=max(1, round(seqs + arriving * prompt)),
         num_seqs=max(1, round(seqs + arriving)),
@@ -109,7 +109,7 @@ def knee(times: Times, load: Load, bounds: Bounds) -> float:
 
 
 def steady_closed(times: Times, load: Load, bounds: Bounds, num_clients: float) -> Steady | None:
-    """Return where a replica settles with so many clients; None if fewer than one fits."""
+    """Return where a replica settles with this many clients; None if fewer than one fits."""
     low, high = 0.0, knee(times, load, bounds)
     found = steady(times, load, bounds, high) if high else None
     if found is None or _held(found, load) <= num_clients:

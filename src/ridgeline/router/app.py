@@ -164,7 +164,7 @@ class _PassedOn(Response):
         except asyncio.CancelledError:
             raise ApiError(499, "the client left") from None
         except httpx2.HTTPError as error:
-            if self._has_begun:  # whoever reads must see that it is not whole
+            if self._has_begun:  # the reader must see that it is not whole
                 scope["state"]["cut"]()
             else:
                 message = f"{self._name} ended while it answered: {error or type(error).__name__}"

@@ -77,7 +77,7 @@ class Pool:
         Args:
             options: those of every engine.
             variables: the same and all other flags of every model, as environment variables.
-            keep_alive_s: how long a model stays that nobody uses; below 0 for ever.
+            keep_alive_s: how long an unused model stays; below 0 for ever.
             memory_bytes: what all may take together; None is what is free.
             shutdown_timeout_s: what running requests get at the end.
             write: takes the lines of the log, the models' own too.
@@ -155,7 +155,7 @@ class Pool:
     # --- loading -------------------------------------------------------------------------------
 
     async def _started(self, slot: Slot) -> Worker:
-        """Wait until a model is loaded, whoever asked for it first."""
+        """Wait until a model is loaded, also if another request asked for it first."""
         if self._is_closed:
             raise ApiError(503, "the server is stopping", code="stopping")
         if slot.starting is None:

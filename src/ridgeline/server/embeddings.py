@@ -283,7 +283,7 @@ def _add_scores(app: FastAPI, service: Service) -> None:
 
 
 def check_dimensions(service: Service, dimensions: int | None) -> None:
-    """Raise ApiError if the model's vectors have not so many values."""
+    """Raise ApiError if the model's vectors have fewer values."""
     try:
         shaped((0.0,) * service.text.vector_size, dimensions)
     except ValueError as error:

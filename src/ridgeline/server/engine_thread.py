@@ -5,7 +5,7 @@ wait here, in fair order, until the engine could start them, so that its own que
 Those with a promise enter at once; while there are any, others enter only as they are permitted.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
-This module knows no HTTP and no text: token ids go in, events come out.
+This module knows nothing of HTTP and text: token ids go in, events come out.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Bridge:
         self.listeners = engine.listeners  # called in the engine's thread
         self.error: str | None = None  # why the engine stopped for good
         self.step_began_s: float | None = None  # while a step is under way
+        self.before_step: Callable[[], None] | None = None  # called in the engine's thread
         engine.runner = ContainedRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
@@ -103,7 +104,7 @@ class Bridge:
             self._wake.notify()
 
     def permit(self, num_prompts: float) -> None:
-        """Let so many prompts of the queue enter from now on; inf lets all."""
+        """Let this many prompts of the queue enter from now on; inf lets all."""
         with self._wake:
             self._num_permitted = num_prompts
             self._wake.notify()
@@ -166,7 +167,7 @@ class Bridge:
             promised, self._promised = self._promised, []
             return [(stream, i) for stream in promised for i in range(len(stream.prompts))]
         room = self.engine.scheduler.room()
-        if self._num_permitted < inf and self.engine.has_work():  # else nobody is held up
+        if self._num_permitted < inf and self.engine.has_work():  # else none is held up
             room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
         arrivals = self._queue.take(room, held=lambda item: self._held[item[0]])
         self._num_permitted = max(0, self._num_permitted - len(arrivals))
@@ -209,6 +210,8 @@ class Bridge:
         events: list[Event] = []
         if self.engine.has_work():
             is_read = any(stream.is_read for stream, _ in self._owners.values())
+            if (before_step := self.before_step) is not None:
+                before_step()
             self.step_began_s = time.monotonic()
             try:
                 events = self.engine.step(Load(num_outside, is_read))

@@ -1,7 +1,7 @@
 """What a server remembers of its last minutes: the engine's records, without prompts.
 
 They lie in memory as the lines of a trace, up to a number of bytes; the oldest go first. A line is
-made in the engine's thread, and read by whoever asks why a request was slow.
+made in the engine's thread, and read by clients that ask why a request was slow.
 """
 
 from __future__ import annotations

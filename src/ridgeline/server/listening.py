@@ -37,7 +37,7 @@ def _bound(listener: socket.socket, address: Any) -> socket.socket:
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """Take a Unix socket; one that nobody listens on any more is replaced.
+    """Take a Unix socket; one without a listener is replaced.
 
     Raises OSError that says what to do.
     """

@@ -17,7 +17,7 @@ from starlette.types import Receive
 from ridgeline.server.errors import ApiError
 
 MOST_S = 30.0
-_LEFT = 499  # nobody reads it
+_LEFT = 499  # it is not read
 _THREAD = ThreadPoolExecutor(1, "plans for loads")
 
 Alive = Callable[[], None]

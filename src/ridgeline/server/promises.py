@@ -1,10 +1,11 @@
 """Deadlines: a request is promised to be in time, or refused at once.
 
-Verdicts are made in rounds: the engine's state is copied between two steps, and forecasts are made
-in a thread of their own, which takes at most an eighth of a processor. Requests that come meanwhile
-share the next round. Who is refused knows it at once; who is promised something enters the engine
-just when the forecast says so, or the forecast would be of something else.
-Nothing runs while nobody has a deadline. All but the forecasts lives on the event loop; what is
+Verdicts are made in rounds: forecasts begin at a copy of the engine's state, and are made in a
+thread of their own, which takes at most an eighth of a processor. While there are promises a copy
+is made before each step, so that no round waits for the step under way. Requests that come
+meanwhile share the next round. Who is refused knows it at once; who is promised something enters
+the engine just when the forecast says so, or the forecast would be of something else.
+Nothing runs while no request has a deadline. All but the forecasts lives on the event loop; what is
 decided there stands in ``planner.promise``.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import inf
 from typing import Any, NamedTuple
 
 from ridgeline.api.text_side import TextSide
@@ -35,7 +36,7 @@ from ridgeline.planner.promise import (
     latest_start_s,
 )
 from ridgeline.planner.score import FIRST_STEPS, Score
-from ridgeline.server.deadlines import Deadline
+from ridgeline.server.deadlines import Deadline, refusal, too_early
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
 from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
@@ -45,10 +46,12 @@ from ridgeline.simulator.steptime import StepTime
 _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.1  # from one round to the next
 _SHARE = 1 / 8  # of a processor, for forecasts
 _ROUND_S = 0.05  # after which a round begins no other forecast
+_SOON_S = 1e-9
 _FIRST_LAG_S, _NUM_LAGS = 0.03, 20
 _PROMPTS = (5, 130, 20, 300, 60, 600, 10, 200)  # tokens, of requests that only measure
 _WORDS = "How long does a step take, and how much longer if there is more in it?"
 _MOST_WAVES = 100
+_FITTING_S = 0.2  # from one to the next, while what they showed is fitted
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
 _UNKNOWN = Verdict(False, Foreseen(), Foreseen())  # there was no time for a forecast
 
@@ -97,13 +100,23 @@ class Promise:
         return {"outcome": outcome, "foreseen_ttft_ms": ttft_ms, "foreseen_total_ms": total_ms}
 
 
-class _Seen(NamedTuple):
-    """What was copied in the engine's thread, between two steps."""
+class _Copy(NamedTuple):
+    """What a forecast begins with, copied in the engine's thread between two steps."""
 
     now_s: float
     state: State
+    numbers: dict[Stream, list[int]]  # in the engine
+    waiting: list[tuple[Stream, int]]  # before it
+
+
+class _Seen(NamedTuple):
+    """What a round decides about; seconds count from the copy."""
+
+    copy: _Copy
+    lag_s: float  # until who is promised something now is in the engine
     asked: list[tuple[Standing, ...]]
     promised: list[tuple[Promise, tuple[Standing, ...]]]
+    coming: list[Standing]  # promised, and about to enter
     queued: list[Standing]
 
 
@@ -126,7 +139,8 @@ class Promises:
         self._measuring: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "forecast")
         self._cost_s = 0.0  # of the processor, in the last round
-        # From a look at the engine until the verdicts were there, in each of the last rounds.
+        self._copy: _Copy | None = None
+        # From the begin of each of the last rounds until its verdicts were there.
         self._lags_s = deque((_FIRST_LAG_S,), maxlen=_NUM_LAGS)
 
     def close(self) -> None:
@@ -160,7 +174,7 @@ class Promises:
             raise
         if not found.is_kept:
             self._end(promise, "refused")
-            raise _refusal(deadline, due, found, stream.arrived_s)
+            raise refusal(deadline, found.stretched)
         self._watch(promise)
         return promise
 
@@ -250,11 +264,14 @@ class Promises:
             finally:
                 self._bridge.abandon(stream, ClientGone())
             num_wave += 1
+            if self._score.num_steps >= FIRST_STEPS:  # a fit is under way; a step must follow it
+                await asyncio.sleep(_FITTING_S)
 
     # --- rounds --------------------------------------------------------------------------------
 
     async def _rounds(self) -> None:
         loop = asyncio.get_running_loop()
+        self._bridge.before_step, self._copy = self._take_copy, None
         while self._asking or self._open:
             began_s = loop.time()
             if self._asking or self._bridge.num_queued:
@@ -267,24 +284,24 @@ class Promises:
                     async with asyncio.timeout(_PERIOD_S):
                         await self._news.wait()
             self._open = [one for one in self._open if not one.stream.is_over]
+        self._bridge.before_step = self._copy = None
         self._bridge.permit(inf)
 
     async def _round(self) -> None:
         """Decide about all who ask, and how many others may enter."""
         asking, self._asking = self._asking, []
-        looked = asyncio.Future[_Seen]()
-        promises = [promise for promise, _ in asking], list(self._open)
-        self._bridge.between_steps(lambda: self._look(*promises, looked))
         loop = asyncio.get_running_loop()
         try:
-            seen = await looked
+            copy = await self._newest_copy()
             if not self._score.is_calibrated:
                 self._measuring = self._measuring or asyncio.create_task(self._measure())
-                raise _too_early(self._score.num_steps)
+                raise too_early(self._score.num_steps)
+            began_s, lag_s = time.monotonic(), max(self._lags_s)
+            promises = [promise for promise, _ in asking]
+            seen = self._seen(copy, promises, began_s - copy.now_s + lag_s)
             times = self._score.calibration.times.scaled(self._score.factor)
-            lag_s = max(self._lags_s)
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
-                self._thread, self._decide, seen, promises[0], times, lag_s
+                self._thread, self._decide, seen, promises, times, began_s
             )
         except Exception as error:
             for _, future in asking:
@@ -306,17 +323,20 @@ class Promises:
                 promise.is_put_off = True
                 self._asking.append(one)
             elif verdict is None or not verdict.is_kept:
-                future.set_result(verdict or _UNKNOWN)
+                found = verdict or _UNKNOWN
+                since_s = copy.now_s - promise.stream.arrived_s
+                stretched = Foreseen(*(since_s + seconds for seconds in found.stretched))
+                future.set_result(found._replace(stretched=stretched))
             else:
                 accepted.append((promise, future, verdict))
                 if not promise.stream.is_over:
-                    self._accept(promise, verdict, standings, seen.now_s)
+                    self._accept(promise, verdict, standings, copy.now_s)
         if self._open:
             self._bridge.permit(num_may_enter)
         if asking:
-            self._lags_s.append(time.monotonic() - seen.now_s)
+            self._lags_s.append(time.monotonic() - began_s)
         if accepted:
-            await asyncio.sleep(max(0.0, seen.now_s + lag_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, began_s + lag_s - time.monotonic()))
         for promise, future, verdict in accepted:
             if future.done():  # its client has left
                 self._end(promise, None)
@@ -334,13 +354,13 @@ class Promises:
         self._open.append(promise)
 
     def _decide(
-        self, seen: _Seen, asking: list[Promise], times: StepTime, lag_s: float
+        self, seen: _Seen, asking: list[Promise], times: StepTime, began_s: float
     ) -> tuple[list[Verdict | None], int, dict[int, tuple[float, float]]]:
         """Decide by forecasts, in the thread for them.
 
         Returns verdicts, how many others may enter, and how much both delay each promise.
         """
-        began_s, now_s = time.thread_time(), seen.now_s
+        thread_s, now_s = time.thread_time(), seen.copy.now_s
         asked = [
             Asked(tuple(_ranked(one, promise, times) for one in standings), _from(promise, now_s))
             for promise, standings in zip(asking, seen.asked, strict=True)
@@ -352,49 +372,65 @@ class Promises:
             for i, (promise, standings) in enumerate(seen.promised)
         }
         book = Book(
-            seen.state,
+            seen.copy.state,
             times,
             self._safety,
             promised,
-            lag_s,
-            has_time=lambda: time.monotonic() < now_s + _ROUND_S,
+            seen.lag_s,
+            has_time=lambda: time.monotonic() < began_s + _ROUND_S,
+            under_way_s=began_s - now_s,
+            # Not in time for the step that the copy was made before.
+            coming=tuple((_SOON_S, one) for one in seen.coming),
         )
         verdicts = book.decide(asked)
         num_may_enter = book.num_may_enter(seen.queued)
-        self._cost_s = time.thread_time() - began_s
+        self._cost_s = time.thread_time() - thread_s
         return verdicts, num_may_enter, book.delays_s()
 
-    def _look(
-        self, asking: list[Promise], promised: list[Promise], looked: asyncio.Future[_Seen]
-    ) -> None:
+    async def _newest_copy(self) -> _Copy:
+        """Return the copy made before the step under way, or one that is made now."""
+        if self._copy is None or self._bridge.step_began_s is None:
+            looked = asyncio.Event()
+
+            def look() -> None:
+                self._take_copy()
+                self._bridge.call(looked.set)
+
+            self._bridge.between_steps(look)
+            await looked.wait()
+        assert self._copy is not None
+        return self._copy
+
+    def _take_copy(self) -> None:
         """Copy what a forecast needs; in the engine's thread."""
         bridge, engine = self._bridge, self._bridge.engine
-        entered = bridge.entered()
-        is_read = any(stream.is_read for stream, _ in entered.values())
-        waiting = bridge.waiting()
-        state = state_of(engine.describe(), engine.scheduler, is_read)
-        here = {standing.number: standing for standing in state.requests}
         numbers: dict[Stream, list[int]] = {}
-        for number, (stream, _) in entered.items():
+        is_read = False
+        for number, (stream, _) in bridge.entered().items():
             numbers.setdefault(stream, []).append(number)
-        known, on_the_way = [], []
-        for promise in promised:
-            mine = [here[n] for n in numbers.get(promise.stream, ()) if n in here]
-            if not mine and not promise.begun and promise.stream not in numbers:
+            is_read = is_read or stream.is_read
+        most = engine.scheduler.queues.max_num_seqs
+        state = state_of(engine.describe(), engine.scheduler, is_read)
+        self._copy = _Copy(time.monotonic(), state, numbers, bridge.waiting()[:most])
+
+    def _seen(self, copy: _Copy, asking: list[Promise], lag_s: float) -> _Seen:
+        """Return what a round decides about."""
+        here = {standing.number: standing for standing in copy.state.requests}
+        known, coming = [], list[Standing]()
+        for promise in self._open:
+            mine = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
+            if not mine and not promise.begun and promise.stream not in copy.numbers:
                 mine = list(promise.standings)
-                on_the_way += mine
+                coming += mine
             if mine:
                 known.append((promise, tuple(mine)))
-        state = state._replace(requests=(*state.requests, *on_the_way))
-        taken = len(on_the_way) + max((one.number for one in on_the_way), default=_OUTSIDE)
+        taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
         new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
-        most = engine.scheduler.queues.max_num_seqs
         queued = [
-            _standing(engine.max_model_len, stream, index, taken + (1 << 32) + i)
-            for i, (stream, index) in enumerate(waiting[:most])
+            _standing(self._bridge.engine.max_model_len, stream, index, taken + (1 << 32) + i)
+            for i, (stream, index) in enumerate(copy.waiting)
         ]
-        seen = _Seen(time.monotonic(), state, new, known, queued)
-        bridge.call(_settle, looked, seen)
+        return _Seen(copy, lag_s, new, known, coming, queued)
 
     def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""
@@ -413,15 +449,11 @@ class Promises:
                 cache_root=stream.cache_root,
                 adapter=stream.adapter,
             )
+            # Meanwhile the engine may change what is cached: it is only asked for single blocks.
             num_cached = engine.scheduler.queues.kv.num_cached(request.sequences[0])
             answers = tuple(answer._replace(num_cached=num_cached) for answer in one.answers)
             found.append(one._replace(answers=answers))
         return tuple(found)
-
-
-def _settle(looked: asyncio.Future[_Seen], seen: _Seen) -> None:
-    if not looked.done():
-        looked.set_result(seen)
 
 
 def _standing(max_model_len: int, stream: Stream, index: int, number: int) -> Standing:
@@ -441,43 +473,3 @@ def _ranked(standing: Standing, promise: Promise, times: StepTime) -> Standing:
     due = _from(promise, now_s)
     slack_s = latest_start_s(times, standing.num_prompt, standing.num_new, due)
     return standing._replace(due_s=now_s + slack_s)
-
-
-def _refusal(deadline: Deadline, due: Due, found: Verdict, arrived_s: float) -> ApiError:
-    """Say what was asked, what is foreseen, and when to ask again."""
-    elapsed_s = time.monotonic() - arrived_s
-    parts, headers, late_s = [], {}, 0.0
-    for name, what, seconds, at_s in zip(
-        ("ttft_ms", "total_ms"), ("first token", "end"), found.stretched, due, strict=True
-    ):
-        asked_ms = getattr(deadline, name)
-        if asked_ms is None:
-            continue
-        if seconds < inf:
-            ms = 1e3 * (seconds + elapsed_s)
-            headers[f"x-foreseen-{name.replace('_', '-')}"] = f"{ms:.0f}"
-            parts.append(f"the {what} is foreseen after {ms:.0f} ms ({name}: {asked_ms:g})")
-            late_s = max(late_s, seconds + elapsed_s - (at_s - arrived_s))
-        else:
-            parts.append(f"the {what} is not foreseen in time ({name}: {asked_ms:g})")
-            late_s = max(late_s, at_s - arrived_s)
-    headers["retry-after"] = str(max(1, ceil(late_s)))
-    return ApiError(
-        503,
-        f"the deadline cannot be kept: {', and '.join(parts)}",
-        param="deadline",
-        code="deadline_cannot_be_kept",
-        headers=headers,
-    )
-
-
-def _too_early(num_seen: int) -> ApiError:
-    return ApiError(
-        503,
-        f"this server does not know yet how fast it is: it has seen {num_seen} steps of the "
-        f"{FIRST_STEPS} that a promise needs, and measures itself now; try again soon, or run "
-        f"ridgeline calibrate before it starts",
-        param="deadline",
-        code="deadline_not_foreseeable",
-        headers={"retry-after": "2"},
-    )

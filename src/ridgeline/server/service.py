@@ -224,7 +224,7 @@ class Service:
             raise ApiError(400, message, param=param, code="invalid_value")
 
     def check_queue(self, num_prompts: int) -> None:
-        """Raise ApiError if there is no room for so many prompts to wait."""
+        """Raise ApiError if there is no room for this many prompts to wait."""
         most = self.options.max_queued_requests
         if self.bridge.num_queued + num_prompts > most:
             raise ApiError(

@@ -2,7 +2,8 @@
 
 They are made from the request's record when it has ended, with the times in it, so a step pays
 nothing for them. Without an SDK in the process the API makes none. Attributes are those of the
-semantic conventions for generative AI; where these have no name, vLLM's. It knows no routes.
+semantic conventions for generative AI; where these have no name, vLLM's. It knows nothing of
+routes.
 """
 
 from __future__ import annotations

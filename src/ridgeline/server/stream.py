@@ -1,7 +1,7 @@
 """The answers to one HTTP request on their way from the engine's thread to the event loop.
 
-A stream lives on the loop and holds what its reader has not taken yet. It knows no HTTP and no
-engine: token ids go in, events come out.
+A stream lives on the loop and holds what its reader has not taken yet. It knows nothing of HTTP and
+engines: token ids go in, events come out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StreamError(Exception):
 
 
 class ClientGone(Exception):
-    """Nobody reads this stream any more."""
+    """This stream is not read any more."""
 
 
 class Stream:
@@ -67,7 +67,7 @@ class Stream:
         self.prediction = prediction
         self.new_constraint = new_constraint
         self.token_rules = token_rules
-        self.on_record = on_record  # told of each prompt's end, also when nobody reads any more
+        self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
         self.arrived_s = self.arrival_s  # at the gate, if it came through one
         self.due_s = inf  # when it is to run at the latest, if that was promised

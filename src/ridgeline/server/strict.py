@@ -1,6 +1,6 @@
 """The base of all bodies: nothing is coerced, nothing unknown passes, nothing is read twice.
 
-It knows no field by name.
+It names no field.
 """
 
 from __future__ import annotations

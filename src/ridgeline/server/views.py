@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from ridgeline.core.engine import Engine
+from ridgeline.core.kvcache import held_blocks
 from ridgeline.core.queues import Queues
 from ridgeline.core.request import Sequence
 
@@ -35,7 +36,7 @@ def _map(queues: Queues) -> str:
     for block in pool.index.values():
         blocks[block] = ord("c")
     for seq in queues.running:
-        for block in seq.table:
+        for block in held_blocks(seq):
             blocks[block] = ord("s" if pool.refs[block] > 1 else "u")
     return re.sub(r"(.)\1*", lambda run: f"{run[1]}{len(run[0])}", blocks.decode())
 
@@ -50,5 +51,5 @@ def _shown(seq: Sequence) -> dict[str, Any]:
         "cached_tokens": seq.request.num_cached_tokens,
         "generated_tokens": seq.num_generated,
         "max_tokens": seq.request.max_len - prompt_len,
-        "num_blocks": len(seq.table),
+        "num_blocks": len(held_blocks(seq)),
     }

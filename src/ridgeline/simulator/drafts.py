@@ -53,7 +53,7 @@ class Drafter:
         self._acceptance, self._token = acceptance, token
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
-        """Return a guess of just so many tokens for each sequence."""
+        """Return a guess for each sequence, of just the number of tokens beside it."""
         return [Guess(self._guess(seq, most), 1) for seq, most in wanted]
 
     def _guess(self, seq: Sequence, most: int) -> tuple[int, ...]:

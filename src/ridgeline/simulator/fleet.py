@@ -4,8 +4,8 @@ Each replica is what ``run.simulate`` runs, with a clock of its own. The next th
 earliest on a heap: an arrival, a fault, or a step of a replica. Every request ends exactly once: it
 is finished, or lost. With one replica and no fault it is ``simulate``, step for step.
 
-Routers are functions of a request and of what can be seen of the open replicas. It knows no
-machine, no price and no model of time.
+Routers are functions of a request and of what can be seen of the open replicas. It knows nothing of
+machines, prices and models of time.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ def serve_fleet(
         num_replicas: how many there are.
         router: who gets a request.
         faults: what happens to replicas.
-        concurrency: closed loop: so many requests at a time, over all replicas.
+        concurrency: closed loop: how many requests run at a time, over all replicas.
         opens_s: when each replica takes requests: it loads its weights first; 0 if not given.
         drafts: what each guesses; None for no speculation.
 

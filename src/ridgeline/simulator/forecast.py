@@ -3,7 +3,7 @@
 The engine's state is copied in lengths: no token id leaves it. A fresh scheduler over as many
 blocks goes on from there under a model of time, without records and texts. Answers are taken to be
 as long as they may become. Drafts are not modelled, nor is a search: its beams count as answers.
-It knows no clock, no threads and no promises.
+It knows nothing of clocks, threads and promises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from ridgeline.core.fold import commit
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.kvcache import KVCache, held_blocks
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord
@@ -119,8 +119,8 @@ def forecast(
     wanted: Listing[int],
     *,
     queued: Listing[Standing] = (),
-    coming: Listing[Standing] = (),
-    coming_s: float = 0.0,
+    coming: Listing[tuple[float, Standing]] = (),
+    under_way_s: float = 0.0,
     within_s: float = inf,
 ) -> dict[int, Foreseen]:
     """Return what is foreseen of the requests with the numbers ``wanted``.
@@ -130,21 +130,21 @@ def forecast(
         times: how long steps take.
         wanted: it ends when all of these have.
         queued: who comes in as soon as there is room, in order.
-        coming: who enters before the first step that begins after ``coming_s`` seconds.
-        coming_s: until then, these are not in the engine.
-        within_s: later than this, nobody wants to know.
+        coming: who enters before the first step that begins after its seconds; these rise.
+        under_way_s: how long ago it began; the second step has not begun.
+        within_s: what comes later is not asked for.
     """
     scheduler = _scheduler(state)
-    queues, waiting = scheduler.queues, deque(queued)
+    queues, waiting, on_the_way = scheduler.queues, deque(queued), deque(coming)
     _place(scheduler, state.requests)
     firsts = {s.number: 0.0 for s in state.requests if _has_begun(s)}
     ends: dict[int, float] = {}
     left, now_s = set(wanted), 0.0
     while left and now_s <= within_s:
-        if coming and (now_s >= coming_s or not queues.has_work()):
+        while on_the_way and (now_s >= on_the_way[0][0] or not queues.has_work()):
+            coming_s, standing = on_the_way.popleft()
             now_s = max(now_s, coming_s)
-            _place(scheduler, coming)
-            coming = ()
+            _place(scheduler, [standing])
         while waiting and min(scheduler.room()[:2]) > 0:
             _place(scheduler, [waiting.popleft()])
         step = scheduler.schedule(Load(len(waiting), state.is_read))
@@ -163,7 +163,7 @@ def forecast(
         if ended:
             ended -= {number for number, _ in queues.alive}  # its other answers go on
             left -= ended
-        now_s += times.after(features.num_rows, len(ended))
+        now_s = max(now_s + times.after(features.num_rows, len(ended)), under_way_s)
     alive = {number for number, _ in queues.alive}
     return {
         number: Foreseen(firsts.get(number, inf), inf if number in alive else ends.get(number, inf))
@@ -186,6 +186,7 @@ def _scheduler(state: State) -> Scheduler:
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
         hash_block=lambda parent, tokens: b"%d" % next(fresh),  # no two contents are the same
+        window=settings.window,
     )
     return Scheduler(
         kv,
@@ -222,16 +223,16 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
 
 def _hold(kv: KVCache, seq: Sequence, answer: Answer) -> None:
     """Let a sequence run with the blocks that it had."""
-    for block in answer.table:
-        kv.pool.share(block)
     seq.status, seq.table, seq.capacity = Status.RUNNING, answer.table, answer.capacity
     seq.num_computed = answer.num_computed
     seq.num_pending = answer.num_tokens - answer.num_computed
     seq.publish_at = _NEVER
+    for block in held_blocks(seq):
+        kv.pool.share(block)
 
 
 def _pretend(kv: KVCache, seq: Sequence, num_cached: int) -> None:
-    """Let the cache find so many tokens of a sequence, as if it had run before."""
+    """Let the cache find this many tokens of a sequence, as if it had run before."""
     num_cached -= num_cached % kv.block_size
     if num_cached and kv.admit(seq, num_cached):
         seq.num_computed = num_cached

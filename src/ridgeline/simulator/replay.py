@@ -122,6 +122,7 @@ def _scheduler(engine: Json, drafter: Drafter) -> Scheduler:
         engine["block_size"],
         enable_prefix_caching=engine["enable_prefix_caching"],
         states=new_states(engine["max_num_seqs"], engine.get("num_checkpoints")),
+        window=engine.get("window"),
     )
     return Scheduler(
         kv,

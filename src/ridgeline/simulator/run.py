@@ -5,7 +5,7 @@ is a runner that answers at once and lets the clock go on by as long as a step w
 simulation is a function of the load, the settings and the model of time; nothing in it is random.
 
 Texts a simulation does not have: how many drafts are right is a parameter (``drafts``).
-It knows no files, no HTTP and no machine.
+It knows nothing of files, HTTP and machines.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Times(Protocol):
 
 
 class Clock:
-    """Virtual time: seconds, which pass when somebody says so."""
+    """Virtual time: seconds, which pass when it is told to."""
 
     def __init__(self) -> None:
         """Begin at 0."""
@@ -325,7 +325,7 @@ def simulate(
         load: requests with arrival times; or, in a closed loop, in order.
         settings: how the engine is set up; a trace's first record is one.
         times: how long steps take.
-        concurrency: closed loop: so many sessions at a time, at once from the start.
+        concurrency: closed loop: how many sessions run at a time, at once from the start.
         turnaround_s: closed loop: from the end of a session until the next comes.
         warmups: requests that come first, all at once; arrival times count from their end.
         drafts: what is guessed; None for no speculation.
@@ -424,6 +424,7 @@ def new_replica(
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
         states=new_states(settings.max_num_seqs, settings.num_checkpoints),
+        window=settings.window,
     )
     eos_ids = settings.eos_ids or (_END,)
     runner = VirtualRunner(clock, times, eos_ids[0])

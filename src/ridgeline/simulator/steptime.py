@@ -2,7 +2,7 @@
 
 A step is described by five counts. Its time is a table over the first of them, piecewise linear,
 and a rate for each of the others. All rates are at least 0 and the table never falls, so more work
-never takes less time. It knows no clock and no machine.
+never takes less time. It knows nothing of clocks and machines.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Four formats are known, and told apart by their first line:
 - Mooncake (Qin et al., 2025): JSON lines; ``hash_ids`` name blocks of 512 prompt tokens.
 - What ``ridgeline serve --trace`` writes: JSON lines, with the prompts' token ids.
 
-It opens no file. Whoever reads one gives its name, for errors: they name file, line and field.
+It opens no file. Its caller gives a file's name, for errors: they name file, line and field.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which requests come, and when: for the load generator and for simulations. A seed repeats all.
 
-It opens no file, and knows no network and no tokenizer: a synthetic prompt is counted in words that
-are one token each in most vocabularies. Arrivals are not rescaled to end at a round time, which
-would take away the variance of a random process, and with it the queues.
+It opens no file, and knows nothing of networks and tokenizers: a synthetic prompt is counted in
+words that are one token each in most vocabularies. Arrivals are not rescaled to end at a round
+time, which would take away the variance of a random process, and with it the queues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _flag(default: Any, help: str) -> Any:
 class Workload:
     """Which requests come, and when; each field is a flag of the command line.
 
-    Files are named here, and read by whoever calls ``make_plan``.
+    Files are named here, and read by the caller of ``make_plan``.
     """
 
     request_rate: float | None = _flag(None, "Open loop: requests/s, inf.")

@@ -2,7 +2,7 @@
 
 A template is code from a model file and runs elsewhere (``text.renderer``). Text from users is
 shielded before the template sees it, so only the template can produce control tokens. This module
-knows no model by name and guesses no template for a model that has none.
+names no model and guesses no template for a model that has none.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 For work whose time and memory nothing else can limit. The process starts with the first question,
 or when told to, and sleeps between two. When an answer takes too long it is killed, and the next
-question gets a new process. This module knows no program: JSON values go in and come out.
+question gets a new process. This module knows nothing of the program: JSON values go in and come
+out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _START_S, _GOODBYE_S = 20.0, 1.0
 
 
 class Child:
-    """Asks one program. One question at a time: whoever owns it sees to that."""
+    """Asks one program. One question at a time: its owner sees to that."""
 
     def __init__(self, program: Path, greeting: Callable[[], Any]) -> None:
         """Prepare to run ``program``, whose first line is what ``greeting`` returns."""

@@ -2,7 +2,7 @@
 
 Beside ``text.grammar_process`` the only importer of llguidance. A grammar is compiled in that
 process first, which may take too long or die; what came back whole is compiled here. Each answer
-gets a copy, which advances with its tokens. It knows no requests.
+gets a copy, which advances with its tokens. It knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class GrammarState:
         return tuple(masks)
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return at most so many tokens that must follow, if they can be known."""
+        """Return at most ``most`` tokens that must follow, if they can be known."""
         return tuple(self._matcher.compute_ff_tokens()[:most])
 
     def num_valid(self, drafts: tuple[int, ...]) -> int:

@@ -3,7 +3,7 @@
 A model trained for it knows tokens that mark prefix, suffix and middle (Bavarian et al., 2022).
 The prompt is prefix, suffix, middle, so that the answer follows the text before the cursor. Some
 models also mark the files of a repository (Hui et al., Qwen2.5-Coder, 2024). Text and token ids
-only: this module knows no request and no model's weights.
+only: this module knows nothing of requests and weights.
 """
 
 from __future__ import annotations

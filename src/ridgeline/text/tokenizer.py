@@ -57,8 +57,8 @@ def load_tokenizer(
         end_ids: what it puts behind a text unless told otherwise, None for what the source says.
         eos_ids: tokens that end an answer.
         named_in: the chat template. Added tokens that it names are control tokens, as are special
-            ones, BOS and ``eos_ids``; all others, such as Gemma's ``<table>``, are text whoever
-            writes them.
+            ones, BOS and ``eos_ids``; all others, such as Gemma's ``<table>``, are text, wherever
+            they stand.
 
     Raises:
         ModelFileError: damaged, hostile or not supported; the message says what.

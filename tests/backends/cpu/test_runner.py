@@ -197,7 +197,7 @@ def test_the_token_after_pruning_is_the_exact_one(make: Make, head: str) -> None
         arrays["head"] += np.random.default_rng(4).normal(0, 3, 96).astype(np.float32)
     for num_threads in (1, 2, 3):
         runner = make(checkpoint(MANY, arrays), num_threads=num_threads)
-        assert runner.weights.sketch is not None
+        assert runner.weights.proxy is not None
         for count in range(1, 8):  # the last are too many
             quick = runner.execute(streams(count, PLAIN_GREEDY))
             exact = runner.execute(streams(count, ALL))
@@ -291,7 +291,7 @@ def test_a_row_too_short_or_long_for_bounds_gets_all_its_logits(make: Make, fact
     exact = runner.execute(streams(2, ALL)).tokens
     runner.weights.final_norm[:] *= np.float32(factor)
     runner.weights.distances[:] = 0  # what pruning would believe in
-    runner.weights.sketch.data[:] = 0  # type: ignore[union-attr]
+    runner.weights.proxy.data[:] = 0  # type: ignore[union-attr]
     output = runner.execute(streams(2, PLAIN_GREEDY))
     if np.isnan(factor):
         assert [output.errors[i] for i in (0, 1)] == [NOT_FINITE] * 2

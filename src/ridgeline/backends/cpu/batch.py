@@ -2,11 +2,10 @@
 
 Rows are tokens. They are assigned to the threads, some of one sequence at a time, so that the later
 rows of a long prompt, which have more to look at, are shared evenly, and lie in blocks, which a
-thread takes through a layer one after the other. Rows with an output come last:
-nothing else goes through the last layer once its keys and values are cached.
-Everything here is plain lists, not arrays: between two steps the caches hold weights, and every
-numpy function that has to be fetched again costs more than the loops. It knows no addresses and no
-kernels.
+thread takes through a layer one after the other. Rows with an output come last: nothing else goes
+through the last layer once its keys and values are cached. Everything here is plain lists, not
+arrays: between two steps the caches hold weights, and every numpy function that has to be fetched
+again costs more than the loops. It knows nothing of addresses and kernels.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Buffers:
         self._tables = np.zeros(0, np.int32)
         self.by_row = _by_row(rows, num_threads, keeps_states=sizes.recurrence is not None)
         self._segments = np.zeros((0, 4), np.int32)
-        num_pruned = PRUNED_ROWS if weights.sketch is not None else 0
+        num_pruned = PRUNED_ROWS if weights.proxy is not None else 0
         self.scratch = scratch = {
             "sync": aligned(SYNC_BYTES, np.uint8),
             "shares": aligned((arch.num_layers + 1, num_threads, SHARE_BYTES), np.uint8),
@@ -103,7 +103,7 @@ class Buffers:
             **{name: address(array) for name, array in (scratch | self.by_row).items()},
         )
         for name, matrix in (
-            ("head", weights.head), ("proxy", weights.sketch), ("inputs", weights.inputs),
+            ("head", weights.head), ("proxy", weights.proxy), ("inputs", weights.inputs),
         ):  # fmt: skip
             if matrix is not None:
                 facts = (address(matrix.data), *matrix.words)

@@ -25,7 +25,7 @@ _PERCENTILES = (50, 90, 95, 99)  # of which a plan speaks
 def foreseen_rate(asking: Asking, slos: Sequence[Slo], first: Sequence[Outcome]) -> float | None:
     """Return the highest rate, requests per second, that a server foresees to hold.
 
-    None if it foresees nothing: it has no such route, or knows no such model or bound.
+    None if it foresees nothing: it has no such route, model or bound.
 
     Args:
         asking: whom, and which model.

@@ -185,7 +185,7 @@ def _rate_at_limit(low: Point, high: Point) -> float:
 def _concurrency_at_limit(low: Point, high: Point) -> float:
     """Return the number of requests at a time at which the latency is its limit, seen from two.
 
-    The latency is a straight line: once the server is busy, so many requests share what it does.
+    The latency is a straight line: once the server is busy, all requests share what it does.
     """
     if math.isinf(high.tightness):
         return math.sqrt(low.load * high.load)

@@ -172,7 +172,7 @@ def run_trial(setting: Setting, load: float, number: int) -> tuple[Trial, dict[s
 
 
 def percentile_ms(slo: Slo, ended: Sequence[Outcome], num_late: int) -> float:
-    """Return the latency that so many per cent of requests stay within; infinite if too many fail.
+    """Return the latency that this percentage of requests stays within; infinite if too many fail.
 
     Requests under way that are already late count as later than all that have ended.
     """

@@ -1,34 +1,38 @@
 """Model families: from names in files to canonical names and structural facts.
 
 Literal tables say all that a family's name implies (``hf``, ``gguf``); everything else is read from
-the file. Every key of a config is read, refused, or on one list of harmless keys: a key that nobody
-knows may change what the model computes, so it ends in a message. This package opens no file and
-decodes no matrix.
+the file. Every key of a config is read, refused, or on one list of harmless keys: an unknown key
+may change what the model computes, so it ends in a message. This package opens no file and decodes
+no matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.binding import bind, halves_order
 from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
 from ridgeline.models.families.encoders import GGUF_FAMILIES as _GGUF_ENCODERS
 from ridgeline.models.families.gemma4 import FAMILIES as _GEMMA_4
 from ridgeline.models.families.gemma4 import GGUF_FAMILIES as _GGUF_GEMMA_4
 from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
-from ridgeline.models.families.layers import layers_from_config, layers_from_gguf
-from ridgeline.models.families.rows import expert_halves, row_order
+from ridgeline.models.families.layers import (
+    NO_LIMIT,
+    layers_from_config,
+    layers_from_gguf,
+    num_guessing_layers,
+)
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Attention, Layer, ModelArch
+from ridgeline.physics.arch import Layer, ModelArch
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 __all__ = [
@@ -45,11 +49,10 @@ __all__ = [
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 HF_FAMILIES = _DECODERS | _GEMMA_4 | _ENCODERS
-GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_GEMMA_4 | _GGUF_ENCODERS
+GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_ENCODERS
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
-_BEFORE = "../"  # begins what stands in the layer before
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
@@ -93,7 +96,7 @@ def model_from_config(
     if arch.tied_embeddings:
         ignored.append(family.outer.get("head", ""))
     ignored += _keys_of_others(arch, family)
-    return arch, _bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
+    return arch, bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 
 def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelArch:
@@ -173,14 +176,19 @@ def model_from_gguf(
         family,
         layers_from_gguf(meta, family, raw),
         raw,
-        max_position=meta.integer("context_length"),
+        max_position=min(
+            meta.integer("context_length"), 1 << 62 if family.has_attention else NO_LIMIT
+        ),
         vocab_size=raw["token_embd.weight"].shape[0],
         tied_embeddings="output.weight" not in raw,
         **pooling,
     )
     _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
-    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family)}
-    return arch, _bind(meta, arch, raw, family, ignored)
+    first = arch.num_layers
+    guessing = tuple(f"blk.{first + i}." for i in range(num_guessing_layers(meta)))
+    spare = {name for name in raw if guessing and name.startswith(guessing)}
+    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
+    return arch, bind(meta, arch, raw, family, ignored)
 
 
 def _keys_of_others(arch: ModelArch, family: Family) -> list[str]:
@@ -276,7 +284,7 @@ def _insist(facts: Facts, family: Family) -> None:
 
 
 def _all_understood(facts: Facts, harmless: Set[str]) -> None:
-    """Refuse a key that says something and that nobody has read."""
+    """Refuse a key that says something and was not read."""
     for key, value in facts.values.items():
         if not key.startswith(facts.prefix) or key in facts.seen:
             continue
@@ -284,186 +292,6 @@ def _all_understood(facts: Facts, harmless: Set[str]) -> None:
         says_something = isinstance(value, np.ndarray) or bool(value)
         if says_something and name not in harmless:
             facts.fail(
-                f"{key} is set, which is not supported: nobody here knows whether it changes what "
+                f"{key} is set, which is not supported: it is not known whether it changes what "
                 f"the model computes"
             )
-
-
-def _bind(
-    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family, ignored: Set[str]
-) -> dict[str, Tensor]:
-    """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
-    shapes = arch.matrix_shapes()
-    if "types" in family.outer:
-        raw = _with_types(facts, raw, family)
-    if "embed_norm" in family.outer:
-        raw = _with_normed_rows(facts, arch, raw, family)
-    stacked: dict[str, list[str]] = {}  # name in the file -> its parts
-    for name in shapes:
-        if name in family.outer:
-            in_file = family.outer[name].format(arch.num_layers - 1)
-        else:
-            _, index, part = name.split(".")
-            number, in_file = int(index), family.layer[part]
-            if in_file.startswith(_BEFORE):
-                number, in_file = number - 1, in_file.removeprefix(_BEFORE)
-            prefix, other = family.prefix.format(number), family.instead.get(part, "")
-            in_file = prefix + (other if prefix + other in raw else in_file)
-        stacked.setdefault(in_file, []).append(name)
-
-    tensors: dict[str, Tensor] = {}
-    used = set[str]()
-    for in_file, parts in stacked.items():
-        num_rows = sum(shapes[part][0] for part in parts)
-        wanted = (num_rows, *shapes[parts[0]][1:])
-        tensor, names = _found(facts, raw, in_file, wanted, family)
-        used.update(names)
-        if halves := expert_halves(arch, family, parts, tensor):
-            tensors |= zip(parts, halves, strict=True)
-            continue
-        order = row_order(arch, family, parts)
-        if order is not None:
-            tensor = tensor.reordered(order)
-        begin = 0
-        for part in parts:
-            end = begin + shapes[part][0]
-            whole = len(parts) == 1
-            tensors[part] = tensor if whole else tensor.rows(slice(begin, end), f"{in_file}/{part}")
-            begin = end
-
-    left_over = sorted(raw.keys() - used - ignored)
-    if left_over:
-        facts.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
-    if family.interleaved:
-        _rotate_halves(arch, tensors)
-    if family.norm_offset:
-        for name in tensors:
-            if name.endswith("norm"):
-                tensors[name] = _raised(tensors[name], family.norm_offset)
-    for name in tensors:
-        if name.endswith(family.lacks_root):
-            tensors[name] = _divided(tensors[name], arch.hidden_size**0.5)
-    return {name: tensors[name] for name in shapes}
-
-
-def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Return the tensors with positions for each segment of a text, one below the other.
-
-    What a type of tokens adds is added to them: the tokens of a segment are all of one type.
-    Without learnt positions it is added to the embedding.
-    """
-    added_to = "positions" if "positions" in family.outer else "embed"
-    names = [family.outer[name] for name in (added_to, "types")]
-    for name in names:
-        if name not in raw:
-            facts.fail(f"tensor {name!r} is missing")
-    positions, types = (np.atleast_2d(raw[name].to_f32()) for name in names)
-    if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
-        facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
-    values = np.concatenate([positions + row for row in types[: family.num_segments]])
-    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
-    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
-
-
-def _with_normed_rows(
-    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family
-) -> dict[str, Tensor]:
-    """Return the tensors with an embedding whose rows are normed: each is what its token adds."""
-    names = [family.outer[name] for name in ("embed", "embed_norm")]
-    for name in names:
-        if name not in raw:
-            facts.fail(f"tensor {name!r} is missing")
-    rows, weight = (raw[name].to_f32() for name in names)
-    if rows.shape[1:] != weight.shape:
-        facts.fail(f"tensor {names[1]!r} has shape {weight.shape}, wanted {rows.shape[1:]}")
-    centred = rows - rows.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
-    squares = np.square(centred, dtype=np.float64).mean(axis=1, keepdims=True)
-    values = (centred / np.sqrt(squares + arch.norm_eps) * weight).astype(np.float32)
-    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
-    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
-
-
-def _found(
-    facts: Facts,
-    raw: Mapping[str, Tensor],
-    in_file: str,
-    wanted: tuple[int, ...],
-    family: Family,
-) -> tuple[Tensor, list[str]]:
-    """Return a tensor of this shape, and the names of what it is made of: of each expert one."""
-    names = [in_file]
-    if "{e}" in in_file:
-        begin, end = in_file.split("{e}")
-        indices = [name[len(begin) : -len(end)] for name in raw if name.startswith(begin)]
-        count = len({index for index in indices if index.isdigit()})
-        names = [f"{begin}{e}{end}" for e in range(count)] or [f"{begin}0{end}"]
-    for name in names:
-        if name not in raw:
-            facts.fail(f"tensor {name!r} of shape {wanted} is missing")
-    parts = [raw[name] for name in names]
-    tensor = parts[0]
-    # Whoever quantises a matrix turns it the usual way round.
-    is_turned = family.transposed and tensor.make is None
-    if is_turned and len(wanted) == 2 and in_file not in family.outer.values():
-        tensor = _transposed(tensor)
-    elif len(parts) > 1:
-        tensor = Tensor.stacked(in_file, parts)
-    elif len(tensor.shape) > len(wanted):
-        tensor = _stack_of_experts(tensor, family)
-    elif wanted == (1, *tensor.shape):
-        tensor = replace(tensor, shape=wanted)
-    if tensor.shape != wanted:
-        facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
-    return tensor, names
-
-
-def _stack_of_experts(tensor: Tensor, family: Family) -> Tensor:
-    """Return the rows of all experts, one below the other; or all their biases."""
-    if len(tensor.shape) == 2:
-        count = tensor.shape[0] * tensor.shape[1]
-        return replace(tensor, shape=(count,), stored=tensor.stored.reshape(count, -1))
-    if family.gates_by_turns and tensor.dtype in ("F32", "F16", "BF16"):
-        values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
-        tensor = Tensor(tensor.name, "F32", values.shape, values.view(np.uint8))
-    num, rows, width = tensor.shape
-    stored = tensor.stored.reshape(num * rows, -1)
-    return replace(tensor, shape=(num * rows, width), stored=stored)
-
-
-def _transposed(matrix: Tensor) -> Tensor:
-    values = np.ascontiguousarray(matrix.to_f32().T)
-    return Tensor(matrix.name, "F32", values.shape, values.view(np.uint8))
-
-
-def _raised(norm: Tensor, offset: float) -> Tensor:
-    values = norm.to_f32() + np.float32(offset)
-    return Tensor(norm.name, "F32", norm.shape, values.reshape(-1, 1).view(np.uint8))
-
-
-def _divided(vector: Tensor, divisor: float) -> Tensor:
-    values = vector.to_f32() / np.float32(divisor)
-    return Tensor(vector.name, "F32", vector.shape, values.reshape(-1, 1).view(np.uint8))
-
-
-def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
-    """Reorder rows of q and k in place so that rope pairs channel ``i`` with ``i + dim / 2``.
-
-    Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
-    """
-    for i, layer in enumerate(arch.layers):
-        attention = layer.attention
-        if attention is None or attention.rope is None:
-            continue
-        for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
-            if name in tensors:
-                order = halves_order(attention, tensors[name].shape[0])
-                tensors[name] = tensors[name].reordered(order)
-
-
-def halves_order(mixer: Attention, num_rows: int) -> NDArray[np.intp]:
-    """Return which of a file's rows of q or k, stored for neighbours that turn, stands where."""
-    order = np.arange(mixer.head_dim)
-    dim = mixer.rope.dim if mixer.rope else 0
-    order[:dim] = order[:dim].reshape(-1, 2).T.reshape(-1)
-    heads = np.arange(0, num_rows, mixer.head_dim)
-    return np.asarray((heads[:, None] + order).reshape(-1))

@@ -27,7 +27,7 @@ from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, Rope
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 
 _MAX_LAYERS = 4096
-_NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length
+NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 _RECURRENT_KINDS = dict.fromkeys(("conv", "linear_attention"), "recurrent")
 _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
@@ -44,7 +44,7 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     if not family.has_attention:
         ffn = Mlp(**family.read(config, "ffn"))
         layer = Layer(_recurrent(config, family), ffn, **family.read(config, "layer"))
-        return (layer,) * num_layers, config.integer("max_position_embeddings", _NO_LIMIT)
+        return (layer,) * num_layers, config.integer("max_position_embeddings", NO_LIMIT)
     mixer = family.read(config, "mixer")
     heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
     head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
@@ -80,7 +80,11 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
     Raises:
         ModelFileError: a value is missing, out of range or not supported.
     """
-    num_layers = _num_layers(meta, "block_count")
+    num_layers = _num_layers(meta, "block_count") - num_guessing_layers(meta)
+    if not family.has_attention:
+        ffn = Mlp(**family.read(meta, "ffn"))
+        layer = Layer(_recurrent(meta, family), ffn, **family.read(meta, "layer"))
+        return (layer,) * num_layers
     if num_layers in family.refuse_layers:
         meta.fail(
             f"{meta.prefix}block_count is {num_layers}: files of this size do not say how scores "
@@ -96,7 +100,9 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
     if family.windows == "pattern" and window:
         kinds = _pattern(meta, "attention.sliding_window_pattern", family, num_layers)
     kv_heads = _kv_heads_by_layer(meta, family, heads, num_layers)
-    if family.recurrent:
+    if family.attention_layers:
+        kinds = _attention_layers(meta, family, num_layers)
+    elif family.recurrent and not family.beside:
         kinds = ["full" if number else "recurrent" for number in kv_heads]
     elif 0 in kv_heads:
         meta.fail(f"{meta.prefix}attention.head_count_kv has layers without attention")
@@ -254,13 +260,25 @@ def _windows_of_config(
     return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
 
 
+def num_guessing_layers(meta: Facts) -> int:
+    """Return how many of a GGUF file's blocks, its last, guess tokens ahead: no answer needs them.
+
+    Raises ModelFileError if all do.
+    """
+    key = "nextn_predict_layers"
+    found = meta.integer(key, 0, low=0)
+    if found >= meta.integer("block_count"):
+        meta.fail(f"{meta.prefix}{key} is {found}, of all blocks")
+    return found
+
+
 def _reach(window: int | None, mixer: Mapping[str, Any]) -> int | None:
     """Return how far a token sees: to both sides, half of what a file calls an encoder's window."""
     return window if window is None or mixer.get("causal", True) else window // 2 + 1
 
 
 def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:
-    """Return kinds by the layers with attention: a list of them, or every so manyth."""
+    """Return kinds by the layers with attention: a list of them, or one in every few."""
     key = family.attention_layers
     given = config.get(key)
     if given is None or type(given) is int:
@@ -272,7 +290,7 @@ def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[st
 
 
 def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:
-    """Return kinds in turn: every so manyth layer is full; or as an array says."""
+    """Return kinds in turn: one layer in every few is full; or as an array says."""
     given = facts.get(key)
     if isinstance(given, np.ndarray | list):
         flags = [bool(value) for value in given]

@@ -1,7 +1,7 @@
 """What a family's name implies, as data: where facts and tensors stand, and how they are read.
 
 A ``Reader`` says how one fact is read from a config; there is a closed set of them, so tables can
-be listed, checked and printed. This module opens no file and knows no family.
+be listed, checked and printed. This module opens no file and names no family.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Reader(NamedTuple):
         "count",
         "optional",
         "unless",
+        "quotient",
         "choice",
         "power",
         "inverse",
@@ -56,6 +57,8 @@ class Reader(NamedTuple):
                 return facts.number(key) if facts.get(key) else 0.0
             case "flag":
                 return facts.flag(key, self.default)
+            case "quotient":
+                return _quotient(facts, *self.keys)
             case "unless":
                 return not facts.flag(key, False)
             case "power":
@@ -82,7 +85,7 @@ def const(value: Any) -> Reader:
 
 
 def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Reader:
-    """A whole number of at least 1; where it is missing, so many times the hidden size."""
+    """A whole number of at least 1; where it is missing, a multiple of the hidden size."""
     return Reader("integer", keys, default, times_hidden)
 
 
@@ -119,6 +122,18 @@ def unless(key: str) -> Reader:
 def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
     """A word, put into our words."""
     return Reader("choice", keys, default, among)
+
+
+def quotient(key: str, by: str) -> Reader:
+    """A whole number, divided by another that divides it."""
+    return Reader("quotient", (key, by))
+
+
+def _quotient(facts: Facts, key: str, by: str) -> int:
+    whole, parts = facts.integer(key), facts.integer(by)
+    if whole % parts:
+        facts.fail(f"{facts.prefix}{key} is {whole}, which {parts} ({by}) does not divide")
+    return whole // parts
 
 
 def power(key: str, exponent: float, default: float | None = None) -> Reader:
@@ -168,7 +183,7 @@ class Family:
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
             that it must be there.
-        pattern: every so manyth layer sees everything, if the config does not say it.
+        pattern: one layer in this many sees everything, if the config does not say it.
         full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
             to "none", or the base of one that is not scaled: its key or its digits.
@@ -180,8 +195,9 @@ class Family:
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
         beside: it stands beside attention instead, in every layer.
-        attention_layers: the key of their numbers, or of a number that says that every so manyth
+        attention_layers: the key of their numbers, or of a number that says that one in this many
             has attention (else ``pattern``), where the config has no ``layer_types``.
+        decays: of each head that keeps a state the file has minus the exponential of "a_log".
         has_experts: the feed-forward network is a mixture of experts.
         gates_by_turns: of each expert a row of the gate comes first, then one of ups; else the
             whole gate. Such tensors are stored as ``(experts, in, out)`` unless they are quantised.
@@ -215,6 +231,7 @@ class Family:
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
     beside: bool = False
     attention_layers: str = ""
+    decays: bool = False
     has_experts: bool = False
     gates_by_turns: bool = False
     num_segments: int = 1

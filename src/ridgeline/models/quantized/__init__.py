@@ -106,7 +106,7 @@ def _method(facts: Facts) -> Method:
     for key, value in facts.values.items():
         if value and key not in facts.seen and key not in _HARMLESS and key[0] != "_":
             facts.fail(
-                f"{key} is set, which is not supported with {name!r}: nobody here knows whether "
+                f"{key} is set, which is not supported with {name!r}: it is not known whether "
                 f"it changes the weights"
             )
     return method

@@ -66,7 +66,7 @@ class ThinkingBlock(Strict):
 
 
 class RedactedBlock(Strict):
-    """Thoughts that nobody here can read; dropped."""
+    """Thoughts that cannot be read here; dropped."""
 
     type: Literal["redacted_thinking"]
     data: str

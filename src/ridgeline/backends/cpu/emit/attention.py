@@ -32,7 +32,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ridgeline.backends.cpu.emit.activations import softcapped
-from ridgeline.backends.cpu.emit.float_attention import emit_float_scores, emit_float_weigh
+from ridgeline.backends.cpu.emit.float_attention import (
+    emit_float_scores,
+    emit_float_weighted_values,
+)
 from ridgeline.backends.cpu.emit.head_norms import HeadNorm, qk_norms, scale_of_head
 from ridgeline.backends.cpu.emit.ir import (
     F16,
@@ -112,10 +115,10 @@ def emit_attention(module: object, form: Dot, heads: Heads, number: int = 0) -> 
     for queries in dict.fromkeys((1, heads.tile)):
         if heads.cache == "int8":
             _emit_scores(module, form, heads, queries, number)
-            _emit_weigh(module, form, heads, queries, number)
+            _emit_weighted_values(module, form, heads, queries, number)
         else:
             emit_float_scores(module, heads, queries, number)
-            emit_float_weigh(module, heads, queries, number)
+            emit_float_weighted_values(module, heads, queries, number)
 
 
 # --- rope, and into the cache ------------------------------------------------------------------
@@ -442,7 +445,9 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     fn.finish()
 
 
-def _emit_weigh(module: object, form: Dot, heads: Heads, queries: int, number: int) -> None:
+def _emit_weighted_values(
+    module: object, form: Dot, heads: Heads, queries: int, number: int
+) -> None:
     fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]

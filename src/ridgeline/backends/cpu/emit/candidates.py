@@ -177,8 +177,8 @@ def _emit_gather(module: object, num_blocks: int) -> None:
 def _emit_bound(module: object, by_weight: bool) -> None:
     """``draw_bound_count``, ``draw_bound_weight``: store a bound.
 
-    It is the highest key that so many values, or values of so much weight, reach. Whole vectors
-    are read.
+    It is the highest key that the wanted number of values, or the wanted weight of them, reaches.
+    Whole vectors are read.
     """
     fn = (BOUND_WEIGHT if by_weight else BOUND_COUNT).begin(module)
     values, weights, count, wanted, out = fn.args
@@ -266,7 +266,7 @@ def _emit_total(module: object) -> None:
 
 
 def _emit_narrow(module: object, num_blocks: int) -> None:
-    """``draw_narrow``: list at least the so many largest."""
+    """``draw_narrow``: list at least that number of the largest."""
     fn = NARROW.begin(module)
     row, peaks, wanted, ids, values, out = fn.args
     num_peaks = num_blocks * 16

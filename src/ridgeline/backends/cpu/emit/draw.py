@@ -73,7 +73,7 @@ _RESTORE = Kernel("draw_restore", ("row", "undo", "count"))
 _MASK = Kernel("draw_mask", ("row", "mask", "out"))
 _UNIFORM = Kernel("draw_uniform", ("seed", "position", "stream", "out"))
 _RANK = Kernel("draw_rank", ("row", "token", "value", "ahead"))
-_FIRST_LOOK = 64  # bounds: top-p alone tries so many, then four times as many, ...
+_FIRST_LOOK = 64  # bounds: top-p alone tries this many, then four times as many, ...
 
 
 def emit_draw(module: object, vocab_size: int) -> None:
@@ -271,7 +271,7 @@ class _List:
         return self.fn.load(self._cell, I64, 8)
 
     def narrow(self, wanted: Value) -> None:
-        """List the so many largest, and perhaps some more."""
+        """List that number of the largest, and perhaps some more."""
         NARROW.call(
             self.fn, row=self.row, peaks=self.peaks, wanted=wanted, ids=self.ids,
             values=self.values, out=self._cell,

@@ -2,7 +2,7 @@
 
 The matrices of all experts lie one below the other as one matrix, so an expert is a run of its
 tiles. Experts come in the order of their numbers, each with all rows at hand that chose it: those
-that nobody chose are not read, and a row's sum has one order, whatever rows are beside it.
+that no row chose are not read, and a row's sum has one order, whatever rows are beside it.
 """
 
 from __future__ import annotations

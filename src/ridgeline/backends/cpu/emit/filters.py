@@ -112,7 +112,7 @@ def _emit_typical(module: object) -> None:
 
 
 def _emit_depth(module: object, num_blocks: int) -> None:
-    """``draw_depth``: so many standard deviations of a row's logits, as f64."""
+    """``draw_depth``: a number of standard deviations of a row's logits, as f64."""
     fn = DEPTH.begin(module)
     row, greatest, sigmas, out = fn.args
     zeros = fn.value(0.0, _DOUBLES)

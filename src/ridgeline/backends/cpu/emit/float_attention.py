@@ -40,7 +40,7 @@ def emit_float_scores(module: object, heads: Heads, queries: int, number: int) -
     fn.finish()
 
 
-def emit_float_weigh(module: object, heads: Heads, queries: int, number: int) -> None:
+def emit_float_weighted_values(module: object, heads: Heads, queries: int, number: int) -> None:
     """``weighted_values_N`` for a cache of floats; ``planes`` are the probabilities themselves."""
     fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args

@@ -15,7 +15,7 @@ WALK = ("records", "stride", "table", "count")
 
 
 def scores(queries: int) -> Kernel:
-    """Return the kernel for scores of so many rows of queries, each with all heads of a group."""
+    """Return the kernel for scores of this many rows of queries, each with all heads of a group."""
     return Kernel(f"scores_{queries}", ("query", *WALK, "kv_head", "out", "out_stride"))
 
 

@@ -2,7 +2,7 @@
 
 Each takes some channels, or a head, through all rows of a step: token after token, in the order of
 each sequence. So a state and a result have the same bits, whatever is in the step beside them,
-however a text was cut, and whoever computes them. Rows and states are as ``layout.recurrent`` says.
+however a text was cut, and on any thread. Rows and states are as ``layout.recurrent`` says.
 
 ``order`` has the row (i32) of each token, sequence by sequence. ``segments`` are four i32 each: the
 first and the end of some tokens, the slot that has the state before them, -1 for zeros, and the one

@@ -15,7 +15,7 @@ sequence, and meet once or twice more.
 
 All call the same kernels in the same order for a row, so they give the same bits. Each has code
 for each kind of layer (``layout.shapes.LayerKind``), which a word of the layer chooses. This module
-allocates nothing and knows no requests.
+allocates nothing and knows nothing of requests.
 """
 
 from __future__ import annotations

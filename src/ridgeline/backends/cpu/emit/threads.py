@@ -129,7 +129,7 @@ class AdaptiveThreads:
         self._patience, self._left = _FIRST_PATIENCE, 0
 
     def note(self, num_rows: int, time_s: float) -> None:
-        """Say how long a step of so many rows took with ``size`` threads.
+        """Say how long a step of this many rows took with ``size`` threads.
 
         In a trial both sizes are compared with the same times, so steps of rows that were not seen
         before say nothing.

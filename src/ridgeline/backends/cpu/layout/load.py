@@ -46,7 +46,7 @@ _PARTS = {
     **dict.fromkeys(("dense_gate", "dense_up", "dense_down", "shared_scale"), "mlp"),
     **dict.fromkeys(("input_gate", "input_down", "inputs_proj"), "inputs"),
     **dict.fromkeys(("in", "qkv", "z", "beta", "decay", "out", "conv"), "recurrent"),
-    **dict.fromkeys(("sketch", "distances"), "head_sketch"),
+    **dict.fromkeys(("proxy", "distances"), "head_proxy"),
     "embedding": "embedding",
     "positions": "embedding",
     "router": "mlp",
@@ -64,7 +64,7 @@ class Weights:
     final_norm_bias: Floats  # empty if there is none, as the next
     head_bias: Floats
     head: Matrix | None  # None of an encoder: nobody draws from it
-    sketch: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
+    proxy: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
     ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
@@ -78,7 +78,7 @@ class Weights:
     def packed(self) -> dict[str, list[NDArray[Any]]]:
         """Return all that is packed by what it is for: embedding, attention, mlp, norms and so on.
 
-        Norms are with biases, and the distances of the sketch with that.
+        Norms are with biases, and the distances of the proxy with that.
         """
         found: dict[str, list[NDArray[Any]]] = {}
         for name, (kind, data) in self.arrays.items():
@@ -94,8 +94,8 @@ class Weights:
         }
 
     def prunes(self, num_rows: int) -> bool:
-        """Return whether the likeliest tokens of so many rows are found by the head's proxy."""
-        return self.sketch is not None and num_rows <= PRUNED_ROWS
+        """Return whether the likeliest tokens of this many rows are found by the head's proxy."""
+        return self.proxy is not None and num_rows <= PRUNED_ROWS
 
 
 def scores_stride(max_model_len: int) -> int:
@@ -137,8 +137,8 @@ def footprint(
         step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
         step_bytes += PRUNED_ROWS * sizes.proxy_stride
         if kind == "w8":
-            of_sketch = FORMATS["s5"].record_bytes
-            weights_bytes += arch.vocab_size * sizes.hidden * of_sketch // TILE**2
+            of_proxy = FORMATS["s5"].record_bytes
+            weights_bytes += arch.vocab_size * sizes.hidden * of_proxy // TILE**2
     weights_bytes -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)
     return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS, 4 * sizes.state_ends[-1]
 
@@ -238,7 +238,7 @@ def _pack_all(
             and not arch.head_bias
             and (found := proxy(Matrix(*arrays["head"])))
         ):
-            arrays["sketch"] = Packed(found[0].kind, aligned_copy(found[0].data))
+            arrays["proxy"] = Packed(found[0].kind, aligned_copy(found[0].data))
             arrays["distances"] = Packed("", aligned_copy(found[1]))
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
@@ -352,8 +352,8 @@ def _assemble(
         final_norm_bias=final_norm_bias,
         head_bias=head_bias,
         head=Matrix(*arrays["head"]) if "head" in arrays else None,
-        sketch=Matrix(*arrays["sketch"]) if "sketch" in arrays else None,
-        distances=arrays["distances"].data if "sketch" in arrays else np.zeros(0, np.float32),
+        proxy=Matrix(*arrays["proxy"]) if "proxy" in arrays else None,
+        distances=arrays["distances"].data if "proxy" in arrays else np.zeros(0, np.float32),
         ropes=[table for both in tables.values() for table in both],
         rope_by_pair=by_pair,
         inputs=Matrix(*arrays["inputs_proj"]) if sizes.inputs else None,

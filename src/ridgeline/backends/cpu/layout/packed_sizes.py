@@ -56,8 +56,8 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
     found["head"] = _matrix_bytes(kind, *tensor.shape)
     if kind == "w8" and not arch.head_bias:
         outputs = padded(tensor.shape[0]) + TILE  # one tile more, of what all have in common
-        found["sketch of the head"] = _matrix_bytes("s5", outputs, tensor.shape[1])
-        found["sketch of the head"] += padded(tensor.shape[0]) * 4
+        found["proxy of the head"] = _matrix_bytes("s5", outputs, tensor.shape[1])
+        found["proxy of the head"] += padded(tensor.shape[0]) * 4
     return found
 
 

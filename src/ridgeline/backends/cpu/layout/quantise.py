@@ -21,7 +21,7 @@ _IQ4_LEVELS = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )
 _HALF = np.float16
-_TURNED_AT_ONCE = 512  # blocks: they stay in the second-level cache
+_ROTATED_AT_ONCE = 512  # blocks: they stay in the second-level cache
 
 
 def simple_blocks(tensor: Tensor) -> tuple[NDArray[Any], ...]:
@@ -193,8 +193,8 @@ def hadamard(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     block = min(size & -size, MAX_ROTATED)
     blocks = weights.reshape(-1, block)
     out = np.empty_like(blocks)
-    for low in range(0, len(blocks), _TURNED_AT_ONCE):
-        part = slice(low, low + _TURNED_AT_ONCE)
+    for low in range(0, len(blocks), _ROTATED_AT_ONCE):
+        part = slice(low, low + _ROTATED_AT_ONCE)
         now = np.ascontiguousarray(blocks[part].T) * np.float32(1 / block)
         for level in range(1, block.bit_length()):
             pairs = now.reshape(block >> level, 2, -1)

@@ -48,7 +48,7 @@ def step_traffic(
         for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=True)
     ]
     num_rows = sum(drawn)
-    head = weights.sketch if weights.sketch and weights.prunes(num_rows) else weights.head
+    head = weights.proxy if weights.proxy and weights.prunes(num_rows) else weights.head
     without_output: list[tuple[int, int]] = []
     if num_tokens > MIXED_ROWS:
         pairs = zip(step.work, drawn, strict=True)
