@@ -61,6 +61,7 @@ def _delta(mixer: Delta, w: dict[str, Doubles], x: Doubles, eps: float) -> Doubl
     out = np.zeros((len(x), mixer.num_value_heads, mixer.value_dim))
     for head in range(mixer.num_value_heads):
         key_head = head * mixer.num_key_heads // mixer.num_value_heads
+        key_head = head % mixer.num_key_heads if mixer.by_turns else key_head
         memory = np.zeros((mixer.value_dim, mixer.key_dim))
         for t in range(len(x)):
             q, k = (

@@ -175,6 +175,9 @@ RECURRENT = {
         * 2,
     ),
     "states alone": replace(PLAIN, layers=(Layer(MIXERS["state space"], Mlp(0)),) * 3),
+    "heads by turns": replace(
+        PLAIN, layers=(Layer(replace(MIXERS["delta rule"], by_turns=True), Mlp(40)),) * 2
+    ),
 }
 
 _HEADS = (replace(_ATTENTION, window=5, qk_norm="head", v_norm=True, scale=1.0),)

@@ -225,12 +225,12 @@ def test_what_the_backend_says_and_needs() -> None:
     assert found.state_bytes_per_seq * 5 == sum(a.nbytes for a in runner._recurrent.arrays())
     assert runner.memory()["recurrent_states"].num_bytes == 5 * found.state_bytes_per_seq
     cpu_setup = cpu.check(setup)
-    attention = RECURRENT["gated attention"].layers[1:]
+    beside = RECURRENT["beside attention"].layers[0]
+    two = replace(beside, beside=MIXERS["delta rule"])
     other = RECURRENT["short convolution"].layers[0]
     for layers, message in (
-        (RECURRENT["beside attention"].layers, "layer 0 has a state, and attention beside it"),
+        ((two,), "layer 0 has another mixer than a state space beside attention: use --backend"),
         ((*arch.layers, other), "layers keep states of different shapes"),
-        (attention, "layer 0 has gated attention: use --backend reference"),
     ):
         with pytest.raises(ValueError, match=message):
             cpu.footprint(replace(arch, layers=layers), cpu_setup)

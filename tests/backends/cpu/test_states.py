@@ -63,6 +63,10 @@ def reference(name: str) -> NDArray[np.float32]:
         "state space, normed first",
         "state space, plain",
         "states alone",
+        "gated attention",
+        "beside attention",
+        "shared expert",
+        "heads by turns",
     ],
 )
 def test_logits_are_the_references(make: Make, name: str) -> None:
@@ -80,7 +84,7 @@ def test_logits_in_bytes(make: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "gated attention", "beside attention"])
 def test_no_bit_depends_on_cuts_and_threads(make: Make, name: str, dtype: str) -> None:
     """In pieces that are split by outputs, mixed and by tokens."""
     wanted = None

@@ -82,6 +82,8 @@ def _correct(
         UNIT.call(fn, q=q, stride=step["stride"], order=step["order"], num_tokens=args["num_rows"])
         with fn.loop(served) as i:
             head = key_head * served + i
+            if mixer.by_turns:
+                head = i * mixer.num_key_heads + key_head
             DELTA.call(
                 fn, q=q, v=rows + shape.made_at * 4 + head * (shape.head_width * 4),
                 gates=gates + head * 4, rates=layer["rates"] + head * (RATES * 4),
