@@ -21,10 +21,11 @@ from ridgeline.backends.cpu.layout.shapes import LayerKind
 from ridgeline.models.tensors import Checkpoint, Tensor
 
 _PARTS = {
-    "q": "attention", "q_gate": "attention", "k": "attention", "v": "attention", "o": "attention", "gate": "MLP",
-    "up": "MLP", "down": "MLP", "dense_gate": "MLP", "dense_up": "MLP", "dense_down": "MLP",
-    "input_gate": "MLP", "input_down": "MLP", "in": "recurrent", "qkv": "recurrent",
-    "z": "recurrent", "beta": "recurrent", "decay": "recurrent", "out": "recurrent",
+    "q": "attention", "q_gate": "attention", "k": "attention", "v": "attention", "o": "attention",
+    "gate": "MLP", "up": "MLP", "down": "MLP", "dense_gate": "MLP", "dense_up": "MLP",
+    "dense_down": "MLP", "input_gate": "MLP", "input_down": "MLP", "in": "recurrent",
+    "qkv": "recurrent", "z": "recurrent", "beta": "recurrent", "decay": "recurrent",
+    "out": "recurrent",
 }  # fmt: skip
 
 
