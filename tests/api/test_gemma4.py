@@ -206,7 +206,8 @@ def test_a_call_of_control_tokens_parses_and_fits(talking: LLM, thinks: bool) ->
     assert random is None or "call:weather{city:" in random
 
 
-def test_the_cpu_backend_refuses_by_name(tmp_path: Path) -> None:
-    path = directory(tmp_path / "model", CONFIG)
-    with pytest.raises(ValueError, match="layer 0 has values that are normed: use --backend ref"):
+def test_the_cpu_backend_refuses_biases_by_name(tmp_path: Path) -> None:
+    """No published model has them."""
+    path = directory(tmp_path / "model", CONFIG | {"attention_bias": True})
+    with pytest.raises(ValueError, match="layer 0 has a bias before a norm behind: use --backend"):
         LLM(path, backend="cpu", kv_cache_memory="64KiB")

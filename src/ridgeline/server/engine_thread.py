@@ -40,7 +40,7 @@ class Bridge:
         self.listeners = engine.listeners  # called in the engine's thread
         self.error: str | None = None  # why the engine stopped for good
         self.step_began_s: float | None = None  # while a step is under way
-        self.before_step: Callable[[], None] | None = None  # called in the engine's thread
+        self.before_step: Callable[[], object] | None = None  # called in the engine's thread
         engine.runner = ContainedRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()

@@ -389,19 +389,19 @@ class Promises:
 
     async def _newest_copy(self) -> _Copy:
         """Return the copy made before the step under way, or one that is made now."""
-        if self._copy is None or self._bridge.step_began_s is None:
-            looked = asyncio.Event()
+        if self._copy is not None and self._bridge.step_began_s is not None:
+            return self._copy
+        looked, copies = asyncio.Event(), list[_Copy]()
 
-            def look() -> None:
-                self._take_copy()
-                self._bridge.call(looked.set)
+        def look() -> None:
+            copies.append(self._take_copy())
+            self._bridge.call(looked.set)
 
-            self._bridge.between_steps(look)
-            await looked.wait()
-        assert self._copy is not None
-        return self._copy
+        self._bridge.between_steps(look)
+        await looked.wait()
+        return copies[0]
 
-    def _take_copy(self) -> None:
+    def _take_copy(self) -> _Copy:
         """Copy what a forecast needs; in the engine's thread."""
         bridge, engine = self._bridge, self._bridge.engine
         numbers: dict[Stream, list[int]] = {}
@@ -412,6 +412,7 @@ class Promises:
         most = engine.scheduler.queues.max_num_seqs
         state = state_of(engine.describe(), engine.scheduler, is_read)
         self._copy = _Copy(time.monotonic(), state, numbers, bridge.waiting()[:most])
+        return self._copy
 
     def _seen(self, copy: _Copy, asking: list[Promise], lag_s: float) -> _Seen:
         """Return what a round decides about."""
