@@ -1,6 +1,6 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
-A forecast says when each request will have its first token and its end. It is stretched by the 97 %
+A forecast says when each request will have its first token and its end. It is stretched by the 99 %
 quantile of how much longer requests took than was foreseen, lately and that far ahead: split
 conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Who has no
 deadline breaks no promise: as many come in as a forecast allows. It knows nothing of clocks,
@@ -21,7 +21,7 @@ from ridgeline.simulator.run import Times
 from ridgeline.simulator.steptime import Features
 
 _LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
-_QUANTILE = 0.97  # of forecasts; of promises fewer fail, since most have time to spare
+_QUANTILE = 0.99  # of forecasts
 _BOUNDS_S = (0.25, 1.0, 4.0, 16.0, inf)  # horizons that are scored apart
 _NUM_KEPT = 200  # forecasts of a horizon
 _NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until this many were seen; of their log
@@ -75,8 +75,8 @@ class Safety:
     def factor(self, horizon_s: float) -> float:
         """Return what a forecast of this length is multiplied by.
 
-        Three ratios of a hundred are above it, and the next one counts as well (the correction for
-        a finite sample). Until enough are known, some are assumed.
+        One ratio of a hundred is above it, and the next one counts as well (the correction for a
+        finite sample). Until enough are known, some are assumed.
         """
         ratios = self._of(horizon_s)
         known = [*ratios] if len(ratios) == _NUM_KEPT else [*ratios, *_PRIOR]
