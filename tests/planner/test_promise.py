@@ -276,7 +276,7 @@ def test_a_forecast_is_stretched_as_it_erred_that_far_ahead() -> None:
     assert safety.stretch(Foreseen(0.1, 2.0)) == Foreseen(0.1 * at_first, 2.0 * at_first)
     for i in range(200):
         safety.note(2.0, 2.0 * (1 + i / 200))
-    assert safety.factor(2.0) == pytest.approx(1.97)  # of two hundred, the sixth from above
+    assert safety.factor(2.0) == pytest.approx(1.99)  # of two hundred, the second from above
     assert safety.factor(0.1) == at_first
     assert safety.stretch(Foreseen(2.0, inf)).end_s == inf
     for _ in range(200):
