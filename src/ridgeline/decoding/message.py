@@ -190,13 +190,13 @@ class MessageReader:
 
     def _take(self, kind: str, marker: str) -> bool:
         """Pass text on until a marker; return whether the marker came, and is read."""
-        before, found, after = self._text.partition(marker)
-        if not found:
+        before, separator, after = self._text.partition(marker)
+        if not separator:
             cut = len(before) - num_held(before, marker)
             before, after = before[:cut], before[cut:]
         self._put(kind, before)
         self._text = after
-        return bool(found)
+        return bool(separator)
 
     def _put(self, kind: str, text: str) -> None:
         """Show text of a kind, but for white space at its end."""

@@ -34,8 +34,8 @@ class QuotedCall:
             text = text[head.end() :]
             if head[2] == '"':
                 self._scan = JsonScan()
-        found, text = self._json(text) if self._scan else self._notation(text)
-        return [*pieces, *([Piece("arguments", found)] if found else [])], text
+        arguments, text = self._json(text) if self._scan else self._notation(text)
+        return [*pieces, *([Piece("arguments", arguments)] if arguments else [])], text
 
     def _json(self, text: str) -> tuple[str, str]:
         assert self._scan is not None
@@ -45,7 +45,7 @@ class QuotedCall:
 
     def _notation(self, text: str) -> tuple[str, str]:
         """Return the arguments in JSON as far as they are known, and the rest of the text."""
-        found, before = "", None
+        arguments, before = "", None
         while text and before != text and not self.is_over:
             before = text
             if self._is_text:
@@ -56,8 +56,8 @@ class QuotedCall:
                 more, text = self._of_key(text)
             else:
                 more, text = self._of_sign(text)
-            found += more
-        return found, text
+            arguments += more
+        return arguments, text
 
     def _of_text(self, text: str) -> tuple[str, str]:
         end = text.find(self._quote)
