@@ -100,14 +100,14 @@ def _attention(
 def _changes(config: Fields, given: Any, i: int) -> Mapping[str, int]:
     """Return what newer files say of layer ``i`` by its number, which may begin with zeros."""
     of_layers: Mapping[str, Any] = given if isinstance(given, Mapping) else {"": None}
-    found = [
+    matching = [
         changes
         for number, changes in of_layers.items()
         if str(number).lstrip("0") == str(i).lstrip("0")
     ]
-    if "" in of_layers or any(not isinstance(changes, Mapping) for changes in found):
+    if "" in of_layers or any(not isinstance(changes, Mapping) for changes in matching):
         config.fail("per_layer_config is no object with an object by the number of a layer")
-    of_layer = Fields(found[0] if found else {}, f"{config.where}: per_layer_config")
+    of_layer = Fields(matching[0] if matching else {}, f"{config.where}: per_layer_config")
     return {key: of_layer.integer(key) for key in of_layer.values}
 
 
