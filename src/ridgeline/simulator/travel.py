@@ -104,9 +104,9 @@ def run(load: Sequence[Asked], settings: EngineRecord, times: Times) -> list[Rec
 
     Raises ValueError if a request can never run with these settings.
     """
-    found = simulate(load, settings, times)
-    numbers = {r.request_id: int(r.name) for r in found if isinstance(r, RequestRecord)}
-    return [_renumbered(record, numbers) for record in found]
+    records = simulate(load, settings, times)
+    numbers = {r.request_id: int(r.name) for r in records if isinstance(r, RequestRecord)}
+    return [_renumbered(record, numbers) for record in records]
 
 
 def _renumbered(record: Record, numbers: Mapping[int, int]) -> Record:

@@ -112,15 +112,15 @@ def parse_length(text: str, name: str) -> tuple[int, float]:
     """
     mean, _, variation = str(text).partition(":")
     try:
-        found = int(mean), float(variation or 0)
-        if found[0] < 1 or not 0 <= found[1] < math.inf:
+        length = int(mean), float(variation or 0)
+        if length[0] < 1 or not 0 <= length[1] < math.inf:
             raise ValueError
     except ValueError:
         raise ValueError(
             f"--{name.replace('_', '-')} is {text}: a whole number of at least 1, please, or "
             "MEAN:CV such as 128:0.5"
         ) from None
-    return found
+    return length
 
 
 @dataclass(frozen=True, slots=True)
