@@ -78,8 +78,8 @@ def calibrate(
     finally:
         engine.scheduler.speculation = speculation
         engine.listeners.remove(take)
-    found = fitted(guess, samples, order, "measured")
-    return replace(found, samples=tuple(samples.thinned()))
+    calibration = fitted(guess, samples, order, "measured")
+    return replace(calibration, samples=tuple(samples.thinned()))
 
 
 def fitted(

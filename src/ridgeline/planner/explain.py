@@ -197,16 +197,16 @@ class _Life:
         """Return the pieces between arrival and end; equal ones that touch are one."""
         now_ns, finish_ns = _ns(self.request["arrival_s"]), _ns(self.request["finish_s"])
         cause, number = "between_steps", None  # an idle engine wakes up
-        found: list[Piece] = []
+        merged: list[Piece] = []
         for start_ns, next_cause, step in [*self.cuts, (finish_ns, "", None)]:
             end_ns = min(max(start_ns, now_ns), finish_ns)
             if end_ns > now_ns:
-                if found and found[-1].cause == cause:
-                    found[-1] = found[-1]._replace(end_ns=end_ns)
+                if merged and merged[-1].cause == cause:
+                    merged[-1] = merged[-1]._replace(end_ns=end_ns)
                 else:
-                    found.append(Piece(cause, now_ns, end_ns, number))
+                    merged.append(Piece(cause, now_ns, end_ns, number))
             now_ns, cause, number = end_ns, next_cause, step
-        return tuple(found)
+        return tuple(merged)
 
 
 def explain(

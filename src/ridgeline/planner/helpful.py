@@ -25,25 +25,25 @@ _MOST = 3  # suggestions
 _LEAST = 0.05  # of its time: what took less is not worth a change
 
 
-def would_help(found: Explanation, records: Sequence[Json] = ()) -> list[dict[str, Any]]:
+def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> list[dict[str, Any]]:
     """Return suggestions, the one for the greatest cause first.
 
     Args:
-        found: where the request's time went.
+        explanation: where the request's time went.
         records: a trace of it and of those beside it, with prompts (or what stands for them);
             without one, suggestions have no gains. With one, what does not help in its simulation
             is left out.
     """
     told: list[dict[str, Any]] = []
-    for cause, num_ns in found.causes_ns().items():
-        if num_ns < _LEAST * found.duration_ns or len(told) == _MOST:
+    for cause, num_ns in explanation.causes_ns().items():
+        if num_ns < _LEAST * explanation.duration_ns or len(told) == _MOST:
             break
-        change, text = _suggestion(cause, found.engine)
+        change, text = _suggestion(cause, explanation.engine)
         if text and text not in [one["text"] for one in told]:
             told.append({"cause": cause, "set": change, "text": text})
     kept = []
     for one in told:
-        gain = _gain(found, records, one["set"]) if one["set"] and records else None
+        gain = _gain(explanation, records, one["set"]) if one["set"] and records else None
         one["gain_s"], one["others_gain_s"], one["num_others"] = gain or (None, None, None)
         if gain:
             one["text"] += _said(*gain)
@@ -76,7 +76,7 @@ def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
 
 
 def _gain(
-    found: Explanation, records: Sequence[Json], change: str
+    explanation: Explanation, records: Sequence[Json], change: str
 ) -> tuple[float, float, int] | None:
     """Return what a request gains, what others gain in the mean, in seconds, and how many."""
     try:
@@ -84,8 +84,8 @@ def _gain(
         compared = changes(*served_again(records, wanted))
     except ValueError:  # too few steps, or a search: no gain can be told
         return None
-    mine = [one.gain_ms for one in compared if one.request == found.request["request_id"]]
-    others = [one.gain_ms for one in compared if one.request != found.request["request_id"]]
+    mine = [one.gain_ms for one in compared if one.request == explanation.request["request_id"]]
+    others = [one.gain_ms for one in compared if one.request != explanation.request["request_id"]]
     if not mine:
         return None
     return mine[0] / 1e3, sum(others) / max(len(others), 1) / 1e3, len(others)

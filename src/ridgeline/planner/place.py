@@ -117,9 +117,9 @@ def _bounded(longest: int | None, max_position: int) -> int | None:
 def _storage(subject: Subject, wishes: Wishes) -> Storage:
     if wishes.dtype == AUTO:
         return subject.storage
-    found = storage_of_dtype(format_named(wishes.dtype).name)
-    kept = (*found.kept, *subject.storage.kept)
-    return replace(found, kept=tuple(dict.fromkeys(kept)))
+    storage = storage_of_dtype(format_named(wishes.dtype).name)
+    kept = (*storage.kept, *subject.storage.kept)
+    return replace(storage, kept=tuple(dict.fromkeys(kept)))
 
 
 def _setting(
@@ -170,16 +170,16 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
     for backend in BACKENDS.values():
         try:
             setup = backend.check(wanted)
-            found = backend.footprint(checkpoint.arch, setup)
+            footprint = backend.footprint(checkpoint.arch, setup)
         except ValueError as problem:
             problems.append(problem)
             continue
         return Known(
             weights=backend.packed_bytes(checkpoint, setup),
             weights_how=COMPUTED,
-            kv_bytes_per_token=found.kv_bytes_per_token,
-            state_bytes_per_seq=found.state_bytes_per_seq,
-            step_bytes=found.step_bytes,
+            kv_bytes_per_token=footprint.kv_bytes_per_token,
+            state_bytes_per_seq=footprint.state_bytes_per_seq,
+            step_bytes=footprint.step_bytes,
             window=checkpoint.arch.cache_window,
             adapters=adapters,
         )
@@ -251,8 +251,8 @@ def _helps(
     if ranks is not None:
         yield f"--tensor-parallel-size {ranks}"
     narrower = [n for n in BY_WIDTH if FORMATS[n].bits < storage.linear.bits]
-    if setting.weights_bytes is None and (found := widest_format(in_format, tuple(narrower))):
-        yield f"--dtype {found}"
+    if setting.weights_bytes is None and (widest := widest_format(in_format, tuple(narrower))):
+        yield f"--dtype {widest}"
     if shorter := max_context(ledger_of, setting):
         yield f"--context {shorter}"
     if setting.concurrency > 1 and (fewer := max_concurrency(ledger_of, setting)):

@@ -107,7 +107,7 @@ def _of_step(step: Json, process: int, origin_s: float) -> Iterator[Json]:
 
 def _stays(steps: Listing[Json], prompts: dict[int, int], origin_s: float) -> list[_Stay]:
     """Return the stays of all sequences, in order of their begin."""
-    found: list[_Stay] = []
+    stays: list[_Stay] = []
     now: dict[SeqId, _Stay] = {}
     for step in steps:
         start_us, schedule_us = _us(step["start_s"] - origin_s), _us(step["schedule_s"])
@@ -120,7 +120,7 @@ def _stays(steps: Listing[Json], prompts: dict[int, int], origin_s: float) -> li
             seq = one[0], one[1]
             if seq not in now:
                 now[seq] = _Stay(seq)
-                found.append(now[seq])
+                stays.append(now[seq])
             runs = now[seq].runs
             kind = "prompt" if start < prompts.get(seq[0], 0) else "answer"
             if not runs or runs[-1].kind != kind:
@@ -128,7 +128,7 @@ def _stays(steps: Listing[Json], prompts: dict[int, int], origin_s: float) -> li
             runs[-1].end_us = start_us + schedule_us + _us(step["execute_s"])
             runs[-1].num_tokens += count
             runs[-1].num_steps += 1
-    return found
+    return stays
 
 
 def _on_tracks(stays: list[_Stay]) -> Iterator[tuple[int, _Stay]]:
