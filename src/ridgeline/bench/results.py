@@ -87,15 +87,15 @@ def read_results(content: Json, name: str) -> list[Result]:
     for is_one, read in _READERS:
         if is_one(content):
             try:
-                found = list(read(content, name))
+                results = list(read(content, name))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 raise ValueError(
                     f"{name}: looks like {read.__name__[1:]}'s result, but {error!r} is wrong or "
                     "missing"
                 ) from error
-            if not found:
+            if not results:
                 raise ValueError(f"{name}: has no benchmarks")
-            return found
+            return results
     keys = ", ".join(list(content)[:6]) or "nothing"
     raise ValueError(
         f"{name}: not a result that is known. Expected the JSON of ridgeline bench serve, vLLM's "
@@ -139,8 +139,8 @@ def _vllm(content: Json, name: str) -> Iterator[Result]:
     for theirs, key in metrics.items():
         for statistic in STATISTICS:
             word = "median" if statistic == "p50" else statistic
-            found = content.get(f"{word}_{theirs}_ms", content.get(f"{statistic}_{theirs}_ms"))
-            _put(values, f"{key}_{statistic}_ms", found)
+            value = content.get(f"{word}_{theirs}_ms", content.get(f"{statistic}_{theirs}_ms"))
+            _put(values, f"{key}_{statistic}_ms", value)
     yield Result(name, "vllm", values)
 
 
@@ -174,16 +174,16 @@ def _guidellm(content: Json, name: str) -> Iterator[Result]:
             "e2e": ("request_latency", 1e3),
         }
         for key, (theirs, in_ms) in latencies.items():
-            found = _successful(metrics, theirs)
-            flat = {"mean": found.get("mean"), **(found.get("percentiles") or {})}
+            latency = _successful(metrics, theirs)
+            flat = {"mean": latency.get("mean"), **(latency.get("percentiles") or {})}
             _put_all(values, key, flat, in_ms)
         label = name if len(runs) == 1 else f"{name} {number}{_strategy(run)}"
         yield Result(label, "guidellm", values)
 
 
 def _successful(metrics: Json, name: str) -> Json:
-    found: Json = (metrics.get(name) or {}).get("successful") or {}
-    return found
+    successful: Json = (metrics.get(name) or {}).get("successful") or {}
+    return successful
 
 
 def _strategy(run: Json) -> str:
@@ -219,9 +219,9 @@ def _aiperf(content: Json, name: str) -> Iterator[Result]:
         "e2e": "request_latency",
     }
     for key, theirs in metrics.items():
-        if found := content.get(theirs):
-            flat = {"mean": found.get("avg"), **found}
-            _put_all(values, key, flat, _IN_MS[found["unit"]])
+        if latency := content.get(theirs):
+            flat = {"mean": latency.get("avg"), **latency}
+            _put_all(values, key, flat, _IN_MS[latency["unit"]])
     yield Result(name, "aiperf", values)
 
 
@@ -253,11 +253,11 @@ def _put(values: Values, key: str, value: float | None) -> None:
         values[key] = float(value)
 
 
-def _put_all(values: Values, key: str, found: Json, in_ms: float) -> None:
+def _put_all(values: Values, key: str, latency: Json, in_ms: float) -> None:
     """Put the statistics of a latency; ``in_ms`` milliseconds are its unit."""
     for statistic in STATISTICS:
-        if found.get(statistic) is not None:
-            _put(values, f"{key}_{statistic}_ms", found[statistic] * in_ms)
+        if latency.get(statistic) is not None:
+            _put(values, f"{key}_{statistic}_ms", latency[statistic] * in_ms)
 
 
 _READERS: tuple[tuple[Callable[[Json], bool], Callable[[Json, str], Iterator[Result]]], ...] = (
