@@ -134,11 +134,11 @@ class Adapters:
         """
         named = _Named(path)
         if name not in self._named:  # else it is not worth reading
-            found = self._packed(path, weights)
+            packed = self._packed(path, weights)
         with self._lock:
             if name in self._named:
                 raise ValueError(f"there is an adapter {name!r} already: unload it first")
-            self._keep(named, *found)
+            self._keep(named, *packed)
             self._named[name] = named
 
     def unload(self, name: str) -> None:
@@ -173,10 +173,10 @@ class Adapters:
         """
         while (lease := self.lease_now(name)) is None:
             named = self._find(name)
-            found = self._packed(named.path)
+            packed = self._packed(named.path)
             with self._lock:
                 if named.kept is None:
-                    self._keep(named, *found)
+                    self._keep(named, *packed)
         return lease
 
     def leases(self, wishes: LoraWish | Sequence[LoraWish], num_prompts: int) -> list[Adapter]:

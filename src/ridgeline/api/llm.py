@@ -74,11 +74,14 @@ class LLM:
         before = memory_now()
         self._before_bytes = before.resident_bytes
         wishes = Options(**{"enable_contrastive_search": True} | options)
-        found = locate(str(model))
-        checkpoint = load_checkpoint(found.path)
+        located = locate(str(model))
+        checkpoint = load_checkpoint(located.path)
         told = checkpoint.tokenizer
         if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
-            say(f"{found.path.name} names no pre-tokenizer: its text is cut as llama.cpp's default")
+            say(
+                f"{located.path.name} names no pre-tokenizer: its text is cut as "
+                "llama.cpp's default"
+            )
         text_bytes = memory_now().private_bytes - before.private_bytes
         self.path = checkpoint.path
         self.arch = checkpoint.arch
@@ -105,7 +108,7 @@ class LLM:
         self._drafting = _small_runner(small) if small else None
         before_text = memory_now()
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
-        self.text = TextSide(checkpoint, found.sampling)
+        self.text = TextSide(checkpoint, located.sampling)
         text_bytes += memory_now().private_bytes - before_text.private_bytes
         self._text_bytes = max(0, text_bytes)
         listeners = [self.trace] if self.trace else []
@@ -246,8 +249,8 @@ class LLM:
             return [scores[i][0] for i in range(len(pairs))]
         texts = list(dict.fromkeys((*ones, *others)))
         encoded = [self.text.encode_whole(text) for text in texts]
-        _, found = self._vectors(encoded, progress)
-        vectors = {text: found[i] for i, text in enumerate(texts)}
+        _, rows = self._vectors(encoded, progress)
+        vectors = {text: rows[i] for i, text in enumerate(texts)}
         return [cosine(vectors[one], vectors[other]) for one, other in pairs]
 
     def _vectors(
@@ -440,9 +443,10 @@ class LLM:
     def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
         if request.params.prompt_logprobs is None:
             return None
-        found = request.prompt_logprobs
+        logprobs = request.prompt_logprobs
         return [
-            self._logprobs(found[i]) if i in found else None for i in range(len(request.prompt))
+            self._logprobs(logprobs[i]) if i in logprobs else None
+            for i in range(len(request.prompt))
         ]
 
     # --- ending --------------------------------------------------------------------------------
