@@ -54,8 +54,8 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> Found:
     elif path.is_file():
         raise ValueError(f"{model!r} is not a .gguf file; for safetensors give their directory")
     elif name := parse_hub_name(model):
-        if found := stores.find_repository(name, room_bytes):
-            place, why = found
+        if chosen := stores.find_repository(name, room_bytes):
+            place, why = chosen
             return Found(place.path, place.sampling, why)
     elif model and (place_of := stores.find_ollama(model)):
         return Found(place_of.path, place_of.sampling)

@@ -179,10 +179,10 @@ class Stores:
 def _json(file: Path) -> dict[str, Any]:
     if file.stat().st_size > _MOST_MANIFEST_BYTES:
         raise ValueError("it is too large")
-    found = json.loads(file.read_bytes())
-    if not isinstance(found, dict):
+    document = json.loads(file.read_bytes())
+    if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
-    return found
+    return document
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -53,7 +53,7 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
 
     ``sizes`` has the bytes of each file by its path.
     """
-    found: list[GgufModel] = []
+    models: list[GgufModel] = []
     for file in sizes:
         name = file.rpartition("/")[2]
         if not name.lower().endswith(".gguf") or _NO_MODEL.search(name):
@@ -69,8 +69,8 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
             )
         if all(other in sizes for other in files):
             tag = match["tag"].upper() if match else name
-            found.append(GgufModel(tag, files, sum(sizes[other] for other in files)))
-    return sorted(found, key=lambda model: (-model.size, model.files))
+            models.append(GgufModel(tag, files, sum(sizes[other] for other in files)))
+    return sorted(models, key=lambda model: (-model.size, model.files))
 
 
 def pick(models: Sequence[GgufModel], wish: str, room_bytes: int) -> tuple[GgufModel, str]:
@@ -111,13 +111,13 @@ def pick(models: Sequence[GgufModel], wish: str, room_bytes: int) -> tuple[GgufM
 
 def _named(models: Sequence[GgufModel], wish: str) -> GgufModel:
     """Return the only model with this quantisation or file name."""
-    found = [model for model in models if model.tag == wish.upper()] or [
+    matches = [model for model in models if model.tag == wish.upper()] or [
         model for model in models if wish in (model.files[0], model.files[0].rpartition("/")[2])
     ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(model.files[0] for model in found)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(model.files[0] for model in matches)
         raise ValueError(f"{wish} is ambiguous: give a file's name instead ({names})")
     tags = ", ".join(dict.fromkeys(model.tag for model in models))
     raise ValueError(f"there is no {wish!r}; there are {tags}")
