@@ -32,10 +32,10 @@ class Catalogue:
 
         Raises ValueError if two have one name.
         """
-        found = dict(self._named)
+        models = dict(self._named)
         for path in _models_in(self._folder) if self._folder else ():
-            _put(found, path.name if path.is_dir() else _PART.sub("", path.stem), str(path))
-        return found
+            _put(models, path.name if path.is_dir() else _PART.sub("", path.stem), str(path))
+        return models
 
     def find(self, name: str) -> str | None:
         """Return the name that a request means: ``:latest``, which Ollama adds, says nothing."""

@@ -296,11 +296,11 @@ class Pool:
 
 def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:
     """Return the flags of each model as environment variables, without what is left as it was."""
-    found = {"RIDGELINE_SHUTDOWN_TIMEOUT": "0"}  # it is ended when its requests have
-    for given in (engine, serving):
-        for flag in fields(given):
-            value = getattr(given, flag.name)
+    variables = {"RIDGELINE_SHUTDOWN_TIMEOUT": "0"}  # it is ended when its requests have
+    for options in (engine, serving):
+        for flag in fields(options):
+            value = getattr(options, flag.name)
             if flag.name not in _OF_ROUTER and value not in (None, flag.default):
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-                found[f"RIDGELINE_{flag.name.upper()}"] = text
-    return found
+                variables[f"RIDGELINE_{flag.name.upper()}"] = text
+    return variables
