@@ -39,8 +39,8 @@ def export_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path)
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(checkpoint.tokenizer, Mapping):
-        found = sorted({one for name in _FILES for one in checkpoint.path.glob(name)})
-        return [Path(shutil.copyfile(one, folder / one.name)) for one in found]
+        files = sorted({one for name in _FILES for one in checkpoint.path.glob(name)})
+        return [Path(shutil.copyfile(one, folder / one.name)) for one in files]
     contents = {
         "tokenizer.json": _complete(tokenizer_json(checkpoint.tokenizer), checkpoint),
         "tokenizer_config.json": tokenizer_config(checkpoint, tokenizer),
