@@ -108,9 +108,9 @@ class Options:
         for name, path in pairs:
             if not name or not str(path):
                 raise ValueError(f"--lora is {f'{name}={path}'!r}: write NAME=PATH")
-        if len(found := dict(pairs)) < len(pairs):
+        if len(by_name := dict(pairs)) < len(pairs):
             raise ValueError("--lora: two adapters have one name")
-        return found
+        return by_name
 
 
 def parse_bytes(size: int | str) -> int:
