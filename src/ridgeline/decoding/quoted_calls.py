@@ -49,14 +49,14 @@ class QuotedCall:
         while text and before != text and not self.is_over:
             before = text
             if self._is_text:
-                more, text = self._of_text(text)
+                part, text = self._of_text(text)
             elif text.startswith(self._quote):
-                self._is_text, more, text = True, '"', text[len(self._quote) :]
+                self._is_text, part, text = True, '"', text[len(self._quote) :]
             elif self._wants_key and text.lstrip()[:1] != "}":
-                more, text = self._of_key(text)
+                part, text = self._of_key(text)
             else:
-                more, text = self._of_sign(text)
-            arguments += more
+                part, text = self._of_sign(text)
+            arguments += part
         return arguments, text
 
     def _of_text(self, text: str) -> tuple[str, str]:
@@ -70,11 +70,11 @@ class QuotedCall:
         return shown + '"', text[end + len(self._quote) :]
 
     def _of_key(self, text: str) -> tuple[str, str]:
-        key, colon, rest = text.partition(":")
+        key, colon, after = text.partition(":")
         if not colon:
             return "", text
         self._wants_key = False
-        return f"{json.dumps(key.strip())}: ", rest
+        return f"{json.dumps(key.strip())}: ", after
 
     def _of_sign(self, text: str) -> tuple[str, str]:
         sign = text[0]
