@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import bytes_bar, say
-from ridgeline.hub.find import Found, NotPulledError, find_model
+from ridgeline.hub.find import LocalModel, NotPulledError, find_model
 from ridgeline.hub.places import Stores
 from ridgeline.machine import available_bytes
 
@@ -17,7 +17,7 @@ def stores() -> Stores:
     return Stores.of(default_home(), os.environ, Path.home())
 
 
-def locate(model: str, *, verify: bool = False) -> Found:
+def locate(model: str, *, verify: bool = False) -> LocalModel:
     """Return where ``model`` is, pulled if it is not here or, with ``verify``, if it is damaged.
 
     Raises:

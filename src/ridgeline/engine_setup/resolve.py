@@ -95,7 +95,9 @@ def resolve(
     left_bytes = available_bytes() - taken_bytes
     states = _fit_states(footprint, left_bytes, options, max_num_seqs)
     max_num_seqs = states.num_seqs
-    wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    wanted_kv_bytes = (
+        None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    )
     state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
     cache = KVCache(0, options.block_size, window=arch.cache_window)
     blocks_per_seq = cache.most_blocks(model_len, batched)
@@ -106,7 +108,7 @@ def resolve(
         step_bytes=footprint.step_bytes + states.num_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=options.block_size,
-        wanted_kv_bytes=wish,
+        wanted_kv_bytes=wanted_kv_bytes,
         wanted_model_len=model_len,
         blocks_per_seq=blocks_per_seq,
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
@@ -126,9 +128,7 @@ def resolve(
         num_checkpoints=states.num_checkpoints,
         window=cache.window,
         kv_bytes=kv_bytes,
-        total_bytes=sum(
-            (footprint.weights_bytes, footprint.step_bytes, states.num_bytes, kv_bytes)
-        ),
+        total_bytes=footprint.weights_bytes + footprint.step_bytes + states.num_bytes + kv_bytes,
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,

@@ -67,11 +67,11 @@ class Network(NamedTuple):
                 context=ssl.create_default_context(cafile=self.cert or None)
             ),
         )
-        given = {"User-Agent": "ridgeline"} | dict(headers)
-        secret = given.pop("Authorization", "")
+        all_headers = {"User-Agent": "ridgeline"} | dict(headers)
+        secret = all_headers.pop("Authorization", "")
         if login := _login(url):
             secret = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
-        request = urllib.request.Request(without_login(url), headers=given)
+        request = urllib.request.Request(without_login(url), headers=all_headers)
         if secret:  # not sent on when redirected: no other server may see it
             request.add_unredirected_header("Authorization", secret)
         return opener.open(request, timeout=_TIMEOUT_S)
@@ -136,8 +136,8 @@ def read_settings(
     for path in _config_files(environment) if config_files is None else config_files:
         settings |= _read_config(path)
     for name, variables in _VARIABLES.items():
-        given = (environment[variable] for variable in variables if environment.get(variable))
-        settings[name] = next(given, settings.get(name, ""))
+        values = (environment[variable] for variable in variables if environment.get(variable))
+        settings[name] = next(values, settings.get(name, ""))
     find_links = _urls(settings["find-links"])
     network = Network(settings["cert"], settings["proxy"])
     if settings["no-index"].lower() in ("1", "true", "yes", "on", "y", "t"):
