@@ -182,11 +182,11 @@ class _Life:
     def _alone(self, step: Json) -> Json:
         """Return the record of a step as if no other request had been in it."""
         request_id = self.request["request_id"]
-        mine = [i for i, (seq, _, _) in enumerate(step["work"]) if seq[0] == request_id]
+        indices = [i for i, (seq, _, _) in enumerate(step["work"]) if seq[0] == request_id]
         return {
             **step,
-            "work": [step["work"][i] for i in mine],
-            "sampled": [step["sampled"][i] for i in mine] if step["sampled"] else [],
+            "work": [step["work"][i] for i in indices],
+            "sampled": [step["sampled"][i] for i in indices] if step["sampled"] else [],
             **{
                 name: [one for one in step[name] if one[0][0] == request_id]
                 for name in ("drafts", "ranked", "similarities", "errors")
@@ -248,8 +248,8 @@ def explain(
 def _last_to_end(request_id: int, steps: Listing[Json]) -> int:
     for step in reversed(steps):
         named = [*(item[0] for item in step["work"]), *(wait[0] for wait in step["waits"])]
-        if mine := [index for owner, index in named if owner == request_id]:
-            return int(mine[0])
+        if indices := [index for owner, index in named if owner == request_id]:
+            return int(indices[0])
     return 0
 
 

@@ -84,11 +84,19 @@ def _gain(
         compared = changes(*served_again(records, wanted))
     except ValueError:  # too few steps, or a search: no gain can be told
         return None
-    mine = [one.gain_ms for one in compared if one.request == explanation.request["request_id"]]
-    others = [one.gain_ms for one in compared if one.request != explanation.request["request_id"]]
-    if not mine:
+    own_gains_ms = [
+        one.gain_ms for one in compared if one.request == explanation.request["request_id"]
+    ]
+    others_gains_ms = [
+        one.gain_ms for one in compared if one.request != explanation.request["request_id"]
+    ]
+    if not own_gains_ms:
         return None
-    return mine[0] / 1e3, sum(others) / max(len(others), 1) / 1e3, len(others)
+    return (
+        own_gains_ms[0] / 1e3,
+        sum(others_gains_ms) / max(len(others_gains_ms), 1) / 1e3,
+        len(others_gains_ms),
+    )
 
 
 def _said(gain_s: float, others_s: float, num_others: int) -> str:

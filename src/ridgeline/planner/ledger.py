@@ -251,19 +251,19 @@ def _stage(
     )
     overhead = _overhead(setting, weights + activations.num_bytes)
     overhead_bytes = sum(line.num_bytes for line in overhead)
-    rest = weights + activations.num_bytes + overhead_bytes
+    fixed_bytes = weights + activations.num_bytes + overhead_bytes
 
     engine, kept = setting.engine, setting.utilization
     if engine.of_free:
-        free = max(0, capacity - rest)
-        budget = rest + int(free * kept)
+        free = max(0, capacity - fixed_bytes)
+        budget = fixed_bytes + int(free * kept)
         name = f"margin ({1 - kept:.0%} of what is free)"
     else:
         budget = int(capacity * kept)
         name = f"margin ({1 - kept:.0%} of the device)"
     kv = _kv_lines(known, setting, layers)
     need = sum(line.num_bytes for line in kv)
-    kv_budget = budget - rest
+    kv_budget = budget - fixed_bytes
     if setting.kv_cache_bytes is not None:
         kv, kv_budget = [Line("KV cache", setting.kv_cache_bytes, ASSUMED)], setting.kv_cache_bytes
     sequence = sum(line.num_bytes for line in _kv_lines(known, replace(setting, concurrency=1),

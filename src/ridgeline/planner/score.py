@@ -141,7 +141,7 @@ class Score:
         self._busy_s = 0.0  # since the last fit
         self._next_fit = _ENOUGH_STEPS if self.is_calibrated else FIRST_STEPS  # steps
         self._is_off = self._is_fitting = False
-        self._found: Calibration | None = None  # a new fit, until the next step
+        self._new_calibration: Calibration | None = None  # a new fit, until the next step
 
     @property
     def is_calibrated(self) -> bool:
@@ -174,8 +174,8 @@ class Score:
     # --- in the engine's thread ----------------------------------------------------------------
 
     def _add(self, step: StepRecord, sample: Measured) -> None:
-        if self._found is not None:
-            self._go_on_with(self._found)
+        if self._new_calibration is not None:
+            self._go_on_with(self._new_calibration)
         times, factor, actual_s = self._times, self.factor, sample.seconds
         plain_s = times.seconds(sample.features)
         self._course.add(step, plain_s, self._gap_s, factor)
@@ -247,7 +247,7 @@ class Score:
         """Predict with a new fit. The speeds of before were shares of the old one's."""
         change = _ratio(self._times, calibration.times, calibration.samples)
         factors = tuple(round(change * factor, 4) for factor in self._factors.kept)
-        self.calibration, self._found = replace(calibration, factors=factors), None
+        self.calibration, self._new_calibration = replace(calibration, factors=factors), None
         self._factors, self._times = Factors(factors), calibration.times
         self.factor *= change
         self.num_fits += 1
@@ -271,7 +271,7 @@ class Score:
         change = _ratio(before.times, calibration.times, calibration.samples)
         factors = tuple(round(change * factor, 4) for factor in before.factors)
         self._save(replace(calibration, factors=factors))
-        self._found = calibration
+        self._new_calibration = calibration
 
 
 def _ratio(times: StepTime, others: StepTime, samples: Sequence[Measured]) -> float:

@@ -109,7 +109,7 @@ class _Candidate:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Found:
+class SearchResult:
     """The choices, the best first, and what was left out and why."""
 
     choices: tuple[Choice, ...]
@@ -120,7 +120,7 @@ class Found:
 def search(
     subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
     today: date, report: Report, alive: Alive,
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
 
     ``alive`` is called at every simulated step; what it raises ends the search. Raises ValueError
@@ -149,7 +149,7 @@ def search(
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
     notes = dict.fromkeys(choice.clock.note for choice in choices[:1])
-    return Found(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
+    return SearchResult(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
 
 
 def _candidates(
