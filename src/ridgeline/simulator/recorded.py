@@ -149,9 +149,9 @@ def serve_again(records: Sequence[Json]) -> Again:
         replica.step(is_read=step["is_read"], num_outside=step["num_outside"])
         again = next((r for r in reversed(new_records) if isinstance(r, StepRecord)), None)
         now = json.loads(json.dumps(to_json(again))) if again else {}
-        then, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))
+        recorded, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))
         num_steps += 1
-        num_equal += then == decided
-        if difference is None and then != decided:
-            difference = step["number"], then, decided
+        num_equal += recorded == decided
+        if difference is None and recorded != decided:
+            difference = step["number"], recorded, decided
     return Again(new_records, num_steps, num_equal, difference)
