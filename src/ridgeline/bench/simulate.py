@@ -216,12 +216,12 @@ def simulate_load(question: Question, options: Options, trace: Path | None) -> b
     asked = asked_of(question.load, made.planned, made.num_left_out)
     if question.prompt_tokens is not None:
         asked |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
-    more: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
+    further_flags: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
     if question.replicas > 1:
-        more |= {"replicas": question.replicas, "router": question.router}
+        further_flags |= {"replicas": question.replicas, "router": question.router}
     if question.drafts:
-        more |= {"drafts": question.drafts}
-    flags = flags_of(None, question.load, question.goodput) | more
+        further_flags |= {"drafts": question.drafts}
+    flags = flags_of(None, question.load, question.goodput) | further_flags
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
     print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
     return bool(summary["num_successful"])

@@ -39,7 +39,7 @@ _EDIT = (
 
 
 @dataclass
-class Found:
+class DraftCounts:
     """What was measured of one kind of prompt."""
 
     off_tokens_per_s: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ def bench_speculation(
     """
     kinds = {"code edit": _code_edits()} | (_read(prompts) if prompts else {})
     params = SamplingParams(temperature=temperature, max_tokens=new_tokens, seed=1)
-    measured = {(kind, n): Found() for kind in kinds for n in streams}
+    measured = {(kind, n): DraftCounts() for kind in kinds for n in streams}
     with count_bar("Measuring", note="runs") as report:
         for done, (kind, n) in enumerate(measured):
             report(done, len(measured))
@@ -138,7 +138,7 @@ def _batches(prompts: list[list[int]], size: int) -> Iterator[list[list[int]]]:
             yield [prompts[i % len(prompts)] for i in range(begin, begin + size)]
 
 
-def _compare(llm: LLM, batch: list[list[int]], params: SamplingParams, counts: Found) -> None:
+def _compare(llm: LLM, batch: list[list[int]], params: SamplingParams, counts: DraftCounts) -> None:
     """Answer a batch without drafts and with them, the other way round next time."""
     speculation = llm.engine.scheduler.speculation
     rates: dict[bool, float] = {}
@@ -170,12 +170,12 @@ def _compare(llm: LLM, batch: list[list[int]], params: SamplingParams, counts: F
     counts.num_changed += sum(a != b for a, b in zip(texts[False], texts[True], strict=True))
 
 
-def _count(outputs: list[RequestOutput], counts: Found) -> None:
+def _count(outputs: list[RequestOutput], counts: DraftCounts) -> None:
     counts.num_drafts += sum(output.num_draft_tokens for output in outputs)
     counts.num_accepted += sum(output.num_accepted_tokens for output in outputs)
 
 
-def _print(measured: dict[tuple[str, int], Found]) -> None:
+def _print(measured: dict[tuple[str, int], DraftCounts]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("prompts", no_wrap=True)
     for name in (

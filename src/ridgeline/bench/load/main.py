@@ -97,10 +97,10 @@ def flags_of(
 ) -> dict[str, Any]:
     """Return the flags that repeat a run, for the document; without the key."""
     asked = asdict(asking) if asking else {}
-    given = {"goodput": list(goodput)} | more
+    further_flags = {"goodput": list(goodput)} | more
     return {
         name: str(v) if isinstance(v, Path) or v == math.inf else v
-        for name, v in (asked | asdict(load) | given).items()
+        for name, v in (asked | asdict(load) | further_flags).items()
         if name != "api_key"
     }
 
