@@ -188,19 +188,21 @@ class Adapters:
         many: Sequence[LoraWish] = [wishes] * num_prompts if one else wishes  # type: ignore[list-item, assignment]
         if len(many) != num_prompts:
             raise ValueError(f"{num_prompts} prompts, but {len(many)} lora_request")
-        return [self._of(wish) for wish in many]
+        return [self._of(lora_request) for lora_request in many]
 
-    def _of(self, wish: LoraWish) -> Adapter:
-        wish = self.default if wish is None else wish
-        if wish is None:
+    def _of(self, lora_request: LoraWish) -> Adapter:
+        lora_request = self.default if lora_request is None else lora_request
+        if lora_request is None:
             return NO_ADAPTER
-        if isinstance(wish, LoRARequest):
-            if wish.lora_name not in self._named:
-                self.load(wish.lora_name, Path(wish.lora_path).expanduser())
-            return self.lease(wish.lora_name)
-        if not isinstance(wish, str):
-            raise ValueError(f"lora_request must be the name of an adapter, not {wish!r:.80}")
-        return self.lease(wish)
+        if isinstance(lora_request, LoRARequest):
+            if lora_request.lora_name not in self._named:
+                self.load(lora_request.lora_name, Path(lora_request.lora_path).expanduser())
+            return self.lease(lora_request.lora_name)
+        if not isinstance(lora_request, str):
+            raise ValueError(
+                f"lora_request must be the name of an adapter, not {lora_request!r:.80}"
+            )
+        return self.lease(lora_request)
 
     def _find(self, name: str) -> _Named:
         if name not in self._named:

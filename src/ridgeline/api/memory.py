@@ -128,10 +128,10 @@ def process_memory(
     # Another model may have been unloaded since, and a system may not say what a process has.
     total = max(memory_now().resident_bytes, named)
     before = min(before_bytes, total - named)
-    rest = {"process.before": before, "process.other": total - named - before}
-    lines += [MemoryLine(name, size, size, MEASURED) for name, size in rest.items()]
+    remainder = {"process.before": before, "process.other": total - named - before}
+    lines += [MemoryLine(name, size, size, MEASURED) for name, size in remainder.items()]
     return ProcessMemory(
-        tuple(line for line in lines if line.num_bytes or line.name in rest), total
+        tuple(line for line in lines if line.num_bytes or line.name in remainder), total
     )
 
 
