@@ -269,11 +269,11 @@ def new_app(router: Router) -> FastAPI:
 
 def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
     """Return how long a request of Ollama's wants its model to stay; others do not say."""
-    wish = fields.get("keep_alive")
-    if not path.startswith("/api/") or wish is None:
+    value = fields.get("keep_alive")
+    if not path.startswith("/api/") or value is None:
         return None
     try:
-        return parse_seconds(wish)
+        return parse_seconds(value)
     except ValueError as error:
         raise ApiError(
             400, f"keep_alive: {error}", param="keep_alive", code="invalid_value"
