@@ -130,9 +130,9 @@ class SuffixLookup:
         guesses = self._own.draft(wanted)
         for i, (seq, most) in enumerate(wanted):
             past = self._pasts.get(seq.request.owner)
-            other = past.guess(seq.tokens, most) if past else Guess((), 0)
-            if other.match_len > guesses[i].match_len:
-                guesses[i] = other
+            from_past = past.guess(seq.tokens, most) if past else Guess((), 0)
+            if from_past.match_len > guesses[i].match_len:
+                guesses[i] = from_past
         return guesses
 
     def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:

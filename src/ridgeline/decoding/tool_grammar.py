@@ -120,8 +120,8 @@ def _text_or_calls(
     spelled = f" & ~/{_ANY}{_regex(form.begin)}{_ANY}/"
     rules.append(f"{text.upper()}: /{_ANY}/{spelled}{without}")
     rules += markers.ending_at(head, form.begin, without=without)
-    more = " (head rest)*" if form.separator is None and use.is_parallel else ""
-    return f"{text} | {head} rest{more} text{bare}"
+    further_blocks = " (head rest)*" if form.separator is None and use.is_parallel else ""
+    return f"{text} | {head} rest{further_blocks} text{bare}"
 
 
 def _calls(form: ToolFormat, use: ToolUse, markers: _Markers) -> Iterator[str]:

@@ -115,8 +115,8 @@ def efficiency_of(device: Device, engine: str, rows: tuple[Efficiency, ...]) -> 
     constants = next((row for row in fitted if row.generation == device.generation), of_all)
     if constants.engine == engine and constants is not of_all:
         return constants
-    other = next(row for row in rows if row.engine == _OTHER)
-    worse = max(constants, of_all, other, key=lambda row: row.factor_90)
+    unfitted = next(row for row in rows if row.engine == _OTHER)
+    worse = max(constants, of_all, unfitted, key=lambda row: row.factor_90)
     return replace(constants, error=worse.error, factor_90=worse.factor_90)
 
 
