@@ -55,9 +55,9 @@ def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> list[d
 def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
     """Return a setting and the flag for it in words; nothing where nothing helps."""
     where = cause.removeprefix("queue_").removeprefix("wait_")
-    most, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
+    max_num_seqs, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
     if where == "max_num_seqs":
-        return f"max_num_seqs={2 * most}", f"--max-num-seqs {2 * most}"
+        return f"max_num_seqs={2 * max_num_seqs}", f"--max-num-seqs {2 * max_num_seqs}"
     if where == "token_budget":
         return f"max_num_batched_tokens={2 * budget}", f"--max-num-batched-tokens {2 * budget}"
     if where in ("blocks", "again"):
@@ -69,7 +69,7 @@ def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
     if where == "policy" or cause.endswith("_shared"):
         if engine["policy"] != "splitfuse":
             return "policy=splitfuse", "--policy splitfuse"
-        if cause == "decode_shared" and budget // 2 >= most:
+        if cause == "decode_shared" and budget // 2 >= max_num_seqs:
             less = budget // 2
             return f"max_num_batched_tokens={less}", f"--max-num-batched-tokens {less}"
     return None, ""

@@ -465,11 +465,11 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def smallest_tp(
-    ledger_of: Callable[[Setting], Ledger], shape: Shape, setting: Setting, most: int
+    ledger_of: Callable[[Setting], Ledger], shape: Shape, setting: Setting, most_ranks: int
 ) -> int | None:
-    """Return the least power of two of ranks on which it fits; None if none up to ``most`` does."""
+    """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None."""
     ranks = 1
-    while ranks <= most:
+    while ranks <= most_ranks:
         asked = replace(setting, tp=ranks)
         if can_divide(shape, ranks, setting.pp) and ledger_of(asked).fits:
             return ranks

@@ -126,8 +126,8 @@ def plan_for(
         )
     load = load_of(asked) if asked is not None and asked.is_given else None
     if load is not None:
-        most = min(wishes.context or shape.max_position, shape.max_position) or load.longest
-        load = load.cut(most)
+        longest = min(wishes.context or shape.max_position, shape.max_position) or load.longest
+        load = load.cut(longest)
         wishes = replace(wishes, context=wishes.context or load.longest)
     on = wishes.on or (HERE if subject.checkpoint is not None else ALL)
     devices = find_devices(on)

@@ -207,9 +207,9 @@ class Book:
                 return True
         return False
 
-    def _keep(self, more: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
-        self.promised |= more
-        self.coming += self._entering(more)
+    def _keep(self, newly_promised: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
+        self.promised |= newly_promised
+        self.coming += self._entering(newly_promised)
         self._seen = seen
 
     def _foresee(

@@ -134,13 +134,15 @@ def search(
         of_device = _candidates(subject, wishes, asked, load, device, today, warnings, alive)
         sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
     sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
-    choices, most = list[Choice](), asked.max_usd_per_hour
+    choices, most_usd = list[Choice](), asked.max_usd_per_hour
     for number, (candidate, replicas) in enumerate(sized):
         alive()
         report(min(number, _MOST_SIMULATED), min(len(sized), _MOST_SIMULATED))
         is_near = number < _MOST_SIMULATED
         choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
-        if most is None or (choice.usd_per_hour is not None and choice.usd_per_hour <= most):
+        if most_usd is None or (
+            choice.usd_per_hour is not None and choice.usd_per_hour <= most_usd
+        ):
             choices.append(choice)
     report(_MOST_SIMULATED, _MOST_SIMULATED)
     choices.sort(key=_order)
@@ -224,8 +226,8 @@ def _settled(
     if load.concurrency is not None:
         return steady_closed(times, load, bounds, load.concurrency / replicas)
     rate = (load.rate_per_s or 0.0) / replicas
-    most = candidate.knee(factor)
-    return steady(times, load, bounds, rate) if rate <= MOST_BUSY * most else None
+    knee_per_s = candidate.knee(factor)
+    return steady(times, load, bounds, rate) if rate <= MOST_BUSY * knee_per_s else None
 
 
 def _by_formula(settled: Steady, load: Load) -> Seen:
@@ -247,8 +249,8 @@ def _replicas(candidate: _Candidate, load: Load, slos: Sequence[Slo], asked: Loa
         return int(asked.replicas)
     fewest = 1
     if load.rate_per_s is not None:
-        most = MOST_BUSY * candidate.knee()
-        fewest = max(1, math.ceil(load.rate_per_s / most)) if most else _MOST_REPLICAS
+        most_per_s = MOST_BUSY * candidate.knee()
+        fewest = max(1, math.ceil(load.rate_per_s / most_per_s)) if most_per_s else _MOST_REPLICAS
 
     def does(replicas: int) -> bool:
         settled = _settled(candidate, load, replicas)
@@ -341,8 +343,8 @@ def _nearby(
         return replicas, seen
     first = replicas, seen
     for _ in range(5):
-        more = math.ceil(1.2 * replicas)
-        replicas = more if more > replicas else replicas + 1
+        more_replicas = math.ceil(1.2 * replicas)
+        replicas = more_replicas if more_replicas > replicas else replicas + 1
         seen = _simulated(candidate, load, replicas, slos)
         if seen is not None and seen.meets(slos):
             return replicas, seen

@@ -62,7 +62,7 @@ def _opening(explanation: Explanation) -> str:
 
 def _waits(explanation: Explanation, times: dict[str, int]) -> Told:
     engine = explanation.engine
-    most, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
+    max_num_seqs, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
     ran = max((step["num_running"] for step in explanation.steps), default=0)
     held = (
         max((step["blocks_used"] for step in explanation.steps), default=0) / engine["num_blocks"]
@@ -71,13 +71,13 @@ def _waits(explanation: Explanation, times: dict[str, int]) -> Told:
     reasons = {
         "step_under_way": "it waited for the step that was under way when it came",
         "queue_max_num_seqs": f"it waited before the engine, because {ran} sequences ran "
-        f"(--max-num-seqs {most})",
+        f"(--max-num-seqs {max_num_seqs})",
         "queue_token_budget": "it waited before the engine, because prompts before it filled the "
         f"steps (--max-num-batched-tokens {budget})",
         "queue_blocks": "it waited before the engine, because the KV cache had no room for those "
         f"before it: up to {full} were held (--kv-cache-memory)",
         "wait_max_num_seqs": f"it waited for a slot, because {ran} sequences ran "
-        f"(--max-num-seqs {most})",
+        f"(--max-num-seqs {max_num_seqs})",
         "wait_token_budget": "others used up the tokens of the steps "
         f"(--max-num-batched-tokens {budget})",
         "wait_blocks": f"the KV cache had no room for it: up to {full} were held "

@@ -67,8 +67,8 @@ def timeline(
         events += _of_step(step, process, origin_s)
     for track, stay in _on_tracks(_stays(steps, prompts, origin_s)):
         events += _of_stay(stay, process, track)
-    most = max((event["tid"] for event in events if event["ph"] == "X"), default=0)
-    for track in range(_FIRST_SLOT, most + 1):
+    last_track = max((event["tid"] for event in events if event["ph"] == "X"), default=0)
+    for track in range(_FIRST_SLOT, last_track + 1):
         events.append(_meta("thread_name", process, track, f"slot {track - _FIRST_SLOT}"))
     return events
 
