@@ -74,8 +74,8 @@ def unique_labels(results: Sequence[Result]) -> list[str]:
     labels = []
     for result in results:
         seen[result.label] = seen.get(result.label, 0) + 1
-        more = f" ({seen[result.label]})" if seen[result.label] > 1 else ""
-        labels.append(result.label + more)
+        suffix = f" ({seen[result.label]})" if seen[result.label] > 1 else ""
+        labels.append(result.label + suffix)
     return labels
 
 

@@ -134,7 +134,7 @@ class Case:
             load=tuple(replace(a, arrival_s=0.0 if not a.turn else None) for a in self.load),
             concurrency=None,
         )
-        most = at_once.summary({})["output_tokens_per_s"]
+        most_per_s = at_once.summary({})["output_tokens_per_s"]
         asked_per_s = summary["output_tokens_per_s"]
         times_s = [a.arrival_s for a in self.load if a.arrival_s is not None]
         if self.concurrency is None:
@@ -143,7 +143,7 @@ class Case:
                 asked_per_s = summary["total_output_tokens"] / span_s
             else:
                 return 1.0
-        return round(min(asked_per_s / most, 9.99), 3) if most else None
+        return round(min(asked_per_s / most_per_s, 9.99), 3) if most_per_s else None
 
 
 def _token_times(records: Sequence[Record]) -> dict[int, list[float]]:

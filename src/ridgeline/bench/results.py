@@ -261,9 +261,9 @@ def _set_statistics(values: Values, key: str, latency: Json, in_ms: float) -> No
 
 
 _READERS: tuple[tuple[Callable[[Json], bool], Callable[[Json, str], Iterator[Result]]], ...] = (
-    (lambda found: "definitions" in found and "ttft_from_send" in found, _ridgeline),
-    (lambda found: "completed" in found and "request_throughput" in found, _vllm),
-    (lambda found: isinstance(found.get("benchmarks"), list), _guidellm),
-    (lambda found: isinstance(found.get("request_latency"), Mapping), _aiperf),
-    (lambda found: "results_num_completed_requests_per_min" in found, _llmperf),
+    (lambda content: "definitions" in content and "ttft_from_send" in content, _ridgeline),
+    (lambda content: "completed" in content and "request_throughput" in content, _vllm),
+    (lambda content: isinstance(content.get("benchmarks"), list), _guidellm),
+    (lambda content: isinstance(content.get("request_latency"), Mapping), _aiperf),
+    (lambda content: "results_num_completed_requests_per_min" in content, _llmperf),
 )

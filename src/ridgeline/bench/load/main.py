@@ -134,9 +134,9 @@ def print_result(
     summary: Mapping[str, Any],
     said: Sequence[str],
     title: str = "Serving Benchmark Result",
-    more: Mapping[str, str | float | None] | None = None,
+    further_rows: Mapping[str, str | float | None] | None = None,
 ) -> None:
-    """Print vLLM's block, with ``more`` lines at its end, and then what went wrong."""
+    """Print vLLM's block, with ``further_rows`` at its end, and then what went wrong."""
     out, err = (Console(stderr=b, highlight=False, soft_wrap=True) for b in (False, True))
     out.print(f"{f' {title} ':=^50}", style="bold")
     for label, key in _COUNTS.items():
@@ -148,9 +148,9 @@ def print_result(
             out.print(f"{title:-^50}", style="bold")
             for label, column in {"Mean": "mean", "Median": "p50", "P99": "p99"}.items():
                 _print_row(out, f"{label} {short} (ms)", summary[key][f"{column}_ms"])
-    if more:
+    if further_rows:
         out.print(f"{'Prediction':-^50}", style="bold")
-        for label, value in more.items():
+        for label, value in further_rows.items():
             _print_row(out, label, value)
     out.print("=" * 50, style="bold")
     for failure in summary["failures"]:
