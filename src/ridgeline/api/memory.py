@@ -76,11 +76,11 @@ class ProcessMemory:
                 f"of {_mb(size)}; the system may take this memory back, and shares it among "
                 f"processes."
             )
-        before, other = map(self.part_bytes, ("process.before", "process.other"))
+        before, unnamed = map(self.part_bytes, ("process.before", "process.other"))
         notes.append(
             f"Before it loaded a model, the process had {_mb(before)}: Python and libraries. "
-            f"{_mb(other)} have no name: Python's objects, connections, and memory that was freed "
-            f"and not given back."
+            f"{_mb(unnamed)} have no name: Python's objects, connections, and memory that was "
+            f"freed and not given back."
         )
         return notes
 

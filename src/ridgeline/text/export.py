@@ -66,11 +66,13 @@ def _complete(spec: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
         first, last = (
             [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in ids] for ids in around
         )
-        text, other = ({"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB"))
+        text, second_text = (
+            {"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB")
+        )
         spec["post_processor"] = {
             "type": "TemplateProcessing",
             "single": [*first, text, *last],
-            "pair": [*first, text, *last, other, *last],
+            "pair": [*first, text, *last, second_text, *last],
             "special_tokens": {
                 name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()
             },
