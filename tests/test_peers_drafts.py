@@ -91,9 +91,8 @@ def test_the_last_line_is_the_result(calls: list[str], tmp_path: Path, capsys: A
     assert output[3].startswith("| llama.cpp file | 100, 150: **1.50** |")
     assert output[4].endswith("| 8 of 8 |")  # OpenVINO's
     assert result["left_out"].keys() == {"vllm int8", "vllm int8 with drafts"}
-    assert calls[:4] == ["ridgeline file", "ridgeline file with drafts"] + [
-        "llama.cpp file", "llama.cpp file with drafts"
-    ]  # fmt: skip
+    pairs = [(label, f"{label} with drafts") for label in ("ridgeline file", "llama.cpp file")]
+    assert calls[:4] == [label for pair in pairs for label in pair]
     assert len(calls) == 2 * 8 + 1  # vLLM failed once
 
 
