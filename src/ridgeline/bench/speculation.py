@@ -89,7 +89,7 @@ def bench_speculation(
 
     Raises ValueError if a line of the file is something else.
     """
-    kinds = {"code edit": _code_edits()} | (_read(prompts) if prompts else {})
+    kinds = prompts_by_kind(prompts)
     params = SamplingParams(temperature=temperature, max_tokens=new_tokens, seed=1)
     measured = {(kind, n): DraftCounts() for kind in kinds for n in streams}
     with count_bar("Measuring", note="runs") as report:
@@ -102,6 +102,14 @@ def bench_speculation(
     config = {"model": llm.path.name, "threads": llm.config.threads, "temperature": temperature}
     result = {f"{kind}, {n}": counts.summary() for (kind, n), counts in measured.items()}
     print(json.dumps(config | {"results": result}))
+
+
+def prompts_by_kind(path: Path | None) -> dict[str, list[str]]:
+    """Return code edits, and the first turns of a file's lines by their category.
+
+    Raises ValueError if a line of the file is something else.
+    """
+    return {"code edit": _code_edits()} | (_read(path) if path else {})
 
 
 def _read(path: Path) -> dict[str, list[str]]:
