@@ -112,8 +112,8 @@ class Contest:
         files from memory during the others' turns.
         """
         for place, label in enumerate(list(self.running), 1):
-            what = f"Round {number}" if keep else "Warm-up of all caches"
-            self.say(f"{what}: {label} ({place} of {len(self.running)})")
+            phase = f"Round {number}" if keep else "Warm-up of all caches"
+            self.say(f"{phase}: {label} ({place} of {len(self.running)})")
             before = machine.read_stat()
             try:
                 self.process(label, ())
@@ -126,10 +126,10 @@ class Contest:
             self.first_tokens[label] = started["first_token"]
             if keep:
                 self.note_stolen(number, label, machine.stolen_share(before, machine.read_stat()))
-                mine = self.samples.setdefault(label, {name: [] for name in NAMES})
-                mine[START].append(start_s)
+                samples = self.samples.setdefault(label, {name: [] for name in NAMES})
+                samples[START].append(start_s)
                 for name, values in measured["samples"].items():
-                    mine[name] += values
+                    samples[name] += values
 
     def note_stolen(self, number: int, label: str, share: float) -> None:
         """Keep which share of its time the machine's host took from a label in a round."""
