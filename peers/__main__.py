@@ -248,24 +248,24 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: the machine is busy, an argument is wrong, or Ridgeline itself fails.
     """
-    wishes = _arguments(argv)
+    flags = _arguments(argv)
     try:
-        peers = chosen(wishes.without)
-        _check_labels(wishes.only, [OURS, *peers])
-        source, vocab_size = model_file(wishes.model)
+        peers = chosen(flags.without)
+        _check_labels(flags.only, [OURS, *peers])
+        source, vocab_size = model_file(flags.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    if not wishes.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
+    if not flags.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
         raise SystemExit(reason)
-    only = tuple(wishes.only)
-    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), printer(), only)
+    only = tuple(flags.only)
+    contest = Contest(Job("", flags.threads, vocab_size, 0, ()), printer(), only)
     for engine in (OURS, *peers):
         contest.enter(engine, source)
-    shapes = quick_shapes() if wishes.quick else SHAPES
-    shapes = tuple(s for s in shapes if s.name in (wishes.shape or NAMES))
-    compare(contest, wishes.repeats, shapes)
-    result = document(contest, source.name, wishes.repeats)
-    if wishes.quick:
+    shapes = quick_shapes() if flags.quick else SHAPES
+    shapes = tuple(s for s in shapes if s.name in (flags.shape or NAMES))
+    compare(contest, flags.repeats, shapes)
+    result = document(contest, source.name, flags.repeats)
+    if flags.quick:
         result["notes"].append("--quick: tiny shapes, these numbers mean nothing")
     print("Median (least-greatest): tokens per second, of start_warm seconds.\n")
     print(report.aligned(report.rows(result)))

@@ -315,21 +315,21 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: the machine is busy, an argument is wrong, or Ridgeline itself fails.
     """
-    wishes = _arguments(argv)
+    flags = _arguments(argv)
     try:
-        taking_part = engines(wishes.part, wishes.without)
-        source, vocab_size = model_file(wishes.model)
+        taking_part = engines(flags.part, flags.without)
+        source, vocab_size = model_file(flags.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    if not wishes.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
+    if not flags.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
         raise SystemExit(reason)
-    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), printer())
+    contest = Contest(Job("", flags.threads, vocab_size, 0, ()), printer())
     for engine in taking_part:
         contest.enter(engine, source)
     ids, decode = prompts_of(source)
-    asked = comparison(wishes.part, max(map(len, ids)), quick=wishes.quick)
-    rates, held = compare(contest, asked, wishes.rounds, ids, decode)
-    if wishes.quick:
+    asked = comparison(flags.part, max(map(len, ids)), quick=flags.quick)
+    rates, held = compare(contest, asked, flags.rounds, ids, decode)
+    if flags.quick:
         contest.notes.append("--quick: few streams, these numbers mean nothing")
     table = summarise(asked, rates)
     print(markdown(asked, table))
@@ -344,7 +344,7 @@ def main(argv: list[str] | None = None) -> None:
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", "-m", "peers.decoding", *(argv or sys.argv[1:])]),
         "model": source.name,
-        "rounds": wishes.rounds,
+        "rounds": flags.rounds,
         "prompt_tokens": [min(map(len, ids)), max(map(len, ids))],
         "machine": machine.description(),
         "versions": contest.versions,
