@@ -32,7 +32,7 @@ TEXTS = (
     "The three primary colours are",
     "My favourite book is",
 )
-WISHES: tuple[dict[str, Any], ...] = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 2},
     {"num_beams": 4, "early_stopping": True},
     {"num_beams": 4, "length_penalty": 2.0},
@@ -88,7 +88,7 @@ def main() -> None:
     }
     lines = []
     for text in TEXTS:
-        for settings in WISHES:
+        for settings in SETTINGS:
             prompt_ids = encode(text)
             answers = search(model, prompt_ids, stops, settings)
             row = {"prompt_ids": prompt_ids, "wish": settings, "answers": answers}
