@@ -69,8 +69,10 @@ def open_engine(job: Job) -> Engine:
             )
             ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
             if shape.beams > 1:
-                wish = BeamSearchParams(shape.beams, new_tokens, ignore_eos=True)
-                best = [found.sequences[0].tokens for found in llm.beam_search(ids, wish)]
+                search_params = BeamSearchParams(shape.beams, new_tokens, ignore_eos=True)
+                best = [
+                    result.sequences[0].tokens for result in llm.beam_search(ids, search_params)
+                ]
                 return [all_[len(p) :] for p, all_ in zip(prompts, best, strict=True)]
             outputs = llm.generate(ids, params, use_tqdm=False)
             return [list(output.outputs[0].token_ids) for output in outputs]
