@@ -39,6 +39,7 @@ SHAPES = {
     "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm="head"),
     "group 2, sinks": replace(PLAIN, num_heads=4, num_kv_heads=2, sinks=True),
 }
+WIDE = {"group 1, wide": replace(PLAIN, num_heads=1, half=128, num_channels=256)}
 # What is built on which processor: everything here, and one of each elsewhere.
 CASES = [("host", shape, "int8") for shape in SHAPES]
 CASES += [
@@ -46,7 +47,7 @@ CASES += [
     for shape in [*list(SHAPES)[::2], "group 2, sinks"]
     for kind in ("f16", "f32")
 ]
-CASES += [("host", shape, "int8-int4") for shape in SHAPES]
+CASES += [("host", shape, "int8-int4") for shape in SHAPES | WIDE]
 CASES += [(name, "group 3", kind) for kind in ("int8", "int8-int4") for name in LOCAL[1:-1]]
 CASES += [(LOCAL[-1], "group 4, partial rope", "int8-int4")]
 CASES += [(LOCAL[-1], "group 1, padded", "f16")]
@@ -85,7 +86,7 @@ class Text:
 
 @cache
 def text(shape: str, kind: str) -> Text:
-    heads, rng = replace(SHAPES[shape], cache=kind), np.random.default_rng(len(shape))
+    heads, rng = replace((SHAPES | WIDE)[shape], cache=kind), np.random.default_rng(len(shape))
     total = heads.num_heads + 2 * heads.num_kv_heads
     rows, bias = channels(heads, rng, LENGTH, total), channels(heads, rng, total)
     rows[7, :, :] = 0  # a token without anything
