@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
 from ridgeline.machine import usable_cpus
-from ridgeline.physics.formats import (
+from ridgeline.physics.format_bytes import (
     BY_WIDTH,
     FORMATS,
     Storage,
