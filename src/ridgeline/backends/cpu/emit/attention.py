@@ -493,6 +493,6 @@ def _emit_weighted_values(
                     at = out + out_stride * n + g * heads.size * 4 + (column + j) * 64
                     fn.store(joined * scale, at, 4)
     if narrow:
-        with fn.loop(queries) as n, fn.loop(heads.group) as g:
-            rotate_back(fn, heads, out + out_stride * n + g * (heads.size * 4))
+        with fn.loop(queries) as query, fn.loop(heads.group) as head:
+            rotate_back(fn, heads, out + out_stride * query + head * (heads.size * 4))
     fn.finish()
