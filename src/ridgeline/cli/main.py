@@ -60,8 +60,17 @@ _ELSEWHERE = {
 }
 
 
+# What pydantic says of a value that is of another type, by its name for that.
+_NOT_OF_A_TYPE = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "yes or no",
+}
+
+
 class _Group(TyperGroup):
-    """Typer's commands, without the words that pydantic puts before the reason."""
+    """Typer's commands, with words about a wrong value that name it and are not pydantic's."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command, as typer does; of another program's, say what there is instead."""
@@ -75,6 +84,9 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
+            for problem in getattr(error.__cause__, "errors", list)():
+                if kind := _NOT_OF_A_TYPE.get(problem["type"]):
+                    error.message = f"{problem['input']!r} is not {kind}"
             raise
 
 
