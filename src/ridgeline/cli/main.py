@@ -37,7 +37,7 @@ from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import document, report
 from ridgeline.cli.explain import explain_command
-from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
 from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
@@ -60,15 +60,6 @@ _ELSEWHERE = {
 }
 
 
-# What pydantic says of a value that is of another type, by its name for that.
-_NOT_OF_A_TYPE = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "bool_parsing": "yes or no",
-}
-
-
 class _Group(TyperGroup):
     """Typer's commands, with words about a wrong value that name it and are not pydantic's."""
 
@@ -83,10 +74,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
-            for problem in getattr(error.__cause__, "errors", list)():
-                if kind := _NOT_OF_A_TYPE.get(problem["type"]):
-                    error.message = f"{problem['input']!r} is not {kind}"
+            error.message = reason_of(error)
             raise
 
 
