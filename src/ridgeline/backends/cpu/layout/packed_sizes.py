@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
-from ridgeline.backends.cpu.layout.load import (
+from ridgeline.backends.cpu.layout.model_weights import (
     PLAIN,
     embedding_type,
     file_names,
