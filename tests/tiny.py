@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.tensors import Checkpoint, Tensor
-from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch, Rope
+from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.physics.rope import Rope
 from tests.recurrent import MIXERS, recurred
 
 Arrays = dict[str, NDArray[np.float32]]

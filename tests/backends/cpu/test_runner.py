@@ -16,7 +16,7 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import Rope
+from ridgeline.physics.rope import Rope
 from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint, random_arrays
 
 MODELS = ARCHS | BY_LAYER

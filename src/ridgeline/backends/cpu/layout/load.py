@@ -32,8 +32,9 @@ from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch, Rope
+from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.costs import weight_bytes
+from ridgeline.physics.rope import Rope
 
 Floats = NDArray[np.float32]
 PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows

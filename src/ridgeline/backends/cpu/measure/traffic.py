@@ -57,7 +57,7 @@ def step_traffic(
     behind_keys = 2 * last.input_size * arch.hidden_size
     behind_keys += last.ffn.active_weights(arch.hidden_size)
     if last.attention is not None:
-        behind_keys += last.attention.q_size * arch.hidden_size
+        behind_keys += last.attention.o_size * arch.hidden_size
     if last.recurrent is not None:
         behind_keys += math.prod(last.recurrent.shapes(arch.hidden_size)["out"])
     left_out = 2 * sum(n for _, n in without_output) * behind_keys
