@@ -122,6 +122,7 @@ def _num_dense_layers(facts: Facts, family: Family, num_layers: int) -> int:
         count = given.count("dense") if type(given) is list else 0
         if given != ["dense"] * count + ["sparse"] * (num_layers - count):
             facts.fail("mlp_layer_types must name 'dense' for the first layers, then 'sparse'")
+        facts.get(family.dense_layers)  # says the same
         return count
     count = facts.integer(family.dense_layers, 0, low=0)
     if count > num_layers:

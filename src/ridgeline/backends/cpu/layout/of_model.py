@@ -163,6 +163,7 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
     reads = None if mixer.kv_of is None else arch.layers[mixer.kv_of]
     is_plain = layer.norms == "before" and arch.norm == "rms" and not arch.norm_bias
     has = {
+        "latent attention": mixer.latent is not None,
         "another mixer than a state space beside attention": keeps and not isinstance(keeps, Ssm),
         "biases beside attention": isinstance(keeps, Ssm) and keeps.bias,
         "gated attention beside a state": keeps and mixer.gated,
