@@ -389,8 +389,13 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4-moe-lite": (
         "Glm4MoeLite",
-        {**_DEEPSEEK, "q_lora_rank": 24, "qk_nope_head_dim": 18, "v_head_dim": 28,
-         "unused": ("first_k_dense_replace",)},
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 18,
+            "v_head_dim": 28,
+            "unused": ("first_k_dense_replace",),
+        },
     ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
     "granite-moe": (

@@ -322,7 +322,7 @@ class ReferenceRunner:
         """Return what latent attention adds, and which tokens' latents were finite."""
         position_T, slot_T, groups = places
         weights, angles = self._layers[index].latent, self._angles(mixer, position_T)
-        q, key = queries_and_key(x, weights, mixer, angles, self.arch.norm_eps)
+        q, key = queries_and_key(x, weights, mixer, angles)
         finite_T = self.cache.write(index, slot_T, key)
         seen = np.empty((len(x), mixer.num_heads, mixer.value_dim), np.float32)
         for group in groups:

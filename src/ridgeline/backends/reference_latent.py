@@ -22,13 +22,14 @@ Weights = Mapping[str, Floats]  # by canonical name: see ``physics.latent``
 
 
 def queries_and_key(
-    x: Floats, weights: Weights, mixer: Attention, angles: tuple[Floats, Floats], eps: float
+    x: Floats, weights: Weights, mixer: Attention, angles: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
     """Return what turns, then what does not, of absorbed queries [T, H, D] and of keys [T, 1, D].
 
     ``angles`` are cosines and sines, ``[T, 1, pairs]``.
     """
-    turning, heads = mixer.rope_dim, mixer.num_heads
+    assert mixer.latent is not None
+    turning, heads, eps = mixer.rope_dim, mixer.num_heads, mixer.latent.norm_eps
     if "q_a" in weights:
         compressed = rms_norm(linear(x, weights["q_a"], None), weights["q_a_norm"], eps)
         q = linear(compressed, weights["q_b"], None)

@@ -23,12 +23,14 @@ class Latent:
         kv_rank: channels of the latent.
         nope_dim: channels of a query head that do not turn.
         v_dim: channels of a head's value.
+        norm_eps: of the norms of what is compressed, whatever that of the model is.
     """
 
     q_rank: int
     kv_rank: int
     nope_dim: int
     v_dim: int
+    norm_eps: float = 1e-6
 
     @property
     def projections(self) -> tuple[str, ...]:
