@@ -37,9 +37,7 @@ class Latent:
         """Canonical names of the matrices that read the layer's input."""
         return ("q_a" if self.q_rank else "q", "kv_a")
 
-    def shapes(
-        self, hidden_size: int, num_heads: int, rope_dim: int
-    ) -> dict[str, tuple[int, ...]]:
+    def shapes(self, hidden_size: int, num_heads: int, rope_dim: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; heads stand one below the other.
 
         Of a query head, and of "kv_a", the ``rope_dim`` channels that turn come first. A head's

@@ -51,9 +51,7 @@ __all__ = [
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _ENCODERS
-GGUF_FAMILIES = (
-    _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_ENCODERS
-)
+GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_ENCODERS
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object

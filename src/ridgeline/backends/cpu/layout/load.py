@@ -21,6 +21,7 @@ from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.head_places import head_places
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
+from ridgeline.backends.cpu.layout.latent import per_head
 from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
@@ -43,6 +44,7 @@ _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth 
 # What tensors are for.
 _PARTS = {
     **dict.fromkeys(("q", "k", "v", "o", "q_gate"), "attention"),
+    **dict.fromkeys(("q_a", "q_b", "kv_a", "k_b", "v_b"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
     **dict.fromkeys(("dense_gate", "dense_up", "dense_down", "shared_scale"), "mlp"),
     **dict.fromkeys(("input_gate", "input_down", "inputs_proj"), "inputs"),
@@ -200,7 +202,7 @@ def _pack_all(
         # Blocks of 32 inputs stay whole where heads need no padding, and with them their values.
         places: dict[str, tuple[Index | None, Index | None]] = {
             **{name: (rows, None) for name, rows in head_rows.items()},
-            "o": (None, head_columns["o"] if heads.size != heads.num_channels else None),
+            "o": (None, head_columns["o"] if -1 in head_columns["o"] else None),
             "q_gate": (head_columns["o"], None),
             **_expert_places(arch, sizes, i),
             **(recurrent_places(kind.recurrence) if kind.recurrence else {}),
@@ -212,6 +214,10 @@ def _pack_all(
         if mixer is not None and mixer.in_scale != 1.0:
             arrays[prefix + "attn_norm"].data[:] *= np.float32(mixer.in_scale)
         arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
+        if mixer is not None and heads.latent:
+            for name in ("k_b", "v_b"):
+                values = per_head(name, _floats(checkpoint, prefix, name), mixer, heads.latent)
+                arrays[prefix + name] = Packed("", aligned_copy(values))
         if kind.recurrence:
             tensor = partial(_floats, checkpoint, prefix)
             made = recurrent_vectors(kind.recurrence, tensor)
@@ -416,6 +422,12 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
         found["down_bias"] = num * hidden
     if ffn.experts and ffn.experts.bias:
         found["router_bias"] = ffn.experts.num
+    if kind.heads.latent:
+        found["kv_a_norm"] = kind.heads.latent.rank
+        if kind.heads.latent.q_rank:
+            found["q_a_norm"] = kind.heads.latent.q_rank
+    if ffn.experts and ffn.experts.choice_bias:
+        found["choice_bias"] = ffn.experts.num
     if ffn.experts and ffn.experts.own_scales:
         found["expert_scales"] = ffn.experts.num
     if kind.out_scale:

@@ -89,7 +89,7 @@ def _kv_bytes(arch: ModelArch, sizes: Sizes, start: int, num_tokens: int) -> int
     for heads in sizes.all_heads:
         pairs = zip(arch.layers, sizes.layers, strict=True)
         alike = replace(arch, layers=tuple(one for one, kind in pairs if kind.heads == heads))
-        bytes_per_value = heads.record_bytes / (2 * TOKENS * heads.num_channels)
+        bytes_per_value = heads.record_bytes / (heads.parts * TOKENS * heads.num_channels)
         found += kv_read_bytes(alike, start, num_tokens, bytes_per_value)
     return found
 
