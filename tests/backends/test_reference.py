@@ -21,6 +21,7 @@ from ridgeline.physics.arch import ModelArch
 from tests.tiny import (
     ARCHS,
     BY_LAYER,
+    LATENT,
     PLAIN,
     Arrays,
     changed,
@@ -35,7 +36,7 @@ VOCAB = PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
 PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=VOCAB)
 TOLERANCE = 2e-4
-KINDS = ARCHS | BY_LAYER
+KINDS = ARCHS | BY_LAYER | LATENT
 TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCAB, MAX_LEN))
 
 

@@ -17,9 +17,9 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.rope import Rope
-from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint, random_arrays
+from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, random_arrays
 
-MODELS = ARCHS | BY_LAYER
+MODELS = ARCHS | BY_LAYER | LATENT
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
 PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=3)
@@ -51,6 +51,8 @@ ROUNDED += [
     "kinds",
     "shared keys and values",
     "keys and values of layer 0",
+    "latent",
+    "latent beside attention",
 ]
 
 Make = Callable[..., CpuRunner]
@@ -339,6 +341,7 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
 KINDS = ["f32", "bf16", "int8", "int8-row", "int4"]
 OTHERS = ["norms behind", "norms around", "beside", "two ropes", "learnt positions", "experts"]
 OTHERS += ["many experts", "experts", "kinds", "shared keys and values", "experts beside"]
+OTHERS += [*LATENT, "latent"]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def latent_heads(mixer: Attention, dtype: str) -> LatentHeads | None:
         turning=2 * _to_lanes(mixer.rope_dim // 2),
         nope=_to_lanes(latent.nope_dim),
         rank=_to_lanes(latent.kv_rank),
-        value=_to_lanes(latent.v_dim),
+        value=padded(latent.v_dim),  # all heads together are what o reads
         num_channels=latent.kv_rank,
         q_rank=padded(latent.q_rank),
         num_q_channels=latent.q_rank,
