@@ -1,5 +1,5 @@
-"""Latent attention and DeepSeek's routers, computed the plain way: keys and values of every head are
-made of latents, nothing is absorbed, float64."""
+"""Latent attention and DeepSeek's routers, computed the plain way: keys and values of every head
+are made of latents, nothing is absorbed, float64."""
 
 from __future__ import annotations
 
@@ -36,8 +36,15 @@ LAYERS = {
         Layer(
             COMPRESSED,
             Experts(
-                12, 3, 32, scale=2.5, shared=SHARED, router="sigmoid", choice_bias=True,
-                num_groups=4, groups_met=2,
+                12,
+                3,
+                32,
+                scale=2.5,
+                shared=SHARED,
+                router="sigmoid",
+                choice_bias=True,
+                num_groups=4,
+                groups_met=2,
             ),  # fmt: skip
         ),
         Layer(COMPRESSED, Experts(6, 2, 32, normalised=False, num_groups=3, groups_met=2)),
@@ -62,10 +69,8 @@ def latent_attention(
         size = (rows**2).mean(axis=-1, keepdims=True)
         return rows / np.sqrt(size + latent.norm_eps) * layer[name]
 
-    if latent.q_rank:
-        q = norm(x @ layer["q_a"].T, "q_a_norm") @ layer["q_b"].T
-    else:
-        q = x @ layer["q"].T
+    read = norm(x @ layer["q_a"].T, "q_a_norm") if latent.q_rank else x
+    q = read @ layer["q_b" if latent.q_rank else "q"].T
     q = q.reshape(len(x), heads, -1)
     both = x @ layer["kv_a"].T
     c = norm(both[:, turning:], "kv_a_norm")

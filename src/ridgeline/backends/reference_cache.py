@@ -1,6 +1,7 @@
 """Keys and values in the reference backend: paged arrays, one pair for each layer that has its own.
 
-Of latent attention only keys are kept, whose last channels are the values. A layer that reads another's has that layer's pair. Shapes are named as in ``reference``.
+Of latent attention only keys are kept, whose last channels are the values. A layer that reads
+another's has that layer's pair. Shapes are named as in ``reference``.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class KeysAndValues:
         Values that are not finite are stored as zero: blocks are read whole, later also by their
         next owner, and zero times infinity is not a number.
         """
-        finite = np.logical_and.reduce([np.isfinite(new).all((1, 2)) for new in new_TKD])
+        finite = np.ones(len(slot_T), bool)
+        for new in new_TKD:
+            finite &= np.isfinite(new).all((1, 2))
         if not finite.all():
             new_TKD = tuple(np.nan_to_num(new, posinf=0.0, neginf=0.0) for new in new_TKD)
         for array, new in zip(self._by_layer[layer], new_TKD, strict=True):

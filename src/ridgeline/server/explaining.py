@@ -43,10 +43,10 @@ def add_explain(app: FastAPI, service: Service) -> None:
 
 
 def _answer(history: History, name: str, tenant: str, form: str) -> Response:
-    found, beside = history.explain(name, tenant)
+    explanation, beside = history.explain(name, tenant)
     if form == "svg":
-        return Response(explain_svg(found), media_type="image/svg+xml")
-    helpful = would_help(found, beside)
+        return Response(explain_svg(explanation), media_type="image/svg+xml")
+    helpful = would_help(explanation, beside)
     if form == "markdown":
-        return Response(markdown(found, helpful), media_type="text/markdown; charset=utf-8")
-    return JSONResponse(as_dict(found, helpful))
+        return Response(markdown(explanation, helpful), media_type="text/markdown; charset=utf-8")
+    return JSONResponse(as_dict(explanation, helpful))

@@ -114,13 +114,13 @@ class Buffers:
         """Return all arrays by name; those that are small together."""
         small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables, self._segments]
         small += self.by_row.values()
-        found: dict[str, list[NDArray[Any]]] = {
+        scratch: dict[str, list[NDArray[Any]]] = {
             "x": [self.x],
             "logits": [self.logits],
             "rows": small,
         }
-        found |= {name: [array] for name, array in self.scratch.items()}
-        return {"kv_cache": [self.cache]} | {f"scratch.{k}": v for k, v in found.items()}
+        scratch |= {name: [array] for name, array in self.scratch.items()}
+        return {"kv_cache": [self.cache]} | {f"scratch.{k}": v for k, v in scratch.items()}
 
     def put(self, **words: int) -> None:
         """Set arguments."""

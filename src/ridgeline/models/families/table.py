@@ -53,8 +53,8 @@ class Reader(NamedTuple):
             case "number":
                 return facts.number(key, self.default)
             case "numbers":
-                given = facts.get(key)
-                return self.default if given is None else facts.numbers(key, len(self.default))
+                numbers = facts.get(key)
+                return self.default if numbers is None else facts.numbers(key, len(self.default))
             case "count":
                 return facts.integer(key, 0, low=0)
             case "optional":
@@ -87,13 +87,13 @@ class Reader(NamedTuple):
                     facts.fail(f"{facts.prefix}{key} {number} is not supported; supported: {known}")
                 return self.argument[number]
             case "choice":
-                found = facts.text(key, self.default)
-                if found not in self.argument:
+                choice = facts.text(key, self.default)
+                if choice not in self.argument:
                     known = ", ".join(self.argument)
                     facts.fail(
-                        f"{facts.prefix}{key} {found!r} is not supported; supported: {known}"
+                        f"{facts.prefix}{key} {choice!r} is not supported; supported: {known}"
                     )
-                return self.argument[found]
+                return self.argument[choice]
 
 
 def const(value: Any) -> Reader:
@@ -192,7 +192,7 @@ def product(count: str, size: str) -> Reader:
 
 
 def groups(key: str) -> Reader:
-    """A number of groups of experts; 1 where it is missing, or the config says they play no part."""
+    """A number of groups of experts; 1 where it is missing, or where they play no part."""
     return Reader("groups", (key,))
 
 
@@ -295,9 +295,9 @@ class Family:
 
     def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
         """Return the facts of a part, such as "mixer"; of the model if none is named."""
-        found = {}
+        values = {}
         for name, reader in self.facts.items():
             where, _, fact = name.rpartition(".")
             if where == part:
-                found[fact] = reader.read(facts)
-        return found
+                values[fact] = reader.read(facts)
+        return values

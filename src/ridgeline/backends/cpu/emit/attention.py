@@ -225,11 +225,11 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int, number: 
 
     def score(block: Value, num_blocks: int) -> None:
         at = [fn.lower(block + b, count - 1) for b in range(num_blocks + BLOCKS_AHEAD)]
-        found = [record_at(fn, records, stride, table, b) for b in at]
+        places = [record_at(fn, records, stride, table, b) for b in at]
         for low in range(0, len(rows), _MOST_ROWS):
             part = rows[low : low + _MOST_ROWS]
-            ahead = found[BLOCKS_AHEAD:] if low == 0 else []
-            of_part = _scores(fn, form, heads, part, found[:num_blocks], ahead)
+            ahead = places[BLOCKS_AHEAD:] if low == 0 else []
+            of_part = _scores(fn, form, heads, part, places[:num_blocks], ahead)
             for r, of_row in enumerate(of_part, start=low):
                 for b, value in enumerate(of_row):
                     fn.store(value, out + out_stride * r + (block + b) * 64, 4)
@@ -336,8 +336,9 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     for first in range(0, heads.group, _MOST_ROWS):
         group = range(first, min(first + _MOST_ROWS, heads.group))
         rows = [scores + score_stride * g for g in group]
-        tops, totals, mosts = (
-            [fn.var(fn.lanes(F32, [least] * 16)) for _ in group] for least in (_LOWEST, 0.0, 0.0)
+        tops, totals, row_maxima = (
+            [fn.var(fn.lanes(F32, [initial] * 16)) for _ in group]
+            for initial in (_LOWEST, 0.0, 0.0)
         )
         for block, visible in blocks():
             for row, top in zip(rows, tops, strict=True):
@@ -353,19 +354,19 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
         highest = [top.get().reduce(maximum).splat(16) for top in tops]
         for block, visible in blocks():
             values = record_at(fn, records, stride, table, block) + heads.scales_at
-            for row, peak, total, most in zip(rows, highest, totals, mosts, strict=True):
+            for row, peak, total, row_max in zip(rows, highest, totals, row_maxima, strict=True):
                 p = visible(exp(fn.load(row + block * 64, FLOATS, 4) - peak), 0.0)
                 total.set(total.get() + p)
                 if is_int8:
                     p = visible(p * fn.load(values, FLOATS, 64), 0.0)
-                    most.set(maximum(p, most.get()))
+                    row_max.set(maximum(p, row_max.get()))
                 fn.store(p, row + block * 64, 4)
         if heads.sinks:  # in one lane, as the sums have sixteen
             for sink, peak, total in zip(of_rows, highest, totals, strict=True):
                 total.set(total.get() + select(lanes < 1, exp(sink - peak), 0.0))
         factors = [fn.value(1.0, F32) for _ in group]
         if is_int8:
-            largest = [most.get().reduce(maximum) for most in mosts]
+            largest = [row_max.get().reduce(maximum) for row_max in row_maxima]
             factors = [value * (1.0 / _STEPS) for value in largest]
             steps = [select(x > NOTHING, _STEPS / x, fn.value(0.0, F32)) for x in largest]
             with fn.loop(count) as block:

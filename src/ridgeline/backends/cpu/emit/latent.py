@@ -1,4 +1,4 @@
-"""Latent attention (DeepSeek-V2, 2024): queries that absorb, one key, and values that are part of it.
+"""Latent attention (DeepSeek-V2, 2024): absorbed queries, one key, and values that are part of it.
 
 A query head goes through its part of "k_b", and then meets latents themselves; what it sees of them
 goes through its part of "v_b". Both are small products in f32 of weights that stay floats, with one
@@ -132,7 +132,7 @@ def _emit_rope(module: object, heads: Heads, latent: LatentHeads, number: int) -
 def _emit_weighted_values(
     module: object, heads: Heads, latent: LatentHeads, queries: int, number: int
 ) -> None:
-    """``weighted_values_N``; ``planes`` are the probabilities themselves, ``out`` rows of latents."""
+    """``weighted_values_N``; ``planes`` are the probabilities themselves, ``out`` are latents."""
     fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
