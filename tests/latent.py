@@ -45,7 +45,7 @@ LAYERS = {
                 choice_bias=True,
                 num_groups=4,
                 groups_met=2,
-            ),  # fmt: skip
+            ),
         ),
         Layer(COMPRESSED, Experts(6, 2, 32, normalised=False, num_groups=3, groups_met=2)),
     ),

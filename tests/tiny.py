@@ -411,10 +411,8 @@ def _mlp(
                 row += ffn.scale * shares[e] / total * own * made
         if ffn.shared is not None:
             inner = act(x @ layer["shared_gate"].T) * (x @ layer["shared_up"].T)
-            shared = inner @ layer["shared_down"].T
-            if ffn.shared_gated:
-                shared = shared / (1 + np.exp(-(x @ layer["shared_scale"].T)))
-            out += shared
+            gate = np.exp(-(x @ layer["shared_scale"].T)) if ffn.shared_gated else 0.0
+            out += (inner @ layer["shared_down"].T) / (1 + gate)
         if ffn.beside is not None:
             out = _norm(out, layer["experts_post_norm"], arch)
             out = out + _norm(beside, layer["beside_post_norm"], arch)
@@ -441,9 +439,7 @@ def _attention(
     """``kept`` has keys and values by the number of their layer."""
     mixer = arch.layers[i].known_attention
     if mixer.latent is not None:
-        return latent_attention(
-            mixer, layer, x, lambda vector, position: _rotated(mixer.rope, vector, position, upto)
-        )
+        return latent_attention(mixer, layer, x, lambda v, p: _rotated(mixer.rope, v, p, upto))
 
     def project(name: str, heads: int) -> NDArray[np.float64]:
         file = "k" if name == "v" and mixer.v_is_k else name

@@ -133,7 +133,7 @@ def plans(draw: st.DrawFn) -> tuple[int, list[tuple[tuple[int, ...], list[int]]]
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "window", "mixed windows", "partial rope", "qk norm", *BY_LAYER]
+    "name", ["plain", "window", "mixed windows", "partial rope", "qk norm", *BY_LAYER, *LATENT]
 )
 @given(plan=plans())
 @settings(max_examples=25, deadline=None)
@@ -257,7 +257,7 @@ def test_copies_read_every_source_before_they_write_a_target() -> None:
     assert_near(output.logprobs[1][0], expected("plain", second)[-1])
 
 
-@pytest.mark.parametrize("name", ["plain", "one kv head", "as many kv heads", *BY_LAYER])
+@pytest.mark.parametrize("name", ["plain", "one kv head", "as many kv heads", *BY_LAYER, *LATENT])
 def test_the_cache_is_as_large_as_the_formula_says(name: str) -> None:
     arch = KINDS[name]
     runner = make(arch, block_size=3)

@@ -350,7 +350,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
-    "deepseek-v2": (  # as V2-Lite: queries are not compressed, and no group limits the choice
+    "deepseek-v2": (  # as V2-Lite
         "DeepseekV2",
         {
             **_DEEPSEEK,
@@ -393,7 +393,6 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             **_DEEPSEEK,
             "q_lora_rank": 24,
             "qk_nope_head_dim": 18,
-            "v_head_dim": 28,
             "unused": ("first_k_dense_replace",),
         },
     ),
@@ -463,7 +462,7 @@ def make_model(name: str, **more: Any) -> Any:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("layer_scalar"):  # learnt, though it is no parameter
                 buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
-            if buffer_name.endswith("e_score_correction_bias"):  # the same
+            elif buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 

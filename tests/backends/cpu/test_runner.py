@@ -52,7 +52,6 @@ ROUNDED += [
     "shared keys and values",
     "keys and values of layer 0",
     "latent",
-    "latent beside attention",
 ]
 
 Make = Callable[..., CpuRunner]
@@ -133,10 +132,11 @@ def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
         assert per_row.max() < 1e-4
 
 
-def test_a_dense_network_beside_experts_in_bytes(make: Make) -> None:
+@pytest.mark.parametrize("name", ["experts beside", "latent of compressed queries"])
+def test_experts_in_bytes(make: Make, name: str) -> None:
     """By the middle row: rounding sends a row to another expert now and then."""
-    wanted = reference(checkpoint(MODELS["experts beside"])).prompt_logits(TOKENS)
-    rows = ((make("experts beside").prompt_logits(TOKENS) - wanted) ** 2).mean(axis=1)
+    wanted = reference(checkpoint(MODELS[name])).prompt_logits(TOKENS)
+    rows = ((make(name).prompt_logits(TOKENS) - wanted) ** 2).mean(axis=1)
     assert np.sqrt(np.median(rows) / (wanted**2).mean()) < 0.08
 
 

@@ -57,8 +57,8 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     if latent := family.read(config, "latent"):
         rope, max_position = rope_from_config(config, config.integer("qk_rope_head_dim"))
         config.get("head_dim")  # of newer files: what turns
-        turning = rope, yarn_score_factor(config)
-        return _latent_layers(config, family, mixer, latent, turning, num_layers), max_position
+        scaled = rope, yarn_score_factor(config)
+        return _latent_layers(config, family, mixer, latent, scaled, num_layers), max_position
     heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
     head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -92,14 +92,14 @@ def _latent_layers(
     family: Family,
     mixer: dict[str, Any],
     latent: dict[str, Any],
-    turning: tuple[Rope, float],
+    scaled: tuple[Rope, float],
     num_layers: int,
 ) -> tuple[Layer, ...]:
     """Return layers with latent attention, the first few with a dense network, then with experts.
 
-    ``turning`` is the rope and what multiplies scores, beside the root of a head's channels.
+    ``scaled`` is the rope and what multiplies scores, beside the root of a head's channels.
     """
-    (rope, factor), head_dim = turning, mixer["head_dim"]
+    (rope, factor), head_dim = scaled, mixer["head_dim"]
     if head_dim <= rope.dim:
         facts.fail(f"heads of {head_dim} channels of which {rope.dim} turn have none to absorb")
     one = Attention(
@@ -148,8 +148,8 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         )
     mixer = family.read(meta, "mixer")
     if latent := family.read(meta, "latent"):
-        turning = latent_rope_from_gguf(meta, raw)
-        return _latent_layers(meta, family, mixer, latent, turning, num_layers)
+        scaled = latent_rope_from_gguf(meta, raw)
+        return _latent_layers(meta, family, mixer, latent, scaled, num_layers)
     heads = mixer.pop("num_heads")
     meta, sizes = widths(meta, num_layers)
     window = 0

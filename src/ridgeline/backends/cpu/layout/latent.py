@@ -6,6 +6,7 @@ of its own, all of which lie in the same records: so several threads can share a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,12 @@ class LatentHeads:
         """Of the weights of "k_b" and "v_b"."""
         return np.float32 if self.is_wide else np.float16
 
+    def num_bytes(self, num_heads: int, apart_from: float = 0.0) -> float:
+        """Return the bytes of "k_b" and "v_b"; of each weight ``apart_from`` count elsewhere."""
+        shapes = (head_shape(name, self) for name in ("k_b", "v_b"))
+        num_weights = num_heads * sum(inputs * outputs for inputs, outputs in shapes)
+        return num_weights * (self.weight_type().itemsize - apart_from)
+
     def columns(self, num_heads: int) -> dict[str, int]:
         """Return where in a row results of matrices begin, in floats, and where all end ("")."""
         key_at = padded(num_heads * self.q_head)
@@ -104,14 +111,21 @@ def latent_places(
     return rows, {"o": _of_heads(value, mixer.num_heads, mixer.latent.v_dim)}
 
 
-def per_head(name: str, values: Floats, mixer: Attention, heads: LatentHeads) -> Floats:
-    """Return "k_b" as ``[heads, nope, rank]`` or "v_b" as ``[heads, rank, value]``, padded."""
-    by_head = values.reshape(mixer.num_heads, -1, heads.num_channels)
-    if name == "v_b":
-        by_head = by_head.swapaxes(1, 2)
-    out = np.zeros((mixer.num_heads, *head_shape(name, heads)), heads.weight_type)
-    out[:, : by_head.shape[1], : by_head.shape[2]] = by_head
-    return out
+def per_head(
+    tensor: Callable[[str], NDArray[np.float32]], num_heads: int, heads: LatentHeads
+) -> dict[str, Floats]:
+    """Return "k_b" as ``[heads, nope, rank]`` and "v_b" as ``[heads, rank, value]``, padded.
+
+    ``tensor`` returns a layer's tensor by its canonical name.
+    """
+    arrays: dict[str, Floats] = {}
+    for name in ("k_b", "v_b"):
+        by_head = tensor(name).reshape(num_heads, -1, heads.num_channels)
+        if name == "v_b":
+            by_head = by_head.swapaxes(1, 2)
+        arrays[name] = np.zeros((num_heads, *head_shape(name, heads)), heads.weight_type)
+        arrays[name][:, : by_head.shape[1], : by_head.shape[2]] = by_head
+    return arrays
 
 
 def head_shape(name: str, heads: LatentHeads) -> tuple[int, int]:

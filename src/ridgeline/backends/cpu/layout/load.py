@@ -133,7 +133,7 @@ def footprint(
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
-    weights_bytes = weight_bytes(arch, per_weight) + embedding
+    weights_bytes = weight_bytes(arch, per_weight) + embedding + sizes.latent_bytes(per_weight)
     if arch.is_encoder:  # it has no head: neither its weights nor logits
         weights_bytes -= round(arch.vocab_size * arch.hidden_size * per_weight)
     else:
@@ -214,14 +214,11 @@ def _pack_all(
         if mixer is not None and mixer.in_scale != 1.0:
             arrays[prefix + "attn_norm"].data[:] *= np.float32(mixer.in_scale)
         arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
-        if mixer is not None and heads.latent:
-            for name in ("k_b", "v_b"):
-                values = per_head(name, _floats(checkpoint, prefix, name), mixer, heads.latent)
-                arrays[prefix + name] = Packed("", aligned_copy(values))
-        if kind.recurrence:
-            tensor = partial(_floats, checkpoint, prefix)
-            made = recurrent_vectors(kind.recurrence, tensor)
-            arrays |= {prefix + n: Packed("", aligned_copy(v)) for n, v in made.items()}
+        tensor = partial(_floats, checkpoint, prefix)
+        made: dict[str, NDArray[np.floating]] = {}
+        made |= recurrent_vectors(kind.recurrence, tensor) if kind.recurrence else {}
+        made |= per_head(tensor, heads.num_heads, heads.latent) if heads.latent else {}
+        arrays |= {prefix + n: Packed("", aligned_copy(v)) for n, v in made.items()}
         names = file_names(kind)
         for name in kind.matrices:
             of_file = prefix + names.get(name, name)
