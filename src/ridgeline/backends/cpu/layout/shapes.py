@@ -420,7 +420,7 @@ class Sizes:
         return offsets | {"scores": at}
 
     def latent_bytes(self, apart_from: float) -> int:
-        """Return bytes of "k_b" and "v_b" of all layers; of a weight ``apart_from`` do not count."""
+        """Return the bytes of all "k_b" and "v_b"; of a weight ``apart_from`` do not count."""
         latents = ((kind.heads.num_heads, kind.heads.latent) for kind in self.layers)
         return round(sum(one.num_bytes(num, apart_from) for num, one in latents if one))
 
