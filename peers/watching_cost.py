@@ -20,7 +20,7 @@ from ridgeline.core.records import EngineRecord, StepRecord
 from ridgeline.engine_setup.home import default_home
 from ridgeline.planner.calibration import Calibration, all_of
 from ridgeline.planner.score import Score
-from ridgeline.server.history import History
+from ridgeline.server.recent_records import History
 from ridgeline.simulator.run import Asked, simulate
 from ridgeline.simulator.steptime import Features, StepTime
 

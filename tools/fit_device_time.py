@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.device_time import DeviceTime, Efficiency, batch_seconds, device_time
-from ridgeline.physics.formats import storage_of_dtype
+from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices
 
 ROOT = Path(__file__).parents[1]

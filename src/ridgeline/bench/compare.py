@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.bench.results import COUNTS, LATENCIES, NOTES, STATISTICS, Result, read_results
+from ridgeline.bench.result_names import COUNTS, LATENCIES, NOTES, STATISTICS, Result, read_results
 from ridgeline.bench.tables import as_csv, as_markdown, write_out
 
 Format = Literal["table", "csv", "markdown", "json"]

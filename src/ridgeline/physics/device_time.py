@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from ridgeline.physics.formats import Storage
+from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import Matrix, Shape
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.planner.clock import Clocked
 from ridgeline.planner.load import METRICS, PERCENTILES, Slo
 from ridgeline.planner.place import Placement
 from ridgeline.planner.spot import Spot
+from ridgeline.planner.step_times import Clocked
 from ridgeline.simulator.fleet import Ended
 
 MOST_BUSY = 0.85  # of the knee: above it a time to the first token means nothing

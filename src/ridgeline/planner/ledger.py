@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ridgeline.physics.formats import Storage
+from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.shapes import GROUPS, Cache, Layer, Matrix, Shape
 
 _GIB = 1 << 30

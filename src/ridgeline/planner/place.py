@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
 from ridgeline.machine import usable_cpus
-from ridgeline.physics.formats import (
+from ridgeline.physics.format_bytes import (
     BY_WIDTH,
     FORMATS,
     Storage,
@@ -169,7 +169,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
     problems: list[ValueError] = []
     for backend in BACKENDS.values():
         try:
-            setup = backend.check(wanted)
+            setup = backend.check(wanted, checkpoint.arch)
             footprint = backend.footprint(checkpoint.arch, setup)
         except ValueError as problem:
             problems.append(problem)

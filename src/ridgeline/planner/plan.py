@@ -13,11 +13,11 @@ from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.adapter_room import adapter_room
 from ridgeline.planner.catalogue import ALL, HERE, find_devices
 from ridgeline.planner.choice import Choice
+from ridgeline.planner.choice_search import Alive, Report, search
 from ridgeline.planner.ledger import ASSUMED
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of
 from ridgeline.planner.place import Placement, place
 from ridgeline.planner.published import Published, published_formula
-from ridgeline.planner.search import Alive, Report, search
 from ridgeline.planner.spot import EVICTIONS_PER_HOUR, NOTICE_S
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.planner.verdict import verdict

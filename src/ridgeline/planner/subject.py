@@ -23,7 +23,7 @@ from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
-from ridgeline.physics.formats import FORMATS, Format, Storage, storage_of_config
+from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
 from ridgeline.physics.shapes import Shape
 from ridgeline.planner.adapter_room import NO_ADAPTERS, AdapterRoom
 from ridgeline.planner.stored import (

@@ -14,7 +14,7 @@ from ridgeline.planner.explain_svg import explain_svg
 from ridgeline.planner.helpful import would_help
 from ridgeline.planner.sentences import as_dict, markdown
 from ridgeline.server.errors import ApiError
-from ridgeline.server.history import Forgotten, History
+from ridgeline.server.recent_records import Forgotten, History
 from ridgeline.server.schemas import ERRORS
 from ridgeline.server.service import Service
 

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from ridgeline.engine_setup.locate import stores
-from ridgeline.physics.formats import FORMATS
+from ridgeline.physics.format_bytes import FORMATS
 from ridgeline.physics.hardware import Device
 from ridgeline.planner import LoadWishes, Plan, Wishes
 from ridgeline.planner.catalogue import devices, this_machine

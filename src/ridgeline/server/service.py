@@ -25,7 +25,6 @@ from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
-from ridgeline.server.history import History
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
 from ridgeline.server.lora import Loras, with_adapter
@@ -37,6 +36,7 @@ from ridgeline.server.protocol import (
     ChatRequest,
     CompletionRequest,
 )
+from ridgeline.server.recent_records import History
 from ridgeline.server.replies import OpenAiShape, Reply, Shape
 from ridgeline.server.spans import emit, parent_of
 from ridgeline.server.stream import Stream

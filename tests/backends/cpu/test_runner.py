@@ -132,12 +132,14 @@ def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
         assert per_row.max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["experts beside", "latent of compressed queries"])
-def test_experts_in_bytes(make: Make, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "limit"), [("experts beside", 0.08), ("latent of compressed queries", 0.12)]
+)
+def test_experts_in_bytes(make: Make, name: str, limit: float) -> None:
     """By the middle row: rounding sends a row to another expert now and then."""
     wanted = reference(checkpoint(MODELS[name])).prompt_logits(TOKENS)
     rows = ((make(name).prompt_logits(TOKENS) - wanted) ** 2).mean(axis=1)
-    assert np.sqrt(np.median(rows) / (wanted**2).mean()) < 0.08
+    assert np.sqrt(np.median(rows) / (wanted**2).mean()) < limit
 
 
 @pytest.mark.parametrize("name", ["plain", "partial rope"])

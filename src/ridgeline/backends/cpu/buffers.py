@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.cpu.layout.load import Weights, logits_stride, scores_stride
+from ridgeline.backends.cpu.layout.model_weights import Weights, logits_stride, scores_stride
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Sizes
 from ridgeline.physics.arch import ModelArch
 

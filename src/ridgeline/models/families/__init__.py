@@ -26,7 +26,7 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
-from ridgeline.models.families.layers import (
+from ridgeline.models.families.layer_configs import (
     NO_LIMIT,
     layers_from_config,
     layers_from_gguf,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.rows import expert_halves, row_order
+from ridgeline.models.families.head_order import expert_halves, row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.portable_math import log
 from ridgeline.models.tensors import Tensor

@@ -6,7 +6,7 @@ import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.latent import head_shape
-from ridgeline.backends.cpu.layout.load import (
+from ridgeline.backends.cpu.layout.model_weights import (
     PLAIN,
     embedding_type,
     file_names,

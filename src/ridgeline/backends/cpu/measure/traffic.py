@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ridgeline.backends.cpu.layout.load import Weights
+from ridgeline.backends.cpu.layout.model_weights import Weights
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
 from ridgeline.backends.face import Traffic
 from ridgeline.core.records import StepRecord

@@ -18,7 +18,6 @@ from ridgeline.physics.device_time import DeviceTime
 from ridgeline.physics.hardware import Device
 from ridgeline.planner.catalogue import HERE, prices_of
 from ridgeline.planner.choice import MOST_BUSY, Choice, Seen, seen_of, with_frontier
-from ridgeline.planner.clock import Clocked, clock_of
 from ridgeline.planner.load import METRICS, PERCENTILES, Load, LoadWishes, Slo
 from ridgeline.planner.place import Placement, place
 from ridgeline.planner.spot import (
@@ -33,6 +32,7 @@ from ridgeline.planner.spot import (
     up_share,
 )
 from ridgeline.planner.steady import Bounds, Steady, knee, steady, steady_closed
+from ridgeline.planner.step_times import Clocked, clock_of
 from ridgeline.planner.subject import Subject
 from ridgeline.planner.wishes import AUTO, Wishes
 from ridgeline.simulator.fleet import serve_fleet
