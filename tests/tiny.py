@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.tensors import Checkpoint, Tensor
-from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch, Rope
+from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.physics.rope import Rope
+from tests.latent import LAYERS as LATENT_LAYERS
+from tests.latent import chosen_experts, latent_attention, shares_of
 from tests.recurrent import MIXERS, recurred
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -231,6 +234,7 @@ BY_LAYER = {
 }
 
 
+LATENT = {name: replace(PLAIN, layers=layers) for name, layers in LATENT_LAYERS.items()}
 ENCODERS = {
     "encoder": changed(
         standing(PLAIN, "within"),
@@ -392,9 +396,8 @@ def _mlp(
             beside = inner @ layer["beside_down"].T
             x, routed = normed("experts_norm"), normed("router_norm")
         for row, y, z in zip(out, x, routed, strict=True):
-            shares = np.exp(layer["router"] @ z + layer.get("router_bias", 0.0))
-            shares /= shares.sum()
-            chosen = sorted(range(ffn.num), key=lambda e: -shares[e])[: ffn.per_token]
+            shares = shares_of(ffn, layer["router"] @ z + layer.get("router_bias", 0.0))
+            chosen = chosen_experts(ffn, shares, layer.get("choice_bias", 0.0))
             total = shares[chosen].sum() if ffn.normalised else 1.0
             for e in chosen:
                 inner, outer = (slice(e * n, (e + 1) * n) for n in (ffn.size, len(y)))
@@ -408,7 +411,8 @@ def _mlp(
                 row += ffn.scale * shares[e] / total * own * made
         if ffn.shared is not None:
             inner = act(x @ layer["shared_gate"].T) * (x @ layer["shared_up"].T)
-            out += (inner @ layer["shared_down"].T) / (1 + np.exp(-(x @ layer["shared_scale"].T)))
+            gate = np.exp(-(x @ layer["shared_scale"].T)) if ffn.shared_gated else 0.0
+            out += (inner @ layer["shared_down"].T) / (1 + gate)
         if ffn.beside is not None:
             out = _norm(out, layer["experts_post_norm"], arch)
             out = out + _norm(beside, layer["beside_post_norm"], arch)
@@ -434,6 +438,8 @@ def _attention(
 ) -> NDArray[np.float64]:
     """``kept`` has keys and values by the number of their layer."""
     mixer = arch.layers[i].known_attention
+    if mixer.latent is not None:
+        return latent_attention(mixer, layer, x, lambda v, p: _rotated(mixer.rope, v, p, upto))
 
     def project(name: str, heads: int) -> NDArray[np.float64]:
         file = "k" if name == "v" and mixer.v_is_k else name

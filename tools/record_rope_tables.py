@@ -17,7 +17,7 @@ import numpy as np
 from ridgeline.models.facts import Facts
 from ridgeline.models.rope import cos_and_sin, rope_tables
 from ridgeline.models.rope_scaling import rope_from_config
-from ridgeline.physics.arch import Rope
+from ridgeline.physics.rope import Rope
 
 PATH = Path(__file__).resolve().parent.parent / "tests" / "data" / "rope_tables.json"
 HEAD_DIM, MAX_MODEL_LEN = 128, 4096

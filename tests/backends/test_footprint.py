@@ -20,7 +20,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Runner, Sampling, Step, Work
 from ridgeline.physics.arch import ModelArch, Rope
-from tests.tiny import BY_LAYER, PLAIN, changed, checkpoint
+from tests.tiny import BY_LAYER, LATENT, PLAIN, changed, checkpoint
 
 ARCH = replace(PLAIN, vocab_size=20_000)
 MAX_LEN, PROMPT_LEN, BLOCK_SIZE = 512, 300, 16
@@ -58,7 +58,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.mark.parametrize("arch", BY_LAYER.values(), ids=BY_LAYER)
+@pytest.mark.parametrize("arch", (BY_LAYER | LATENT).values(), ids=BY_LAYER | LATENT)
 def test_weights_are_those_that_are_decoded(arch: ModelArch) -> None:
     """The table of layers' inputs stays in its file."""
     runner = ReferenceRunner(checkpoint(arch), num_blocks=2, **SHAPE)

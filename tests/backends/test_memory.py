@@ -16,7 +16,7 @@ from ridgeline.backends.held import held
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
-from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint
+from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint
 
 SHAPE = {"num_blocks": 40, "block_size": 16, "max_model_len": 512, "num_threads": 2}
 WIDE = replace(PLAIN, vocab_size=5000)
@@ -62,9 +62,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.mark.parametrize("arch", ["plain", "tied", "all biases", "qk norm", *BY_LAYER])
+@pytest.mark.parametrize("arch", ["plain", "tied", "all biases", "qk norm", *BY_LAYER, *LATENT])
 def test_of_the_reference(arch: str) -> None:
-    runner = ReferenceRunner(checkpoint((ARCHS | BY_LAYER)[arch]), **SHAPE)
+    runner = ReferenceRunner(checkpoint((ARCHS | BY_LAYER | LATENT)[arch]), **SHAPE)
     for act in (lambda: None, lambda: run(runner)):
         act()
         assert sum(part.num_bytes for part in runner.memory().values()) == all_bytes(runner)

@@ -21,6 +21,7 @@ from ridgeline.physics.arch import ModelArch
 from tests.tiny import (
     ARCHS,
     BY_LAYER,
+    LATENT,
     PLAIN,
     Arrays,
     changed,
@@ -35,7 +36,7 @@ VOCAB = PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
 PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=VOCAB)
 TOLERANCE = 2e-4
-KINDS = ARCHS | BY_LAYER
+KINDS = ARCHS | BY_LAYER | LATENT
 TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCAB, MAX_LEN))
 
 
@@ -132,7 +133,7 @@ def plans(draw: st.DrawFn) -> tuple[int, list[tuple[tuple[int, ...], list[int]]]
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "window", "mixed windows", "partial rope", "qk norm", *BY_LAYER]
+    "name", ["plain", "window", "mixed windows", "partial rope", "qk norm", *BY_LAYER, *LATENT]
 )
 @given(plan=plans())
 @settings(max_examples=25, deadline=None)
@@ -256,7 +257,7 @@ def test_copies_read_every_source_before_they_write_a_target() -> None:
     assert_near(output.logprobs[1][0], expected("plain", second)[-1])
 
 
-@pytest.mark.parametrize("name", ["plain", "one kv head", "as many kv heads", *BY_LAYER])
+@pytest.mark.parametrize("name", ["plain", "one kv head", "as many kv heads", *BY_LAYER, *LATENT])
 def test_the_cache_is_as_large_as_the_formula_says(name: str) -> None:
     arch = KINDS[name]
     runner = make(arch, block_size=3)

@@ -14,7 +14,7 @@ import pytest
 from tools.record_rope_tables import CONFIGS, HEAD_DIM, PATH, digests, rope_of
 
 from ridgeline.models.rope import cos_and_sin, rope_tables
-from ridgeline.physics.arch import Rope
+from ridgeline.physics.rope import Rope
 
 RECORDED: dict[str, str] = json.loads(PATH.read_text())
 FOUND = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])

@@ -13,8 +13,13 @@ from tests.parity.tiny import torch, transformers
 
 # Files name the tensors of experts and of halves otherwise than transformers holds them.
 OTHERWISE = (
+    "deepseek-r1",
+    "deepseek-v2",
+    "deepseek-v2-lite",
     "gemma-3-4b-it",
+    "glm-4.7-flash",
     "granite-3.1-1b-a400m",
+    "kimi-k2",
     "olmoe-1b-7b",
     "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",

@@ -93,6 +93,19 @@ _TWO_ROPES = {
 _SLIDING = {"sliding_window": 8, "num_hidden_layers": 4}
 _EVERY_OTHER = ["sliding_attention", "full_attention"] * 2
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+_DEEPSEEK = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 _QUERY_SCALE = {"head_dim": 32, "query_pre_attn_scalar": 20}
 _FALCON = {
     "head_dim": 12,
@@ -337,6 +350,52 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    "deepseek-v2": (  # as V2-Lite
+        "DeepseekV2",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.0,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 24,
+            "first_k_dense_replace": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.5},
+        },
+    ),
+    "kimi": (
+        "DeepseekV3",
+        {**_DEEPSEEK, "q_lora_rank": 40, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 18,
+            "unused": ("first_k_dense_replace",),
+        },
+    ),
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
     "granite-moe": (
         "GraniteMoe",
@@ -403,6 +462,8 @@ def make_model(name: str, **more: Any) -> Any:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("layer_scalar"):  # learnt, though it is no parameter
                 buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
+            elif buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

@@ -15,8 +15,9 @@ from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
 from tests.models.tiny import CONFIG, hf
-from tests.tiny import ARCHS, BY_LAYER, RECURRENT
+from tests.tiny import ARCHS, BY_LAYER, LATENT, RECURRENT
 
+MODELS = ARCHS | BY_LAYER | LATENT
 PUBLISHED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "configs.json").read_text()
 )
@@ -127,7 +128,7 @@ def test_states_are_counted_alike(name: str) -> None:
     assert weight_params(shape) == costs.weight_params(arch)
 
 
-@pytest.mark.parametrize("arch", (ARCHS | BY_LAYER).values(), ids=ARCHS | BY_LAYER)
+@pytest.mark.parametrize("arch", MODELS.values(), ids=MODELS)
 def test_an_arch_has_the_same_weights_as_a_shape(arch: ModelArch) -> None:
     shape = shape_of_arch(arch, "tiny")
     assert weight_params(shape) == costs.weight_params(arch)

@@ -30,7 +30,7 @@ from tests.models import quantizers
 from tests.models.test_quantized import FORMATS, model
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.physics.test_shapes import PUBLISHED
-from tests.tiny import ARCHS, BY_LAYER, changed, checkpoint
+from tests.tiny import ARCHS, BY_LAYER, LATENT, changed, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -178,11 +178,11 @@ def test_a_model_of_the_engine_is_known_from_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["auto", "f32", "bf16", "int8", "int8-row", "int4"])
 @pytest.mark.parametrize(
-    "name", ["plain", "tied", "all biases", "qk norm", "one kv head", "kinds", *BY_LAYER]
+    "name", ["plain", "tied", "all biases", "qk norm", "one kv head", "kinds", *BY_LAYER, *LATENT]
 )
 def test_packed_weights_have_the_size_that_was_foretold(name: str, dtype: str) -> None:
     """The bytes of the arrays that the backend makes: exactly, whatever the format."""
-    model = checkpoint(replace((ARCHS | BY_LAYER)[name], vocab_size=70))
+    model = checkpoint(replace((ARCHS | BY_LAYER | LATENT)[name], vocab_size=70))
     weights = load_weights(
         model, model_sizes(model.arch, dtype, "int8"), dtype, 64, None, lambda done, total: None
     )

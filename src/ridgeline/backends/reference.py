@@ -25,6 +25,7 @@ from ridgeline.backends.face import Counters, Footprint, Held, Setup, Surroundin
 from ridgeline.backends.held import held
 from ridgeline.backends.reference_cache import KeysAndValues
 from ridgeline.backends.reference_inputs import LayerInputs
+from ridgeline.backends.reference_latent import expanded, queries_and_key
 from ridgeline.backends.reference_lora import Adapted
 from ridgeline.backends.reference_parts import (
     Norm,
@@ -281,6 +282,8 @@ class ReferenceRunner:
         """Return what a layer's attention adds, and which tokens' K/V were finite."""
         mixer, weights = self.arch.layers[index].attention, self._layers[index].attention
         assert mixer is not None
+        if mixer.latent is not None:
+            return self._latent_attention(index, mixer, x, (position_T, slot_T, groups))
         assert weights is not None
         num_q = mixer.num_heads
         num_qk = num_q if mixer.kv_of is not None else num_q + mixer.num_kv_heads
@@ -293,8 +296,7 @@ class ReferenceRunner:
         if weights.q_norm is not None:
             qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         if mixer.rope is not None:
-            cos, sin = self._ropes[mixer.rope]
-            qk = rotate(qk, cos[position_T, None], sin[position_T, None])
+            qk = rotate(qk, *self._angles(mixer, position_T))
         finite_T = np.ones(len(x), bool)
         if mixer.kv_of is None:
             finite_T = self.cache.write(index, slot_T, qk[:, num_q:], v_TKD)
@@ -308,6 +310,25 @@ class ReferenceRunner:
         out = adapt(linear(attended, weights.o, weights.o_bias), attended, "o")
         return scaled(out, mixer.out_scale), finite_T
 
+    def _angles(self, mixer: Attention, position_T: Ints) -> tuple[Floats, Floats]:
+        """Return cosines and sines of tokens, [T, 1, pairs]."""
+        assert mixer.rope is not None
+        cos, sin = self._ropes[mixer.rope]
+        return cos[position_T, None], sin[position_T, None]
+
+    def _latent_attention(
+        self, index: int, mixer: Attention, x: Floats, places: _Places
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return what latent attention adds, and which tokens' latents were finite."""
+        position_T, slot_T, groups = places
+        weights, angles = self._layers[index].latent, self._angles(mixer, position_T)
+        q, key = queries_and_key(x, weights, mixer, angles)
+        finite_T = self.cache.write(index, slot_T, key)
+        seen = np.empty((len(x), mixer.num_heads, mixer.value_dim), np.float32)
+        for group in groups:
+            seen[group.rows_BN] = self._attend(index, mixer, q[group.rows_BN], group, None)
+        return expanded(seen, weights), finite_T
+
     def _attend(
         self,
         layer: int,
@@ -316,7 +337,7 @@ class ReferenceRunner:
         group: _Group,
         sinks: Floats | None,
     ) -> Floats:
-        """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D]."""
+        """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D] of v."""
         B, N, H, D = q_BNHD.shape
         K = mixer.num_kv_heads
         k_BLKD, v_BLKD = self.cache.read(layer, group.tables)
@@ -328,8 +349,8 @@ class ReferenceRunner:
         mask_BNL = group.mask_BNL(self.block_size, mixer)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
         softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
-        out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, D)
-        result: Floats = out.transpose(0, 3, 1, 2, 4).reshape(B, N, H, D)
+        out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, -1)
+        result: Floats = out.transpose(0, 3, 1, 2, 4).reshape(B, N, H, -1)
         return result
 
     # --- results -------------------------------------------------------------------------------
@@ -406,8 +427,8 @@ def describe() -> str:
 def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     """Return how much memory a setup takes."""
     num_tokens, max_model_len = setup.max_num_batched_tokens, setup.max_model_len
-    kv_size = max((mixer.kv_size for mixer in arch.attentions), default=0)
-    q_size = max((mixer.q_size for mixer in arch.attentions), default=0)
+    kv_size = max((mixer.num_kv_heads * mixer.key_dim for mixer in arch.attentions), default=0)
+    q_size = max((mixer.num_heads * mixer.key_dim for mixer in arch.attentions), default=0)
     num_heads = max((mixer.num_heads for mixer in arch.attentions), default=0)
     inner = max(layer.ffn.size for layer in arch.layers)
     widest = max(  # projections of a recurrent layer, and what is made of them

@@ -54,6 +54,7 @@ class FeedForwardWeights:
     down_bias: Floats | None
     router: Floats | None
     router_bias: Floats | None
+    choice_bias: Floats | None
     shared_scale: Floats | None
     shared: FeedForwardWeights | None  # that of the expert that all tokens meet
     beside: FeedForwardWeights | None  # that of the network beside experts
@@ -66,7 +67,8 @@ class LayerWeights:
 
     norms: dict[str, Norm]  # by canonical name
     attention: AttentionWeights | None
-    recurrent: dict[str, Floats]  # by canonical name
+    latent: dict[str, Floats]  # of latent attention, by canonical name
+    recurrent: dict[str, Floats]  # the same
     ffn: FeedForwardWeights | None
     inputs: dict[str, Floats]  # what adds the layer's own input, by canonical name
     out_scale: Floats | None
@@ -76,7 +78,7 @@ class LayerWeights:
         norms = [array for norm in self.norms.values() for array in (norm.weight, norm.bias)]
         attention = [] if self.attention is None else _fields(self.attention)
         ffn = [] if self.ffn is None else _fields(self.ffn)
-        mixers = [*attention, *self.recurrent.values()]
+        mixers = [*attention, *self.latent.values(), *self.recurrent.values()]
         ffn += self.inputs.values()
         vectors = [*norms, *mixers, *ffn, self.out_scale]
         return {
@@ -112,8 +114,10 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
         name: Norm(part(name), part(f"{name}_bias") if arch.norm_bias else None)
         for name in layer.norm_names
     }
-    of_attention = None
-    if attention is not None:
+    of_attention, of_latent = None, dict[str, Floats]()
+    if attention is not None and attention.latent is not None:
+        of_latent = {name: part(name) for name in attention.shapes(arch.hidden_size)}
+    elif attention is not None:
         of_attention = AttentionWeights(
             qkv=both(*attention.projections),
             qkv_bias=stack(attention.qkv_bias, *(f"{name}_bias" for name in attention.projections)),
@@ -138,6 +142,7 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
             down_bias=stack(ffn.bias, f"{prefix}down_bias"),
             router=stack(has_experts, "router"),
             router_bias=stack(has_experts and ffn.bias, "router_bias"),
+            choice_bias=stack(isinstance(ffn, Experts) and ffn.choice_bias, "choice_bias"),
             shared_scale=stack(isinstance(ffn, Experts) and ffn.shared_gated, "shared_scale"),
             shared=network(shared, "shared_") if shared else None,
             beside=network(beside, "beside_") if beside else None,
@@ -148,6 +153,7 @@ def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> Lay
     return LayerWeights(
         norms,
         of_attention,
+        of_latent,
         recurrent,
         network(ffn) if ffn.size else None,
         {name: part(name) for name in inputs},
@@ -316,12 +322,17 @@ def gated(activation: str, gate: Floats, up: Floats) -> Floats:
     return out
 
 
-def routes(x: Floats, router: Floats, bias: Floats | None, experts: Experts) -> Floats:
+def routes(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     """Return each expert's weight for each row, ``[rows, experts]``; 0 where it is not met."""
-    logits = linear(x, router, bias)
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    chosen = np.argsort(-shares, axis=1, kind="stable")[:, : experts.per_token]
+    assert weights.router is not None
+    logits = linear(x, weights.router, weights.router_bias)
+    if experts.router == "sigmoid":
+        shares = sigmoid(logits)
+    else:
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+    wanted = shares if weights.choice_bias is None else shares + weights.choice_bias
+    chosen = _largest(_of_best_groups(wanted, experts), experts.per_token)
     chosen_shares = np.zeros_like(shares)
     np.put_along_axis(chosen_shares, chosen, np.take_along_axis(shares, chosen, axis=1), axis=1)
     if experts.normalised:
@@ -330,12 +341,29 @@ def routes(x: Floats, router: Floats, bias: Floats | None, experts: Experts) -> 
     return out
 
 
+def _of_best_groups(wanted: Floats, experts: Experts) -> Floats:
+    """Return what experts are chosen by, where groups limit it: minus infinity in other groups."""
+    if experts.num_groups == 1:
+        return wanted
+    by_group = wanted.reshape(len(wanted), experts.num_groups, -1)
+    best = np.sort(by_group, axis=2)
+    of_groups = best[..., -1] + best[..., -2] if experts.router == "sigmoid" else best[..., -1]
+    kept = np.zeros(of_groups.shape, bool)
+    np.put_along_axis(kept, _largest(of_groups, experts.groups_met), True, axis=1)
+    out: Floats = np.where(kept[..., None], by_group, np.float32(-np.inf)).reshape(wanted.shape)
+    return out
+
+
+def _largest(values: Floats, count: int) -> NDArray[np.intp]:
+    """Return where the largest values of each row are; of equal ones the first."""
+    return np.argsort(-values, axis=1, kind="stable")[:, :count]
+
+
 def _met_experts(
     x: Floats, weights: FeedForwardWeights, experts: Experts, routed: Floats
 ) -> Floats:
     """Return the weighted sum of what each row's experts make of it; ``routed`` chooses them."""
-    assert weights.router is not None
-    shares, out = routes(routed, weights.router, weights.router_bias, experts), np.zeros_like(x)
+    shares, out = routes(routed, weights, experts), np.zeros_like(x)
     if weights.expert_scales is not None:
         shares *= weights.expert_scales
     gates, ups = np.split(weights.gate_up, 2)

@@ -65,6 +65,8 @@ def _specials(family: Family) -> Iterator[str]:
         yield "scaled embedding, residuals and logits"
     if constants.get("ffn.gated") is False:
         yield "an MLP without gates"
+    if "latent.kv_rank" in family.facts:
+        yield "latent attention"
     if constants.get("mixer.gated"):
         yield "gated attention"
     if family.recurrent:
@@ -73,5 +75,7 @@ def _specials(family: Family) -> Iterator[str]:
         yield "a mixture of experts"
     if "shared.size" in family.facts:
         yield "an expert that all tokens meet"
+    if "dense.size" in family.facts:
+        yield "first layers without experts"
     if "beside.size" in family.facts:
         yield "a dense network beside them"

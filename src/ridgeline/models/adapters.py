@@ -306,7 +306,8 @@ class _Binding:
         self._modules: dict[str, tuple[int, list[str]]] = {}  # name in a file: layer, parts
         for i, layer in enumerate(arch.layers):
             inner = () if isinstance(layer.ffn, Experts) else MATRICES[4:]
-            for part in (*MATRICES[:4], *inner):
+            is_latent = layer.attention is not None and layer.attention.latent is not None
+            for part in (*(() if is_latent else MATRICES[:4]), *inner):
                 if part in layer.shapes(1, norm_bias=False) and part in family.layer:
                     in_file = family.prefix.format(i) + family.layer[part]
                     self._modules.setdefault(in_file, (i, []))[1].append(part)

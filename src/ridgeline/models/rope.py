@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.portable_math import power
-from ridgeline.physics.arch import Rope
+from ridgeline.physics.rope import Rope
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from ridgeline.models.facts import Facts, positive
 from ridgeline.models.portable_math import log, power
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Rope
+from ridgeline.physics.rope import Rope
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 _STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
@@ -104,6 +105,33 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
         fixed = _factors(meta, tensors, "rope_freqs.weight", dim)
         divisors = tuple(a * b for a, b in zip(fixed, divisors or (1.0,) * len(fixed), strict=True))
     return Rope(theta, dim, divisors, attention_factor, original_max_position=original)
+
+
+def yarn_score_factor(config: Facts) -> float:
+    """Return what a config.json's YaRN multiplies scores by, beside cosine and sine.
+
+    Latent attention turns only a part of its heads, so the temperature of the whole score is no
+    part of the rotation ("mscale_all_dim"; DeepSeek-V2, 2024).
+    """
+    scaling = _scaling(config)
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind == "default" or not scaling.get("mscale_all_dim"):
+        return 1.0
+    return _magnitude(scaling.number("factor"), scaling.number("mscale_all_dim")) ** 2
+
+
+def latent_rope_from_gguf(meta: Facts, tensors: Mapping[str, Tensor]) -> tuple[Rope, float]:
+    """Return the rotation of a GGUF file with latent attention, and what multiplies its scores.
+
+    These files keep a tenth of "mscale_all_dim"; as in llama.cpp, cosine and sine stay as they are.
+    """
+    rope = rope_from_gguf(meta, meta.integer("rope.dimension_count"), tensors)
+    key = "rope.scaling.yarn_log_multiplier"
+    weight = 10.0 * meta.number(key) if meta.get(key) else 0.0
+    if meta.text("rope.scaling.type", "linear") != "yarn":
+        return rope, 1.0
+    rope = replace(rope, attention_factor=meta.number("rope.scaling.attn_factor", 1.0))
+    return rope, _magnitude(meta.number("rope.scaling.factor"), weight) ** 2
 
 
 def _scaling(config: Facts) -> Facts:

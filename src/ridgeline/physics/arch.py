@@ -9,45 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ridgeline.physics.latent import Latent
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
+from ridgeline.physics.rope import Rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
 Pooling = Literal["", "last", "mean", "cls"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding (Su et al., 2021), halves rotated together ("NeoX" order).
-
-    Pair ``i`` of ``dim // 2`` turns by ``position * theta ** (-2 i / dim) / divisor[i]`` radians;
-    cosine and sine are then multiplied by ``attention_factor``. Every published scaling of the
-    context (linear, Llama 3, YaRN, LongRoPE) is such a list of divisors.
-
-    Attributes:
-        theta: base of the frequencies.
-        dim: how many of a head's first channels rotate (``< head_dim`` is "partial" rope).
-        divisors: one per pair, infinite for one that stands still; empty means all ones.
-        attention_factor: multiplies cosine and sine.
-        long_divisors: LongRoPE's second list, for models run beyond ``original_max_position``.
-        original_max_position: context length before extension, tokens; 0 where it does not matter.
-    """
-
-    theta: float
-    dim: int
-    divisors: tuple[float, ...] = ()
-    attention_factor: float = 1.0
-    long_divisors: tuple[float, ...] = ()
-    original_max_position: int = 0
-
-    def divisors_for(self, max_model_len: int) -> tuple[float, ...]:
-        """Return the divisors for an engine whose sequences may reach ``max_model_len`` tokens.
-
-        The choice is made once for all positions, so that a cached key never depends on how long
-        its sequence became later.
-        """
-        if self.long_divisors and max_model_len > self.original_max_position:
-            return self.long_divisors
-        return self.divisors or (1.0,) * (self.dim // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +44,8 @@ class Attention:
             channels; it has none of its own (Brandon et al., 2024). None: it has its own.
         v_norm: RMS norm of each value head, without a weight.
         v_is_k: values are the products for keys, before these are normed and turned.
+        latent: keys and values of all heads are made of one vector of a token, which alone is kept;
+            ``num_kv_heads`` is 1, and ``head_dim`` that of a query before it is absorbed.
     """
 
     num_heads: int
@@ -97,10 +66,13 @@ class Attention:
     kv_of: int | None = None
     v_norm: bool = False
     v_is_k: bool = False
+    latent: Latent | None = None
 
     @property
     def projections(self) -> tuple[str, ...]:
         """Canonical names of the matrices that make queries, keys and values, in this order."""
+        if self.latent is not None:
+            return self.latent.projections
         if self.kv_of is not None:
             return ("q",)
         return ("q", "k") if self.v_is_k else ("q", "k", "v")
@@ -120,8 +92,35 @@ class Attention:
         """Channels of all key heads, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def o_size(self) -> int:
+        """Channels that the output projection reads."""
+        return self.q_size if self.latent is None else self.num_heads * self.latent.v_dim
+
+    @property
+    def rope_dim(self) -> int:
+        """Channels of a head that turn."""
+        return self.rope.dim if self.rope else 0
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of a cached key, and of a query that meets it."""
+        return self.head_dim if self.latent is None else self.latent.kv_rank + self.rope_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a cached value; of a latent it is part of the key."""
+        return self.head_dim if self.latent is None else self.latent.kv_rank
+
+    @property
+    def cache_size(self) -> int:
+        """Values of a token in the cache: all keys and values, or one latent."""
+        return 2 * self.kv_size if self.latent is None else self.key_dim
+
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
+        if self.latent is not None:
+            return self.latent.shapes(hidden_size, self.num_heads, self.rope_dim)
         q_size, kv_size = self.q_size, self.kv_size
         rows = {"q": q_size, "k": kv_size, "v": kv_size}
         rows = {name: rows[name] for name in self.projections}
@@ -190,8 +189,8 @@ class Mlp:
 class Experts:
     """A mixture of experts: gated networks, of which a token goes to a few (Shazeer et al., 2017).
 
-    The router's products are put through softmax, and the experts of the largest are met: of equal
-    ones the first. What they make is added up with the softmax as weights.
+    The router's products are put through softmax or a sigmoid, and the experts of the largest are
+    met: of equal ones the first. What they make is added up with these shares as weights.
 
     Attributes:
         num: experts.
@@ -209,6 +208,12 @@ class Experts:
             of the residual stream; the experts read what "experts_norm" makes of it, and the
             router what "router_norm" does. Behind each of the two stands a norm, "beside_post_norm"
             and "experts_post_norm", before both are added.
+        router: what shares are of the router's products: "softmax", or each one's "sigmoid".
+        choice_bias: a learnt number is added to a share where experts are chosen, not where it is
+            a weight (DeepSeek-V3, 2024).
+        num_groups: runs of experts; 1 limits nothing.
+        groups_met: of these a token goes to so many: with the largest share, or with "sigmoid" the
+            largest sum of two.
     """
 
     num: int
@@ -222,6 +227,10 @@ class Experts:
     shared_gated: bool = False
     own_scales: bool = False
     beside: Mlp | None = None
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    num_groups: int = 1
+    groups_met: int = 1
 
     @property
     def gated(self) -> bool:
@@ -246,6 +255,8 @@ class Experts:
             all_shapes["shared_scale"] = (1, hidden_size)
         if self.own_scales:
             all_shapes["expert_scales"] = (self.num,)
+        if self.choice_bias:
+            all_shapes["choice_bias"] = (self.num,)
         return all_shapes
 
     def active_weights(self, hidden_size: int) -> int:

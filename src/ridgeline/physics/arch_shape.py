@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.physics.latent import Latent
 from ridgeline.physics.layers import (
     Part,
     attention,
@@ -12,6 +13,7 @@ from ridgeline.physics.layers import (
     end,
     experts,
     joined,
+    latent_attention,
     layer_input,
     layer_inputs,
     mamba2,
@@ -69,6 +71,11 @@ def _mixers_shape(hidden: int, layer: Layer) -> Part:
 
 def _mixer_shape(hidden: int, mixer: Attention | Recurrent) -> Part:
     match mixer:
+        case Attention(latent=Latent() as latent):
+            return latent_attention(
+                hidden, mixer.num_heads, latent.q_rank, latent.kv_rank, latent.nope_dim,
+                mixer.rope_dim, latent.v_dim,
+            )  # fmt: skip
         case Attention():
             return attention(
                 hidden, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.window,
@@ -104,6 +111,7 @@ def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
         shared_gate=ffn.shared_gated,
         biased=ffn.bias,
         own_scales=ffn.own_scales,
+        router_bias=ffn.choice_bias,
     )
     if ffn.beside is None:
         return part

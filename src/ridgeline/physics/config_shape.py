@@ -113,6 +113,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": _PLAIN,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
+    "glm4_moe_lite": _DEEPSEEK,
     "glm4_moe": Family(o_bias=False, router_bias=True, optional_qk_norm="head"),
     "gpt_oss": Family(sinks=True, window=2, expert_bias=True, head_dim=64),
     "olmo2": Family(qk_norm="heads"),

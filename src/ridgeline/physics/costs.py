@@ -63,10 +63,10 @@ def weight_bytes(arch: ModelArch, bytes_per_param: float) -> int:
 def kv_bytes_per_token(arch: ModelArch, bytes_per_value: float) -> int:
     """Return the cache bytes of one token: a key and a value per layer, KV head and channel.
 
-    A layer that reads another's keys and values has none.
+    A layer that reads another's keys and values has none, and latent attention one latent.
     """
     owners = (mixer for mixer in arch.attentions if mixer.kv_of is None)
-    return round(2 * sum(mixer.kv_size for mixer in owners) * bytes_per_value)
+    return round(sum(mixer.cache_size for mixer in owners) * bytes_per_value)
 
 
 def state_bytes_per_seq(arch: ModelArch) -> int:
@@ -84,7 +84,7 @@ def kv_read_bytes(arch: ModelArch, start: int, num_tokens: int, bytes_per_value:
     for mixer in arch.attentions:
         window = mixer.window
         before = start if window is None else min(start, window - 1)
-        values += 2 * (before + num_tokens) * mixer.kv_size
+        values += (before + num_tokens) * mixer.cache_size
     return round(values * bytes_per_value)
 
 
@@ -103,6 +103,9 @@ def linear_flops(arch: ModelArch, num_tokens: int) -> int:
 
 
 def _mixer_weights(mixer: Attention | Recurrent, hidden_size: int) -> int:
+    if isinstance(mixer, Attention) and mixer.latent is not None:
+        shapes = mixer.shapes(hidden_size).values()
+        return sum(math.prod(shape) for shape in shapes if len(shape) > 1)
     if isinstance(mixer, Attention):
         gate = mixer.q_size if mixer.gated else 0
         keys_and_values = (len(mixer.projections) - 1) * mixer.kv_size
@@ -124,14 +127,16 @@ def attention_flops(arch: ModelArch, start: int, num_tokens: int) -> int:
 def layer_attention_flops(attention: Attention, start: int, num_tokens: int) -> int:
     """Return the FLOPs of one layer's attention, over the keys that each token really sees.
 
-    Per query head and visible key: ``2 head_dim`` for the score, the same for the value.
+    Per query head and visible key: twice the key's channels for the score, twice the value's for
+    the weighted sum.
     """
     window = attention.window
+    per_key = 2 * attention.num_heads * (attention.key_dim + attention.value_dim)
     if not attention.causal:
         keys = num_tokens * min(start + num_tokens, 2 * (window or start + num_tokens) - 1)
-        return 4 * attention.q_size * keys
+        return per_key * keys
     keys = _visible_keys(start + num_tokens, window) - _visible_keys(start, window)
-    return 4 * attention.q_size * keys
+    return per_key * keys
 
 
 def head_flops(arch: ModelArch, num_rows: int) -> int:

@@ -16,10 +16,10 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import Rope
-from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint, random_arrays
+from ridgeline.physics.rope import Rope
+from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, random_arrays
 
-MODELS = ARCHS | BY_LAYER
+MODELS = ARCHS | BY_LAYER | LATENT
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB)
 PROMPT_TOO = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=3)
@@ -52,6 +52,7 @@ ROUNDED += [
     "kinds",
     "shared keys and values",
     "keys and values of layer 0",
+    "latent",
 ]
 
 Make = Callable[..., CpuRunner]
@@ -135,11 +136,14 @@ def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
         assert per_row.max() < 1e-4
 
 
-def test_a_dense_network_beside_experts_in_bytes(make: Make) -> None:
+@pytest.mark.parametrize(
+    ("name", "limit"), [("experts beside", 0.08), ("latent of compressed queries", 0.12)]
+)
+def test_experts_in_bytes(make: Make, name: str, limit: float) -> None:
     """By the middle row: rounding sends a row to another expert now and then."""
-    wanted = reference(checkpoint(MODELS["experts beside"])).prompt_logits(TOKENS)
-    rows = ((make("experts beside").prompt_logits(TOKENS) - wanted) ** 2).mean(axis=1)
-    assert np.sqrt(np.median(rows) / (wanted**2).mean()) < 0.08
+    wanted = reference(checkpoint(MODELS[name])).prompt_logits(TOKENS)
+    rows = ((make(name).prompt_logits(TOKENS) - wanted) ** 2).mean(axis=1)
+    assert np.sqrt(np.median(rows) / (wanted**2).mean()) < limit
 
 
 @pytest.mark.parametrize("name", ["plain", "partial rope"])
@@ -343,6 +347,7 @@ def test_a_step_in_the_middle_of_prompts_samples_nothing(make: Make) -> None:
 KINDS = ["f32", "bf16", "int8", "int8-row", "int4"]
 OTHERS = ["norms behind", "norms around", "beside", "two ropes", "learnt positions", "experts"]
 OTHERS += ["many experts", "experts", "kinds", "shared keys and values", "experts beside"]
+OTHERS += [*LATENT, "latent"]
 
 
 @pytest.mark.parametrize(

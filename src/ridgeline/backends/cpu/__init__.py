@@ -62,6 +62,8 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
             f"--threads is {setup.num_threads}: at most {MOST_THREADS} can work together"
         )
     dtype, cache_dtype = setup.dtype, setup.kv_cache_dtype
+    if cache_dtype == "int8-int4" and any(a.latent for a in arch.attentions):
+        raise ValueError("--kv-cache-dtype int8-int4: latent attention keeps no values; int8 runs")
     return setup._replace(
         dtype="int8-row" if dtype == "auto" and arch.reads_whole else dtype,
         kv_cache_dtype="int8" if cache_dtype == "auto" else cache_dtype,

@@ -15,6 +15,8 @@ import numpy as np
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.binding import bind, halves_order
+from ridgeline.models.families.deepseek import FAMILIES as _DEEPSEEK
+from ridgeline.models.families.deepseek import GGUF_FAMILIES as _GGUF_DEEPSEEK
 from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
 from ridgeline.models.families.encoders import GGUF_FAMILIES as _GGUF_ENCODERS
 from ridgeline.models.families.gemma4 import FAMILIES as _GEMMA_4
@@ -48,8 +50,8 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _GEMMA_4 | _ENCODERS
-GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_ENCODERS
+HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _ENCODERS
+GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_ENCODERS
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
@@ -96,6 +98,9 @@ def model_from_config(
     if arch.tied_embeddings:
         ignored.append(family.outer.get("head", ""))
     ignored += _keys_of_others(arch, family)
+    if type(guessing := values.get("num_nextn_predict_layers")) is int:
+        prefixes = tuple(family.prefix.format(arch.num_layers + i) for i in range(guessing))
+        ignored += [name for name in raw if name.startswith(prefixes)]
     return arch, bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ def bind(
         raw = _with_types(facts, raw, family)
     if "embed_norm" in family.outer:
         raw = _with_normed_rows(facts, arch, raw, family)
+    raw = _with_turned_keys(arch, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
         if name in family.outer:
@@ -98,6 +100,34 @@ def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict
     values = np.concatenate([positions + row for row in types[: family.num_segments]])
     made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
     return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+
+
+def _with_turned_keys(
+    arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+) -> Mapping[str, Tensor]:
+    """Return the tensors with each "k_b" as ``[heads * nope, rank]``.
+
+    Files that do not have it in one tensor with "v_b" have it as ``[heads, rank, nope]``. It is
+    decoded and turned each time it is asked for.
+    """
+    found = dict(raw)
+    for i, layer in enumerate(arch.layers):
+        name = family.prefix.format(i) + family.instead.get("k_b", "")
+        tensor = raw.get(name)
+        if layer.attention is None or layer.attention.latent is None or tensor is None:
+            continue
+        if len(tensor.shape) == 3:
+            heads, rank, nope = tensor.shape
+            make = partial(_turned, tensor)
+            shape = (heads * nope, rank)
+            found[name] = Tensor.converted(name, "F32", shape, tensor.nbytes, make)
+    return found
+
+
+def _turned(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of f32 rows of matrices ``[count, out, in]``, each of them turned."""
+    values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
+    return values.reshape(-1, tensor.shape[1]).view(np.uint8)
 
 
 def _with_normed_rows(
@@ -198,7 +228,7 @@ def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
     """
     for i, layer in enumerate(arch.layers):
         attention = layer.attention
-        if attention is None or attention.rope is None:
+        if attention is None or attention.rope is None or attention.latent is not None:
             continue
         for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
             if name in tensors:

@@ -18,6 +18,8 @@ def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None
 
     ``parts`` are canonical names of the tensors that it holds, in order.
     """
+    if parts[0].startswith("layers.") and (order := _of_latent(arch, family, parts)) is not None:
+        return order
     index, names = parts[0].split(".")[1:2], tuple(part.rpartition(".")[2] for part in parts)
     if family.heads_inside and len(parts) == 3:
         return _by_part((arch.attentions[0].head_dim,) * 3, arch.attentions[0].num_heads)
@@ -40,6 +42,28 @@ def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None
         )
         return _by_part(sizes, mixer.num_key_heads)
     return None
+
+
+def _of_latent(arch: ModelArch, family: Family, parts: list[str]) -> Order | None:
+    """Return the order of rows of latent attention: of a query head what turns comes first.
+
+    Files have it last, as behind the latent in "kv_a".
+    """
+    index, names = int(parts[0].split(".")[1]), [part.rpartition(".")[2] for part in parts]
+    mixer = arch.layers[index].attention
+    if mixer is None or mixer.latent is None:
+        return None
+    latent, turning = mixer.latent, np.arange(mixer.rope_dim)
+    if family.interleaved:
+        turning = turning.reshape(-1, 2).T.reshape(-1)
+    if names == ["k_b", "v_b"]:
+        return _by_part((latent.nope_dim, latent.v_dim), mixer.num_heads)
+    if names not in (["q"], ["q_b"], ["kv_a"]):
+        return None
+    before, count = (latent.kv_rank, 1) if names == ["kv_a"] else (latent.nope_dim, mixer.num_heads)
+    of_head = np.concatenate([before + turning, np.arange(before)])
+    begins = np.arange(count) * len(of_head)
+    return np.asarray((begins[:, None] + of_head).reshape(-1))
 
 
 def expert_halves(

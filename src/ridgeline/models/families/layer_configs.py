@@ -21,10 +21,18 @@ from ridgeline.models.families.by_layer import (
     with_shared,
 )
 from ridgeline.models.families.table import Family
-from ridgeline.models.rope_scaling import checked_dim, rope_from_config, rope_from_gguf
+from ridgeline.models.rope_scaling import (
+    checked_dim,
+    latent_rope_from_gguf,
+    rope_from_config,
+    rope_from_gguf,
+    yarn_score_factor,
+)
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, Rope
+from ridgeline.physics.arch import Attention, Experts, Layer, Mlp
+from ridgeline.physics.latent import Latent
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
+from ridgeline.physics.rope import Rope
 
 _MAX_LAYERS = 4096
 NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length
@@ -46,6 +54,11 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
         layer = Layer(_recurrent(config, family), ffn, **family.read(config, "layer"))
         return (layer,) * num_layers, config.integer("max_position_embeddings", NO_LIMIT)
     mixer = family.read(config, "mixer")
+    if latent := family.read(config, "latent"):
+        rope, max_position = rope_from_config(config, config.integer("qk_rope_head_dim"))
+        config.get("head_dim")  # of newer files: what turns
+        scaled = rope, yarn_score_factor(config)
+        return _latent_layers(config, family, mixer, latent, scaled, num_layers), max_position
     heads, hidden_size = mixer.pop("num_heads"), config.integer("hidden_size")
     head_dim = mixer.pop("head_dim", None) or config.integer("head_dim", hidden_size // heads)
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -74,6 +87,49 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     return _each_once(layers), max_position
 
 
+def _latent_layers(
+    facts: Facts,
+    family: Family,
+    mixer: dict[str, Any],
+    latent: dict[str, Any],
+    scaled: tuple[Rope, float],
+    num_layers: int,
+) -> tuple[Layer, ...]:
+    """Return layers with latent attention, the first few with a dense network, then with experts.
+
+    ``scaled`` is the rope and what multiplies scores, beside the root of a head's channels.
+    """
+    (rope, factor), head_dim = scaled, mixer["head_dim"]
+    if head_dim <= rope.dim:
+        facts.fail(f"heads of {head_dim} channels of which {rope.dim} turn have none to absorb")
+    one = Attention(
+        num_kv_heads=1,
+        rope=rope,
+        scale=head_dim**-0.5 * factor,
+        latent=Latent(nope_dim=head_dim - rope.dim, **latent),
+        **mixer,
+    )
+    ffn, num_dense = _feed_forward(facts, family), _num_dense_layers(facts, family, num_layers)
+    of_layer = family.read(facts, "layer")
+    first = Layer(one, Mlp(**family.read(facts, "dense")), **of_layer)
+    rest = Layer(one, ffn, **of_layer)
+    return (first,) * num_dense + (rest,) * (num_layers - num_dense)
+
+
+def _num_dense_layers(facts: Facts, family: Family, num_layers: int) -> int:
+    given = facts.get("mlp_layer_types")  # newer files of GLM
+    if given is not None:
+        count = given.count("dense") if type(given) is list else 0
+        if given != ["dense"] * count + ["sparse"] * (num_layers - count):
+            facts.fail("mlp_layer_types must name 'dense' for the first layers, then 'sparse'")
+        facts.get(family.dense_layers)  # says the same
+        return count
+    count = facts.integer(family.dense_layers, 0, low=0)
+    if count > num_layers:
+        facts.fail(f"{facts.prefix}{family.dense_layers} is {count}, of {num_layers} layers")
+    return count
+
+
 def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> tuple[Layer, ...]:
     """Return the layers that a GGUF file describes.
 
@@ -91,6 +147,9 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
             f"are scaled; take the safetensors of the model"
         )
     mixer = family.read(meta, "mixer")
+    if latent := family.read(meta, "latent"):
+        scaled = latent_rope_from_gguf(meta, raw)
+        return _latent_layers(meta, family, mixer, latent, scaled, num_layers)
     heads = mixer.pop("num_heads")
     meta, sizes = widths(meta, num_layers)
     window = 0
@@ -142,18 +201,7 @@ def _layers(
     turning: list[bool],
 ) -> list[Layer]:
     """Return the layers; ``attentions`` has that of each kind but for window and rope."""
-    ffn_kind = Experts if family.has_experts else Mlp
-    ffn = ffn_kind(**family.read(facts, "ffn"))
-    shared = family.read(facts, "shared")
-    if isinstance(ffn, Experts) and shared:
-        ffn = replace(ffn, shared=Mlp(**shared))
-    if isinstance(ffn, Experts) and (dense := family.read(facts, "beside")):
-        ffn = replace(ffn, beside=Mlp(**dense))
-    if isinstance(ffn, Experts) and ffn.per_token > ffn.num:
-        facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
-    if isinstance(ffn, Mlp) and (scales := family.read(facts, "scales")):
-        gate_scale, out_scale = scales["ffn"]
-        ffn = replace(ffn, gate_scale=gate_scale, out_scale=out_scale)
+    ffn = _feed_forward(facts, family)
     of_layer = family.read(facts, "layer")
     made: dict[tuple[str, bool], Layer] = {}
     for kind, turns in zip(kinds, turning, strict=True):
@@ -168,6 +216,33 @@ def _layers(
         made.setdefault((kind, turns), Layer(mixer, ffn, beside=beside, **of_layer))
     first, *others = (made[key] for key in zip(kinds, turning, strict=True))
     return [replace(first, norms=family.first_norms) if family.first_norms else first, *others]
+
+
+def _feed_forward(facts: Facts, family: Family) -> Mlp | Experts:
+    """Return what a token goes through by itself. Raises ModelFileError for numbers that clash."""
+    if not family.has_experts:
+        network = Mlp(**family.read(facts, "ffn"))
+        if scales := family.read(facts, "scales"):
+            gate_scale, out_scale = scales["ffn"]
+            network = replace(network, gate_scale=gate_scale, out_scale=out_scale)
+        return network
+    ffn = Experts(**family.read(facts, "ffn"))
+    shared = family.read(facts, "shared")
+    if shared and shared["size"]:
+        ffn = replace(ffn, shared=Mlp(**shared))
+    if dense := family.read(facts, "beside"):
+        ffn = replace(ffn, beside=Mlp(**dense))
+    if ffn.per_token > ffn.num:
+        facts.fail(f"a token cannot go to {ffn.per_token} of {ffn.num} experts")
+    of_group = ffn.num // ffn.num_groups
+    if ffn.num % ffn.num_groups or ffn.groups_met > ffn.num_groups:
+        facts.fail(
+            f"{ffn.num} experts cannot stand in {ffn.num_groups} groups of which a token goes to "
+            f"{ffn.groups_met}"
+        )
+    if ffn.per_token > of_group * ffn.groups_met or (ffn.num_groups > 1 and of_group < 2):
+        facts.fail(f"groups of {of_group} experts are too small: a token goes to {ffn.per_token}")
+    return ffn
 
 
 def _each_once(layers: list[Layer]) -> tuple[Layer, ...]:

@@ -31,6 +31,10 @@ class Reader(NamedTuple):
         "inverse",
         "bias",
         "adjusted",
+        "total",
+        "product",
+        "groups",
+        "numbered",
     ]
     keys: tuple[str, ...] = ()
     default: Any = None
@@ -68,7 +72,20 @@ class Reader(NamedTuple):
             case "adjusted":
                 return _adjusted(facts, key)
             case "bias":
-                return self.argument in facts.tensors
+                return any(name.endswith(self.argument) for name in facts.tensors)
+            case "total":
+                return sum(facts.integer(key) for key in self.keys)
+            case "product":
+                return facts.integer(self.keys[0], 0, low=0) * facts.integer(self.keys[1])
+            case "groups":
+                limits = facts.text("topk_method", "") != "greedy"
+                return facts.integer(key, 1) if limits else 1
+            case "numbered":
+                number = facts.integer(key, self.default)
+                if number not in self.argument:
+                    known = ", ".join(map(str, self.argument))
+                    facts.fail(f"{facts.prefix}{key} {number} is not supported; supported: {known}")
+                return self.argument[number]
             case "choice":
                 choice = facts.text(key, self.default)
                 if choice not in self.argument:
@@ -160,8 +177,28 @@ def _adjusted(facts: Facts, key: str) -> int:
 
 
 def has(tensor: str) -> Reader:
-    """Whether the file has a tensor of this name."""
+    """Whether the file has a tensor whose name ends so."""
     return Reader("bias", argument=tensor)
+
+
+def total(*keys: str) -> Reader:
+    """A sum of whole numbers."""
+    return Reader("total", keys)
+
+
+def product(count: str, size: str) -> Reader:
+    """A whole number times another; 0 where the first is missing."""
+    return Reader("product", (count, size))
+
+
+def groups(key: str) -> Reader:
+    """A number of groups of experts; 1 where it is missing, or where they play no part."""
+    return Reader("groups", (key,))
+
+
+def numbered(key: str, *, among: Mapping[int, str], default: int) -> Reader:
+    """A number, put into our words."""
+    return Reader("numbered", (key,), default, among)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +213,9 @@ class Family:
             What begins with ``../`` stands in the layer before.
         instead: canonical name within a layer to the name that some files have for it.
         prefix: of a layer's tensors; ``{}`` stands for its number.
-        facts: "mixer", "recurrent", "ffn", "shared" (the expert of all tokens), "beside" (the
-            network beside experts) or "layer", a dot and a field, or a field of the model, to its
+        facts: "mixer", "latent" (see ``physics.latent``), "recurrent", "ffn", "shared" (the expert
+            of all tokens), "beside" (the network beside experts), "dense" (that of the first layers
+            instead of experts) or "layer", a dot and a field, or a field of the model, to its
             reader.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
@@ -213,6 +251,7 @@ class Family:
         must: keys that have no other value, if they are there.
         first_norms: where the first layer's norms stand, if elsewhere than the others'.
         refuse_layers: numbers of layers of models whose files lack a fact.
+        dense_layers: the key that says how many first layers have a dense network, not experts.
     """
 
     outer: Mapping[str, str]
@@ -245,6 +284,7 @@ class Family:
     refuse: tuple[str, ...] = ()
     first_norms: Literal["", "before mlp"] = ""
     refuse_layers: tuple[int, ...] = ()
+    dense_layers: str = ""
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)
 

@@ -15,12 +15,14 @@ from ridgeline.backends.cpu.emit.experts import routed
 from ridgeline.backends.cpu.emit.gemm import GEMV_TILES, MATMUL
 from ridgeline.backends.cpu.emit.ir import I32, I64, Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.latent import expand_latents, latent_rope
 from ridgeline.backends.cpu.emit.lora import expand, shrink
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import BARRIER, fetch_add
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, SHARE_BYTES, STOLEN
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
-from ridgeline.backends.cpu.layout.shapes import TOKENS, FeedForward, Sizes
+from ridgeline.backends.cpu.layout.networks import FeedForward
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 
 _PIECES = 8  # that a thread's share of a product is taken in
 _MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
@@ -294,6 +296,10 @@ class Thread:
     def qkv(self) -> Iterator[tuple[str, int]]:
         """Yield the matrices of queries, keys and values, and where in a row their results go."""
         heads, column = self.kind.heads, 0
+        if heads.latent:
+            columns = heads.latent.columns(heads.num_heads)
+            yield from ((matrix, columns[matrix] * 4) for matrix in heads.projections)
+            return
         for matrix in heads.projections:
             yield matrix, column
             count = heads.num_heads if matrix == "q" else heads.num_kv_heads
@@ -302,9 +308,11 @@ class Thread:
     def rope(self, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value) -> None:
         """Rotate and store one K/V head of the row that has number ``row`` in the step."""
         args, heads = self.args, self.kind.heads
-        position = self.index(args["positions"] + row * 4)
-        block = self.index(self.table(row) + (position >> 4) * 4)
-        record = cache + block * args["records_stride"] + kv_head * heads.record_bytes
+        if heads.latent:
+            latent_rope(self, layer, cache, row, qkv, kv_head)
+            return
+        position, record = self.place(cache, row)
+        record = record + kv_head * heads.record_bytes
         angle = position * (heads.half * 4)
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
         self.of_heads(ROPE).call(
@@ -313,6 +321,12 @@ class Thread:
             query=args["queries"] + row * heads.query_bytes, record=record,
             token=position & (TOKENS - 1), kv_head=kv_head, non_finite=args["non_finite"] + row * 4,
         )  # fmt: skip
+
+    def place(self, cache: Value, row: Value) -> tuple[Value, Value]:
+        """Return a row's position, and where the records of its 16 tokens are."""
+        position = self.index(self.args["positions"] + row * 4)
+        block = self.index(self.table(row) + (position >> 4) * 4)
+        return position, cache + block * self.args["records_stride"]
 
     def table(self, row: Value) -> Value:
         """Return the address of the block table of a row's sequence."""
@@ -324,10 +338,13 @@ class Thread:
     ) -> None:
         """Let ``item``, a first row and 1 or a tile of queries, look at its context."""
         (first, count), heads = item, self.kind.heads
+        out = out + kv_head * (heads.group * heads.out_size * 4)
         self.of_heads(ATTEND).call(
             self.fn, args=self.args_address, thread=self.number, window=layer["window"],
             pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
             sinks=layer["sinks"] + kv_head * (heads.group * 4),
-            records=cache + kv_head * heads.record_bytes, first=first, count=count, kv_head=kv_head,
-            out=out + kv_head * (heads.group * heads.size * 4),
+            records=cache + kv_head * heads.record_step, first=first, count=count, kv_head=kv_head,
+            out=self.local("latents") if heads.latent else out,
         )  # fmt: skip
+        if heads.latent:
+            expand_latents(self, layer, count, kv_head, out)

@@ -7,6 +7,8 @@ The cache is made of records, one for 16 tokens of one key/value head in one lay
     int8-int4  the same with values of 4 bits: see ``narrow_values``
     f16, f32  K: [D][16 tokens], V: [16 tokens][D]
 
+Records of latent attention have no V, and no scales of values (``latent``).
+
 D is the padded head: the first channels of the rotating pairs, the second channels, the rest, each
 padded to 16 with zeros. A row's query is D signed bytes per head, then (scale, -128 * sum) of each
 span of each head; or floats. A span has 32 channels if D is a multiple of that, else 16.
@@ -39,7 +41,6 @@ from ridgeline.backends.cpu.emit.float_attention import (
 )
 from ridgeline.backends.cpu.emit.head_norms import HeadNorm, qk_norms, scale_of_head
 from ridgeline.backends.cpu.emit.ir import (
-    F16,
     F32,
     I8,
     I32,
@@ -49,31 +50,26 @@ from ridgeline.backends.cpu.emit.ir import (
     exp,
     fma,
     maximum,
-    minimum,
     select,
     to_whole,
     vec,
 )
 from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot
 from ridgeline.backends.cpu.emit.kernel import Kernel
-from ridgeline.backends.cpu.emit.narrow_values import (
-    load_narrow_values,
-    rotate_back,
-    store_narrow_values,
-)
+from ridgeline.backends.cpu.emit.latent import emit_latent
+from ridgeline.backends.cpu.emit.narrow_values import load_narrow_values, rotate_back
 from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import (
     BLOCKS_AHEAD,
     emit_prefetch_next_head,
     prefetch_keys_and_values,
 )
+from ridgeline.backends.cpu.emit.records import rotated, store_keys, store_query, store_values
 from ridgeline.backends.cpu.emit.rows import (
     FLOATS,
     NOTHING,
     hadamard,
     largest_of,
-    scale_to_bytes,
-    to_integers,
 )
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
@@ -114,7 +110,10 @@ _Rows = list[tuple[Value, Value]]  # where their queries are, and the act_scales
 
 def emit_attention(module: object, form: Dot, heads: Heads, number: int = 0) -> None:
     """Emit all that ``attend`` calls, and ``rope``, for the module's ``number``-th shape."""
-    _emit_rope(module, heads, number)
+    if heads.latent:
+        emit_latent(module, heads, number)
+    else:
+        _emit_rope(module, heads, number)
     if heads.splits_key_bias:
         _emit_add_key_bias(module, heads, number)
     _emit_softmax(module, heads, number)
@@ -122,9 +121,11 @@ def emit_attention(module: object, form: Dot, heads: Heads, number: int = 0) -> 
     for queries in dict.fromkeys((1, heads.tile)):
         if heads.is_quantised:
             _emit_scores(module, form, heads, queries, number)
-            _emit_weighted_values(module, form, heads, queries, number)
         else:
             emit_float_scores(module, heads, queries, number)
+        if heads.has_planes:
+            _emit_weighted_values(module, form, heads, queries, number)
+        elif not heads.latent:
             emit_float_weighted_values(module, heads, queries, number)
 
 
@@ -163,66 +164,39 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
         fn.finish()
 
     for g in range(heads.group):
-        rotated = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, of_queries(g))
+        x = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, of_queries(g))
         head = kv_head * heads.group + g
-        _store_query(fn, heads, rotated, query, head)
+        store_query(fn, heads, x, query, head)
         if heads.splits_key_bias:
-            _store_bias_factors(fn, heads, rotated, key_bias, query, head)
-        size = size + largest_of(rotated)
+            _store_bias_factors(fn, heads, x, key_bias, query, head)
+        size = size + largest_of(x)
     if not heads.owns:
         finish()
         return
-    rotated = _rotated(fn, heads, load(keys), cos, sin, of_keys(0))
+    x = _rotated(fn, heads, load(keys), cos, sin, of_keys(0))
     plain = load(keys if heads.v_is_k else keys + heads.num_kv_heads * head_bytes)
     if heads.v_norm:
         scale = scale_of_head(heads, plain)
         plain = [value * scale for value in plain]
     if heads.has_narrow_values:
         plain = hadamard(fn, plain)
-    if heads.is_quantised:
-        _store_bytes(fn, heads, rotated, plain, record, token)
-    else:
-        _store_floats(fn, heads, rotated, plain, record, token)
+    store_keys(fn, heads, x, record, token)
+    store_values(fn, heads, plain, record, token)
     # Check for non-finite values here: rounding and max() would hide them.
-    size = size + largest_of(rotated) + largest_of(plain)
+    size = size + largest_of(x) + largest_of(plain)
     finish()
 
 
 def _rotated(
     fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: HeadNorm
 ) -> list[Value]:
-    """Return a head's vectors after its norm, if any, and rope (Su et al., 2021)."""
+    """Return a head's vectors after its norm, if any, and rope."""
     if heads.qk_norm:
         norm, scale = of_norm
         if scale is None:
             scale = scale_of_head(heads, x)
         x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
-    pairs = heads.half // 16
-    first, second, unrotated = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
-    c = [fn.load(cos + 64 * i, FLOATS, 4) for i in range(pairs)]
-    s = [fn.load(sin + 64 * i, FLOATS, 4) for i in range(pairs)]
-    rotated = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
-    rotated += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
-    return rotated + unrotated
-
-
-def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
-    softmax_scale = heads.score_scale
-    if not heads.is_quantised:
-        for i, value in enumerate(x):
-            fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)
-        return
-    target = query + head * heads.size
-    act_scales = query + heads.num_heads * heads.size + head * (8 * heads.spans)
-    for span, (first, vectors) in enumerate(_spans(heads, x)):
-        scale, inverse = scale_to_bytes(largest_of(vectors))
-        total = fn.value(0, I32)
-        for i, value in enumerate(vectors, start=first):
-            integers = to_integers(value, inverse)
-            fn.store(integers.signed(I8), target + 16 * i, 1)
-            total = total + integers.reduce(lambda a, b: a + b)
-        fn.store(scale * softmax_scale, act_scales + 8 * span, 4)
-        fn.store(total * -128, act_scales + 8 * span + 4, 4)
+    return rotated(fn, heads, x, cos, sin)
 
 
 def _store_bias_factors(
@@ -236,55 +210,6 @@ def _store_bias_factors(
         q0, q1 = x[i] * softmax_scale, x[pairs + i] * softmax_scale
         fn.store(fma(q1, b, q0 * a), target + 64 * i, 4)
         fn.store(q1 * a - q0 * b, target + 64 * (pairs + i), 4)
-
-
-def _spans(heads: Heads, x: list[Value]) -> Iterator[tuple[int, list[Value]]]:
-    """Yield the vectors that share a scale, with the index of the first."""
-    wide = heads.span // 16
-    for first in range(0, len(x), wide):
-        yield first, x[first : first + wide]
-
-
-def _store_bytes(
-    fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
-) -> None:
-    scales = record + heads.scales_at + token * 4
-    for span, (first, vectors) in enumerate(_spans(heads, k)):
-        scale, inverse = scale_to_bytes(largest_of(vectors))
-        fn.store(scale, scales + 64 * (1 + span), 4)
-        for i, value in enumerate(vectors, start=first):
-            unsigned = to_integers(value, inverse).signed(I8) ^ -128
-            quads = unsigned.bits(vec(I32, 4))
-            for j in range(4):
-                fn.store(quads.lane(j), record + (4 * i + j) * 64 + token * 4, 4)
-    scale, inverse = scale_to_bytes(largest_of(v))
-    fn.store(scale, scales, 4)
-    if heads.has_narrow_values:
-        store_narrow_values(fn, heads, v, inverse, record, token)
-        return
-    # Single bytes: the four tokens of a word may belong to different threads.
-    column = record + heads.values_at + (token >> 2) * (heads.size * 4) + (token & 3)
-    for i, value in enumerate(v):
-        signed = to_integers(value, inverse).signed(I8)
-        for j in range(16):
-            fn.store(signed.lane(j), column + (16 * i + j) * 4, 1)
-
-
-def _store_floats(
-    fn: Function, heads: Heads, k: list[Value], v: list[Value], record: Value, token: Value
-) -> None:
-    # Only finite values: a block is read whole, later by its next owner, and 0 times infinity is
-    # not a number.
-    size, narrow = heads.value_bytes, heads.cache == "f16"
-    limit = 65504.0 if narrow else 3.4028234663852886e38
-    v_row = record + heads.values_at + token * (heads.size * size)
-    for i in range(len(k)):
-        key, value = (maximum(minimum(x, limit), -limit) for x in (k[i], v[i]))
-        if narrow:
-            key, value = key.signed(F16), value.signed(F16)
-        fn.store(value, v_row + 16 * size * i, size)
-        for j in range(16):
-            fn.store(key.lane(j), record + ((16 * i + j) * TOKENS + token) * size, size)
 
 
 # --- scores, softmax, weighted sum, in bytes ---------------------------------------------------
@@ -338,7 +263,7 @@ def _scores(
             for (query, _), of_row in zip(rows, sums, strict=True):
                 part = broadcast4(fn, query + quad * 4)
                 of_row[:] = [dot(form, s, k, part) for s, k in zip(of_row, keys, strict=True)]
-        scales_at = heads.scales_at + 64 * (1 + span)
+        scales_at = heads.key_scales_at + 64 * span
         scales = [fn.load(record + scales_at, FLOATS, 64) for record in records]
         for (_, q_scales), of_row, totals in zip(rows, sums, scores, strict=True):
             scale = fn.load(q_scales + 8 * span, F32, 4).splat(16)
@@ -389,7 +314,8 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
 
     Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
     bytes: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
-    are, else as floats in place. ``scales`` receive what the weighted sums must be multiplied by.
+    are; else, and of latents, as floats in place. ``scales`` receive what the weighted sums must be
+    multiplied by.
     """
     fn = SOFTMAX.of(number).begin(module)
     scores, score_stride, low, high, count, records, stride, table, planes, scales, sinks = fn.args
@@ -435,7 +361,7 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
             for row, peak, total, row_max in zip(rows, highest, totals, row_maxima, strict=True):
                 p = visible(exp(fn.load(row + block * 64, FLOATS, 4) - peak), 0.0)
                 total.set(total.get() + p)
-                if heads.is_quantised:
+                if heads.has_planes:
                     p = visible(p * fn.load(values, FLOATS, 64), 0.0)
                     row_max.set(maximum(p, row_max.get()))
                 fn.store(p, row + block * 64, 4)
@@ -443,7 +369,7 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
             for sink, peak, total in zip(of_rows, highest, totals, strict=True):
                 total.set(total.get() + select(lanes < 1, exp(sink - peak), 0.0))
         factors = [fn.value(1.0, F32) for _ in group]
-        if heads.is_quantised:
+        if heads.has_planes:
             largest = [row_max.get().reduce(maximum) for row_max in row_maxima]
             factors = [value * (1.0 / _STEPS) for value in largest]
             steps = [select(x > NOTHING, _STEPS / x, fn.value(0.0, F32)) for x in largest]

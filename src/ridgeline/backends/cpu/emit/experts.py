@@ -11,17 +11,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ridgeline.backends.cpu.emit.choice import choose_limited
 from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE
-from ridgeline.backends.cpu.layout.shapes import Experts, FeedForward
+from ridgeline.backends.cpu.layout.networks import Experts, FeedForward
 
 if TYPE_CHECKING:
     from ridgeline.backends.cpu.emit.args import Thread
 
-ROUTE = Kernel("route", ("x", "router", "bias", "size", "out"))
+ROUTE = Kernel("route", ("x", "router", "bias", "size", "out", "choice"))
 _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
 _SHARE = Kernel("share", ("x", "weights", "size", "out"))
 _OWN_SCALES = Kernel("own_scales", ("routes", "scales", "count"))
@@ -78,11 +79,12 @@ def _emit_share(module: object) -> None:
 def _emit_route(module: object, experts: Experts, number: int) -> None:
     """``route``: each expert's weight for a row, 0 for those that it does not go to.
 
-    The softmax of the router's products; of these the ``per_token`` largest, of equals the first.
-    They are then divided by their sum where the model asks for it.
+    The softmax of the router's products, or their sigmoids; of these the ``per_token`` largest, of
+    equals the first. They are then divided by their sum where the model asks for it. ``bias`` is
+    added to the products, or where experts are chosen; ``choice`` is room for that.
     """
     fn = ROUTE.of(number).begin(module)
-    x, router, bias, size, out = fn.args
+    x, router, bias, size, out, choice = fn.args
     with fn.loop(experts.num) as e:
         sums = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in range(2)]
         row = router + e * (size * 4)
@@ -103,12 +105,19 @@ def _emit_route(module: object, experts: Experts, number: int) -> None:
         index = lanes + (at >> 2).signed(I32).splat(16)
         return select(index < experts.num, fn.load(out + at, FLOATS, 4), -1e30)
 
-    with fn.loop(fn.i64(row_bytes), step=64) as at:
-        highest.set(maximum(highest.get(), visible(at)))
-    top = highest.get().reduce(maximum).splat(16)
-    with fn.loop(fn.i64(row_bytes), step=64) as at:
-        fn.store(exp(visible(at) - top), out + at, 4)
-    _choose(fn, out, experts)
+    if experts.router == "sigmoid":
+        with fn.loop(fn.i64(row_bytes), step=64) as at:
+            fn.store(1.0 / (exp(-visible(at)) + 1.0) + visible(at) * 0.0, out + at, 4)
+    else:
+        with fn.loop(fn.i64(row_bytes), step=64) as at:
+            highest.set(maximum(highest.get(), visible(at)))
+        top = highest.get().reduce(maximum).splat(16)
+        with fn.loop(fn.i64(row_bytes), step=64) as at:
+            fn.store(exp(visible(at) - top), out + at, 4)
+    if experts.is_limited:
+        choose_limited(fn, out, bias, choice, experts)
+    else:
+        _choose(fn, out, experts)
     fn.finish()
 
 
@@ -148,9 +157,11 @@ def routed(
     if experts.dense_apart:
         reads = thread.local("rotated")
         thread.only_norm(layer, "router_norm", x, reads)
+    bias = layer["choice_bias" if experts.choice_bias else "router_bias"]
     thread.of_ffn(ROUTE).call(
-        fn, x=reads, router=layer["router"], bias=layer["router_bias"], size=size, out=out
-    )
+        fn, x=reads, router=layer["router"], bias=bias, size=size, out=out,
+        choice=thread.local("choice"),
+    )  # fmt: skip
     if experts.own_scales:
         _OWN_SCALES.call(fn, routes=out, scales=layer["expert_scales"], count=experts.num)
     if experts.dense_gated:

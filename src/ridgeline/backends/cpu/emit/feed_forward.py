@@ -15,7 +15,7 @@ from ridgeline.backends.cpu.emit.kernel import Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.prefetch import next_address, next_share
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.shapes import FeedForward
+from ridgeline.backends.cpu.layout.networks import FeedForward
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
 
-def _load_cached(fn: Function, heads: Heads, at: Value) -> Value:
+def load_cached(fn: Function, heads: Heads, at: Value) -> Value:
+    """Return 16 values of the cache as floats."""
     if heads.cache == "f32":
         return fn.load(at, FLOATS, 4)
     return fn.load(at, vec(F16, 16), 2).signed(F32)
@@ -31,7 +32,7 @@ def emit_float_scores(module: object, heads: Heads, queries: int, number: int) -
         record = record_at(fn, records, stride, table, block)
         sums = [fn.var(fn.lanes(F32, [0.0] * 16)) for _ in q_at]
         with fn.loop(heads.size) as channel:
-            keys = _load_cached(fn, heads, record + channel * (TOKENS * heads.value_bytes))
+            keys = load_cached(fn, heads, record + channel * (TOKENS * heads.value_bytes))
             for total, q in zip(sums, q_at, strict=True):
                 x = fn.load(q + channel * 4, F32, 4).splat(16)
                 total.set(fma(keys, x, total.get()))
@@ -55,7 +56,7 @@ def emit_float_weighted_values(module: object, heads: Heads, queries: int, numbe
                 with fn.loop(TOKENS) as token:
                     at = record + token * row_bytes + column * (16 * heads.value_bytes)
                     step = 16 * heads.value_bytes
-                    values = [_load_cached(fn, heads, at + step * j) for j in range(wide)]
+                    values = [load_cached(fn, heads, at + step * j) for j in range(wide)]
                     for row, row_sums in zip(part, sums, strict=True):
                         p_at = planes + plane_stride * row + block * 64 + token * 4
                         p = fn.load(p_at, F32, 4).splat(16)

@@ -152,7 +152,7 @@ def prefetch_keys_and_values(
     for record, later in zip(records, ahead, strict=False):
         prefetch(fn, later + quad * 64)
         line = heads.values_at + quad * 64
-        if line < heads.scales_at:
+        if not heads.latent and line < heads.scales_at:  # a latent's values are keys
             prefetch(fn, record + line, _SECOND_CACHE)
 
 
@@ -182,7 +182,7 @@ def prefetch_next_head(
     fn, heads, records = thread.fn, thread.kind.heads, walk["records"]
     is_last = (kv_head + 1).equals(heads.num_kv_heads)
     next_row = fn.lower(row + 1, thread.args["num_rows"] - 1)
-    back = heads.record_bytes * (heads.num_kv_heads - 1)
-    next_records = select(is_last, records - back, records + heads.record_bytes)
+    back = heads.record_step * (heads.num_kv_heads - 1)
+    next_records = select(is_last, records - back, records + heads.record_step)
     next_table = select(is_last, thread.table(next_row) + (start >> 2), walk["table"])
     thread.of_heads(_NEXT_HEAD).call(fn, **walk | {"records": next_records, "table": next_table})

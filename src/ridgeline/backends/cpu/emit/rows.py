@@ -27,7 +27,8 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, MAX_ROTATED, TILE
-from ridgeline.backends.cpu.layout.shapes import FeedForward, Heads, Sizes
+from ridgeline.backends.cpu.layout.networks import FeedForward
+from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
 
 FLOATS = vec(F32, 16)
 _GROUP_BYTES = TILE * 4

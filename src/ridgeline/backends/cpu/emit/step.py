@@ -27,6 +27,7 @@ from ridgeline.backends.cpu.emit.argmax import head
 from ridgeline.backends.cpu.emit.args import ATTEND, Thread
 from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
+from ridgeline.backends.cpu.emit.compressed import share_of_queries, whole_queries
 from ridgeline.backends.cpu.emit.experts import joined, met_experts
 from ridgeline.backends.cpu.emit.feed_forward import (
     gated_mlp,
@@ -123,10 +124,13 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
     out_scores, scales = thread.local("scores"), thread.local("scales")
     score_stride = args["scores_stride"]
     planes = out_scores + score_stride * sizes.score_rows
-    if heads.is_quantised:
+    if heads.has_planes:
         weights, weight_stride = planes, score_stride >> 1
     else:
         weights, weight_stride = out_scores, score_stride
+    out_stride = kind.attention * 4
+    if heads.latent:  # latents, of which values are made later
+        out_stride = heads.group * heads.latent.rank * 4
     walk = {"records": records, "stride": stride, "table": table, "count": num_blocks}
     for queries in dict.fromkeys((1, heads.tile)):
         with fn.when(count.equals(queries)):
@@ -153,7 +157,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
                 )  # fmt: skip
             of_heads(weighted_values(queries)).call(
                 fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,
-                out_stride=kind.attention * 4,
+                out_stride=out_stride,
             )  # fmt: skip
     fn.finish()
 
@@ -190,6 +194,7 @@ def _by_outputs(thread: Thread, scope: str) -> None:
             if shape:
                 share_of_projections(thread, i, layer, shape, scope)
             thread.barrier()
+            share_of_queries(thread, i, layer, rows, scope)
             if shape:
                 recur(thread, layer, shape)
                 with fn.loop(rows[1], start=rows[0]) as m:
@@ -207,12 +212,21 @@ def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value,
     """Let this thread's heads attend, in all rows; quantise every row's results."""
     fn, args, kind = thread.fn, thread.args, thread.kind
     attended, num_rows = thread.shared("attended"), rows[1]
-    with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
-        with fn.loop(num_rows) as m:
-            thread.rope(layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
+
+    def attend_all(h: Value) -> None:
         with fn.loop(num_rows) as m:
             out = attended + m * (kind.attention * 4)
             thread.attend(layer, cache, (m, fn.i64(1)), h, out)
+
+    with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
+        with fn.loop(num_rows) as m:
+            thread.rope(layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
+        if not kind.heads.latent:
+            attend_all(h)
+    if kind.heads.latent:  # another thread may have stored the key
+        thread.barrier()
+        with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
+            attend_all(h)
     thread.barrier()
     with fn.loop(num_rows) as m:
         _attended_to_activations(thread, layer, attended + m * (kind.attention * 4), m)
@@ -365,6 +379,7 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
         whole_matmul(thread, layer, "q_gate", high - low, gates, stride)
     if kind.recurrence:
         whole_projections(thread, layer, kind.recurrence, low, high - low)
+    whole_queries(thread, layer, high - low)
     if kind.heads.num_heads:
         with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
             thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)

@@ -24,9 +24,11 @@ ARGUMENTS = (
 MATRIX = ("tiles", "kind", "num_tiles", "num_records", "tile_bytes")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 # Beside those that adapters change: gates of attention, of a dense network beside experts, of a
-# layer's own input, and of a mixer that keeps a state.
+# layer's own input, of latent attention, and of a mixer that keeps a state.
 _MIXERS = ("q_gate", "in", "qkv", "z", "beta", "decay", "out")
-_OTHERS = ("dense_gate", "dense_up", "dense_down", "input_gate", "input_down", *_MIXERS)
+_LATENT = ("q_a", "q_b", "kv_a")
+_OTHERS = ("dense_gate", "dense_up", "dense_down", "input_gate", "input_down", *_LATENT,
+           *_MIXERS)  # fmt: skip
 _NORMS = (
     "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm",
     "router_norm", "experts_norm", "experts_post_norm", "beside_post_norm", "input_post_norm",
@@ -35,7 +37,8 @@ LAYER = (
     "number", "kind", "cache_at",
     "window", "cos", "sin", *_NORMS, *(f"{norm}_bias" for norm in _NORMS),
     "qkv_bias", "qk_norms", "sinks", "o_bias", "key_bias", "key_bias_pairs",
-    "gate_bias", "up_bias", "down_bias", "router", "router_bias",
+    "k_b", "v_b", "q_a_norm", "kv_a_norm",
+    "gate_bias", "up_bias", "down_bias", "router", "router_bias", "choice_bias",
     "expert_scales", "shared_scale", "out_scale",
     "state_at", "conv", "conv_bias", "in_bias", "rates", "gated_scale",
     *(f"{matrix}_{part}" for matrix in (*MATRICES, *_OTHERS) for part in MATRIX),
@@ -45,7 +48,7 @@ ADAPTER = tuple(f"{matrix}_{part}" for matrix in MATRICES for part in ("rank", "
 # Work that threads steal from each other.
 STOLEN = (
     "q", "k", "v", "o", "gate", "down", "head", "blocks", "draws",
-    "dense_gate", "dense_down", "input_gate", "input_down", *_MIXERS,
+    "dense_gate", "dense_down", "input_gate", "input_down", *_LATENT, *_MIXERS,
 )  # fmt: skip
 SHARE_BYTES = 128  # of a thread's counters, one for each of these: whole cache lines
 EXACT_AT = 4 * len(STOLEN)  # behind them: tiles with candidates of pruning, beside the head's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ridgeline.backends.cpu.layout.latent import latent_places
 from ridgeline.backends.cpu.layout.of_model import rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index
 from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
@@ -13,7 +14,13 @@ from ridgeline.physics.arch import ModelArch
 def head_places(
     arch: ModelArch, sizes: Sizes, layer: int
 ) -> tuple[dict[str, Index], dict[str, Index]]:
-    """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding."""
+    """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding.
+
+    Those of latent attention have other names.
+    """
+    mixer, latent = arch.layers[layer].attention, sizes.layers[layer].heads.latent
+    if mixer is not None and latent is not None:
+        return latent_places(mixer, latent)
     heads, pairs = sizes.layers[layer].heads, rotating_pairs(arch, arch.layers[layer])
     rope_order, plain = _channels(heads, pairs)
     counts = heads.num_heads, heads.num_kv_heads

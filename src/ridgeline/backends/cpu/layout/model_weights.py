@@ -21,6 +21,7 @@ from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.head_places import head_places
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
+from ridgeline.backends.cpu.layout.latent import per_head
 from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
@@ -32,8 +33,9 @@ from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch, Rope
+from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.costs import weight_bytes
+from ridgeline.physics.rope import Rope
 
 Floats = NDArray[np.float32]
 PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows
@@ -42,6 +44,7 @@ _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth 
 # What tensors are for.
 _PARTS = {
     **dict.fromkeys(("q", "k", "v", "o", "q_gate"), "attention"),
+    **dict.fromkeys(("q_a", "q_b", "kv_a", "k_b", "v_b"), "attention"),
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
     **dict.fromkeys(("dense_gate", "dense_up", "dense_down", "shared_scale"), "mlp"),
     **dict.fromkeys(("input_gate", "input_down", "inputs_proj"), "inputs"),
@@ -130,7 +133,7 @@ def footprint(
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
-    weights_bytes = weight_bytes(arch, per_weight) + embedding
+    weights_bytes = weight_bytes(arch, per_weight) + embedding + sizes.latent_bytes(per_weight)
     if arch.is_encoder:  # it has no head: neither its weights nor logits
         weights_bytes -= round(arch.vocab_size * arch.hidden_size * per_weight)
     else:
@@ -199,7 +202,7 @@ def _pack_all(
         # Blocks of 32 inputs stay whole where heads need no padding, and with them their values.
         places: dict[str, tuple[Index | None, Index | None]] = {
             **{name: (rows, None) for name, rows in head_rows.items()},
-            "o": (None, head_columns["o"] if heads.size != heads.num_channels else None),
+            "o": (None, head_columns["o"] if -1 in head_columns["o"] else None),
             "q_gate": (head_columns["o"], None),
             **_expert_places(arch, sizes, i),
             **(recurrent_places(kind.recurrence) if kind.recurrence else {}),
@@ -211,10 +214,11 @@ def _pack_all(
         if mixer is not None and mixer.in_scale != 1.0:
             arrays[prefix + "attn_norm"].data[:] *= np.float32(mixer.in_scale)
         arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
-        if kind.recurrence:
-            tensor = partial(_floats, checkpoint, prefix)
-            made = recurrent_vectors(kind.recurrence, tensor)
-            arrays |= {prefix + n: Packed("", aligned_copy(v)) for n, v in made.items()}
+        tensor = partial(_floats, checkpoint, prefix)
+        made: dict[str, NDArray[np.floating]] = {}
+        made |= recurrent_vectors(kind.recurrence, tensor) if kind.recurrence else {}
+        made |= per_head(tensor, heads.num_heads, heads.latent) if heads.latent else {}
+        arrays |= {prefix + n: Packed("", aligned_copy(v)) for n, v in made.items()}
         names = file_names(kind)
         for name in kind.matrices:
             of_file = prefix + names.get(name, name)
@@ -415,6 +419,12 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
         lengths["down_bias"] = num * hidden
     if ffn.experts and ffn.experts.bias:
         lengths["router_bias"] = ffn.experts.num
+    if kind.heads.latent:
+        lengths["kv_a_norm"] = kind.heads.latent.rank
+        if kind.heads.latent.q_rank:
+            lengths["q_a_norm"] = kind.heads.latent.q_rank
+    if ffn.experts and ffn.experts.choice_bias:
+        lengths["choice_bias"] = ffn.experts.num
     if ffn.experts and ffn.experts.own_scales:
         lengths["expert_scales"] = ffn.experts.num
     if kind.out_scale:

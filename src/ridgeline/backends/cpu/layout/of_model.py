@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
+from ridgeline.backends.cpu.layout.networks import Experts, FeedForward
 from ridgeline.backends.cpu.layout.pack import padded
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
-from ridgeline.backends.cpu.layout.shapes import (
-    Experts,
-    FeedForward,
-    Heads,
-    Inputs,
-    LayerKind,
-    Sizes,
-)
+from ridgeline.backends.cpu.layout.shapes import Heads, Inputs, LayerKind, Sizes
 from ridgeline.physics import arch as arch_parts
 from ridgeline.physics.arch import Layer, ModelArch
 from ridgeline.physics.recurrent import Delta, Ssm
@@ -29,7 +24,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
     Raises ValueError for layers that have no code.
     """
     _check_layers(arch)
-    of_layers = [_kind(arch, layer, cache) for layer in arch.layers]
+    of_layers = [_kind(arch, layer, cache, dtype) for layer in arch.layers]
     together = min(kind.heads.tile for kind in of_layers)
     query_bytes = max(kind.heads.query_bytes for kind in of_layers)
     for i, kind in enumerate(of_layers):
@@ -56,7 +51,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
     )
 
 
-def _kind(arch: ModelArch, layer: Layer, cache: str) -> LayerKind:
+def _kind(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> LayerKind:
     """Return what a layer's code depends on: all but its window and the angles of its rope."""
     of_input = None
     if layer.input_size:
@@ -64,7 +59,7 @@ def _kind(arch: ModelArch, layer: Layer, cache: str) -> LayerKind:
         of_input = FeedForward(size, layer.ffn.activation, given=True)
     return LayerKind(
         hidden=padded(arch.hidden_size),
-        heads=_heads(arch, layer, cache),
+        heads=_heads(arch, layer, cache, dtype),
         ffn=_feed_forward(layer.ffn),
         o_bias=_has_bias(layer),
         norm_names=layer.norm_names,
@@ -106,21 +101,26 @@ def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
         _feed_forward(dense) if dense else None,
         ffn.shared_gated,
         ffn.beside is not None,
+        ffn.router,
+        ffn.choice_bias,
+        ffn.num_groups,
+        ffn.groups_met,
     )
     return replace(feed_forward, experts=experts)
 
 
-def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
+def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
     """Return the padded shape of a layer's heads, and the cache's format."""
     attention, pairs = layer.attention, rotating_pairs(arch, layer)
     if attention is None:
         return Heads(0, 0, 0, 0, 0, cache, qkv_bias=False, qk_norm="", eps=arch.norm_eps)
+    latent = latent_heads(attention, dtype)
     return Heads(
         num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
+        num_kv_heads=num_groups(attention.num_heads) if latent else attention.num_kv_heads,
         half=_to_lanes(pairs),
-        rest=_to_lanes(attention.head_dim - 2 * pairs),
-        num_channels=attention.head_dim,
+        rest=_to_lanes(attention.key_dim - 2 * pairs),
+        num_channels=attention.key_dim,
         cache=cache,
         qkv_bias=attention.qkv_bias,
         qk_norm=attention.qk_norm,
@@ -134,6 +134,7 @@ def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
         v_is_k=attention.v_is_k,
         gated=attention.gated,
         out_scale=attention.out_scale,
+        latent=latent,
     )
 
 
@@ -163,6 +164,7 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
     reads = None if mixer.kv_of is None else arch.layers[mixer.kv_of]
     is_plain = layer.norms == "before" and arch.norm == "rms" and not arch.norm_bias
     has = {
+        "biases of experts and of their choice": experts and experts.bias and experts.choice_bias,
         "another mixer than a state space beside attention": keeps and not isinstance(keeps, Ssm),
         "biases beside attention": isinstance(keeps, Ssm) and keeps.bias,
         "gated attention beside a state": keeps and mixer.gated,

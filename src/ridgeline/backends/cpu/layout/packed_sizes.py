@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
+from ridgeline.backends.cpu.layout.latent import head_shape
 from ridgeline.backends.cpu.layout.model_weights import (
     PLAIN,
     embedding_type,
@@ -25,7 +26,7 @@ _PARTS = {
     "gate": "MLP", "up": "MLP", "down": "MLP", "dense_gate": "MLP", "dense_up": "MLP",
     "dense_down": "MLP", "input_gate": "MLP", "input_down": "MLP", "in": "recurrent",
     "qkv": "recurrent", "z": "recurrent", "beta": "recurrent", "decay": "recurrent",
-    "out": "recurrent",
+    "out": "recurrent", "q_a": "attention", "q_b": "attention", "kv_a": "attention",
 }  # fmt: skip
 
 
@@ -80,8 +81,16 @@ def _part_bytes(
         kind = packed_kind(tensor, dtype, columns_moved=columns is not None)
         num_inputs = tensor.shape[1] if columns is None else len(columns)
         return "recurrent", _matrix_bytes(kind, outputs, num_inputs)
+    latent = heads.latent
+    if latent and part in ("k_b", "v_b"):
+        inputs, outputs = head_shape(part, latent)
+        return "attention", heads.num_heads * inputs * outputs * latent.weight_type().itemsize
+    if latent:
+        columns_of = latent.columns(heads.num_heads)
+        rows = dict.fromkeys(("q", "q_b"), columns_of["kv_a"])
+        rows["kv_a"] = columns_of["q_a"] - columns_of["kv_a"]
     if part in _PARTS:
-        moved = part == "o" and heads.size != heads.num_channels
+        moved = part == "o" and heads.out_size * heads.num_heads != tensor.shape[1]
         outputs = rows.get(part, tensor.shape[0])
         if layer.ffn.experts and part in ("gate", "up", "down"):
             outputs = layer.ffn.experts.num * (layer.hidden if part == "down" else layer.ffn.size)

@@ -11,6 +11,8 @@ from itertools import accumulate
 
 from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
+from ridgeline.backends.cpu.layout.latent import LatentHeads
+from ridgeline.backends.cpu.layout.networks import FeedForward
 from ridgeline.backends.cpu.layout.recurrent import Recurrence
 
 TOKENS = 16  # per record
@@ -47,6 +49,7 @@ class Heads:
     v_is_k: bool = False
     gated: bool = False  # what is attended to goes through gates
     out_scale: float = 1.0  # multiplies what is attended to
+    latent: LatentHeads | None = None  # then each of ``num_kv_heads`` reads the same records
     # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
     # thread writes a block's queries for the next layer beside those that others still read.
     most_together: int = 4
@@ -67,6 +70,8 @@ class Heads:
         """The matrices of queries, keys and values, in this order: see ``physics.arch``."""
         if not self.num_heads:
             return ()
+        if self.latent:
+            return self.latent.projections
         if not self.owns:
             return ("q",)
         return ("q", "k") if self.v_is_k else ("q", "k", "v")
@@ -102,9 +107,29 @@ class Heads:
         return TOKENS * self.size * self.value_bytes
 
     @property
+    def parts(self) -> int:
+        """Keys and values, or keys alone."""
+        return 1 if self.latent else 2
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of 16 tokens of one head."""
-        return self.scales_at + (64 * (1 + self.spans) if self.is_quantised else 0)
+        return self.scales_at + (64 * (self.parts - 1 + self.spans) if self.is_quantised else 0)
+
+    @property
+    def record_step(self) -> int:
+        """Bytes from a head's record to the next head's."""
+        return 0 if self.latent else self.record_bytes
+
+    @property
+    def out_size(self) -> int:
+        """Channels of what a head attended to, padded."""
+        return self.latent.value if self.latent else self.size
+
+    @property
+    def has_planes(self) -> bool:
+        """Whether probabilities become integers, in two planes of bytes."""
+        return self.is_quantised and not self.latent
 
     @property
     def span(self) -> int:
@@ -119,7 +144,13 @@ class Heads:
     @property
     def scales_at(self) -> int:
         """Offset of the scales in a record: values', and from 64 bytes on, keys', span by span."""
-        return self.values_at + (self.values_at >> int(self.has_narrow_values))
+        values = 0 if self.latent else self.values_at >> int(self.has_narrow_values)
+        return self.values_at + values
+
+    @property
+    def key_scales_at(self) -> int:
+        """Offset of those of keys: of a latent all."""
+        return self.scales_at + 64 * (self.parts - 1)
 
     @property
     def splits_key_bias(self) -> bool:
@@ -149,57 +180,6 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """How many experts there are, and how a row's are chosen: see ``physics.arch``."""
-
-    num: int
-    per_token: int
-    normalised: bool
-    scale: float
-    bias: bool = False  # of the router and of all projections
-    own_scales: bool = False
-    dense: FeedForward | None = None  # what all rows go through as well
-    dense_gated: bool = False  # its output is weighed
-    dense_apart: bool = False  # it reads other rows than the experts, and norms stand behind both
-
-    @property
-    def weights(self) -> int:
-        """Weights of a row: the experts', and behind them that of the dense network."""
-        return self.num + (self.dense is not None)
-
-    @property
-    def route_stride(self) -> int:
-        """Bytes from row to row of them: whole vectors."""
-        return -(-self.weights // 16) * 64
-
-
-@dataclass(frozen=True, slots=True)
-class FeedForward:
-    """A feed-forward network, or a mixture of experts: see ``physics.arch``."""
-
-    size: int  # padded inner width, of each expert if there are some
-    activation: str = "silu"
-    gated: bool = True
-    bias: bool = False
-    experts: Experts | None = None
-    given: bool = False  # what gates let through is no product: see ``Layer.input_size``
-    gate_scale: float = 1.0  # of what goes into the activation of a gate
-    out_scale: float = 1.0  # of what gates let through
-
-    @property
-    def inner(self) -> tuple[str, ...]:
-        """The matrices that make the inner values."""
-        if self.given:
-            return ("gate",)
-        return ("gate", "up") if self.gated else ("up",)
-
-    @property
-    def gate_up_stride(self) -> int:
-        """Bytes from row to row of gates and ups; off the multiples of a page."""
-        return (2 * self.size + 48) * 4
-
-
-@dataclass(frozen=True, slots=True)
 class Inputs:
     """All layers' own inputs of a token: see ``physics.arch.ModelArch.input_scales``."""
 
@@ -225,30 +205,35 @@ class LayerKind:
 
     @property
     def attention(self) -> int:
-        """All query heads of a row."""
-        return self.heads.num_heads * self.heads.size
+        """All heads of what a row attended to."""
+        return self.heads.num_heads * self.heads.out_size
 
     @property
     def qkv(self) -> int:
-        """Queries, keys and values of a row."""
+        """Queries, keys and values of a row; behind those of a latent its compressed query."""
+        if self.heads.latent:
+            return self.heads.latent.columns(self.heads.num_heads)[""]
         num_kv = max(len(self.heads.projections) - 1, 0) * self.heads.num_kv_heads
         return self.attention + num_kv * self.heads.size
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of 16 tokens of all key/value heads."""
-        return self.heads.num_kv_heads * self.heads.record_bytes if self.heads.owns else 0
+        records = 1 if self.heads.latent else self.heads.num_kv_heads
+        return records * self.heads.record_bytes if self.heads.owns else 0
 
     @property
     def readers(self) -> tuple[tuple[str, ...], ...]:
         """Matrices that read the same row, of those that adapters change."""
         of_ffn = () if self.ffn.experts else (self.ffn.inner, ("down",))
-        return self.heads.projections, ("o",), *of_ffn
+        return () if self.heads.latent else self.heads.projections, ("o",), *of_ffn
 
     @property
     def matrices(self) -> tuple[str, ...]:
         """All matrices in the order in which they are read; of experts the place is the first's."""
         names = [*self.heads.projections]
+        if self.heads.latent and self.heads.latent.q_rank:
+            names.append("q_b")
         if self.heads.gated:
             names.append("q_gate")
         if self.recurrence:
@@ -362,6 +347,7 @@ class Sizes:
         """The longest row that is ever quantised."""
         inner = [ffn.size for ffn in self.all_ffns]
         made = self.recurrence.made if self.recurrence else 0
+        made = max([made, *(heads.latent.q_rank for heads in self.all_heads if heads.latent)])
         return max(self.hidden, made, *inner, *(kind.attention for kind in self.kinds))
 
     @property
@@ -438,6 +424,7 @@ class Sizes:
             "logits": ROW_BLOCK * 4 * HEAD_TILES * TILE * 4,
             **scratch_bytes(self.vocab_size),
             **self._expert_bytes(),
+            **self._latent_bytes(),
             **({"low_rank": ROW_BLOCK * self.low_rank_stride} if self.max_rank else {}),
             **({"beside": ROW_BLOCK * self.hidden * 4} if self.has_both else {}),
         }
@@ -446,6 +433,18 @@ class Sizes:
             offsets[name] = at
             at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
         return offsets | {"scores": at}
+
+    def latent_bytes(self, apart_from: float) -> int:
+        """Return the bytes of all "k_b" and "v_b"; of a weight ``apart_from`` do not count."""
+        latents = ((kind.heads.num_heads, kind.heads.latent) for kind in self.layers)
+        return round(sum(one.num_bytes(num, apart_from) for num, one in latents if one))
+
+    def _latent_bytes(self) -> dict[str, int]:
+        """Return room for a group's absorbed queries, and for the latents that its tile saw."""
+        shapes = [heads for heads in self.all_heads if heads.latent]
+        rank = max((heads.latent.rank for heads in shapes if heads.latent), default=0)
+        absorbed = max((heads.group for heads in shapes), default=0) * rank * 4
+        return {"absorbed": absorbed, "latents": self.score_rows * rank * 4} if shapes else {}
 
     def _expert_bytes(self) -> dict[str, int]:
         experts = [ffn.experts for ffn in self.all_ffns if ffn.experts]
@@ -461,6 +460,7 @@ class Sizes:
             }
         return dense | {
             "routes": ROW_BLOCK * max(strides),
+            "choice": max(one.choice_bytes for one in experts),
             "picked": ROW_BLOCK * 4,
             "gathered_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
             "gathered_values": ROW_BLOCK * self.value_stride,

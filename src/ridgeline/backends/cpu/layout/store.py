@@ -56,7 +56,7 @@ def sources() -> list[Path]:
     """
     package = Path(__file__).parents[3]
     folders = (package / "models", Path(__file__).parent)
-    facts = ("arch.py", "recurrent.py", "text_defaults.py")
+    facts = ("arch.py", "latent.py", "recurrent.py", "rope.py", "text_defaults.py")
     files = [package / "physics" / name for name in facts]
     files += [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     spec = find_spec("gguf")

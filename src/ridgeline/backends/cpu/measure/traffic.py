@@ -57,7 +57,7 @@ def step_traffic(
     behind_keys = 2 * last.input_size * arch.hidden_size
     behind_keys += last.ffn.active_weights(arch.hidden_size)
     if last.attention is not None:
-        behind_keys += last.attention.q_size * arch.hidden_size
+        behind_keys += last.attention.o_size * arch.hidden_size
     if last.recurrent is not None:
         behind_keys += math.prod(last.recurrent.shapes(arch.hidden_size)["out"])
     left_out = 2 * sum(n for _, n in without_output) * behind_keys
@@ -89,7 +89,7 @@ def _kv_bytes(arch: ModelArch, sizes: Sizes, start: int, num_tokens: int) -> int
     for heads in sizes.all_heads:
         pairs = zip(arch.layers, sizes.layers, strict=True)
         alike = replace(arch, layers=tuple(one for one, kind in pairs if kind.heads == heads))
-        bytes_per_value = heads.record_bytes / (2 * TOKENS * heads.num_channels)
+        bytes_per_value = heads.record_bytes / (heads.parts * TOKENS * heads.num_channels)
         num_bytes += kv_read_bytes(alike, start, num_tokens, bytes_per_value)
     return num_bytes
 
