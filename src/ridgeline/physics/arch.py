@@ -212,8 +212,8 @@ class Experts:
         choice_bias: a learnt number is added to a share where experts are chosen, not where it is
             a weight (DeepSeek-V3, 2024).
         num_groups: runs of experts; 1 limits nothing.
-        groups_met: of these a token goes to so many: with the largest share, or with "sigmoid" the
-            largest sum of two.
+        groups_met: runs that a token's experts may be in: those with the largest share, or with
+            "sigmoid" the largest sum of two.
     """
 
     num: int
