@@ -26,7 +26,7 @@ ARCH = changed(PLAIN, windows=WINDOWS)
 PROMPTS = [tuple((i * 7 + j * j) % 50 for j in range(70 + 11 * i)) for i in range(3)]
 
 
-@pytest.fixture(scope="module", params=["reference", "int8", "f32"])
+@pytest.fixture(scope="module", params=["reference", "int8", "int8-int4", "f32"])
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runner]:
