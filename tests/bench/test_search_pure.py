@@ -188,6 +188,18 @@ def test_one_lucky_trial_moves_the_likely_limit_little() -> None:
     assert likely_limit([]) is None
 
 
+def test_an_end_that_does_not_stand_does_not_send_the_search_far_away() -> None:
+    search = Search(1.0, 0.1, is_whole=False)
+    search._num_guesses = 3  # interpolation has had its turns
+    for load, tightness in ((1.0, 0.8), (4.0, 3.0), (1.96, 0.9), (2.04, 1.1), (1.96, 0.9)):
+        search.trials.append(trial(load, tightness))
+    assert search.next_load() == pytest.approx(2.04)
+    search.trials += [trial(2.04, 0.9)] * 20  # pooled, it holds
+    load = search.next_load()
+    assert load is not None
+    assert 2.04 < load < 2.4  # the middle of what is left would be 2.86
+
+
 def test_a_second_trial_that_disagrees_opens_the_search_again() -> None:
     search = Search(1.0, 0.1, is_whole=False)
     for load, tightness in ((1.0, 0.8), (1.04, 1.2), (1.0, 1.3)):

@@ -57,13 +57,14 @@ def run(
     load: float,
     number: int,
     serve: Callable[[list[float], int, int], list[Outcome]] = served,
+    look_s: float = 0.1,
 ) -> Trial:
+    """Run a trial whose judge looks every ``look_s``: looks decide how early it may end."""
     planned, _ = setting.plan(load, number)
     arrivals_s = [one.arrival_s or 0.0 for one in planned]
     outcomes = serve(arrivals_s, planned[0].index, 7 + (setting.workload.seed or 0) + number)
     judge = Judge(setting, setting.num_measured, lambda done, total: None)
     (slo,) = setting.slos
-    look_s = min(0.1, arrivals_s[-1] / 200)
     now_s, is_over = 0.0, False
     while not is_over:
         now_s += look_s

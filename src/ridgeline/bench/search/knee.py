@@ -24,7 +24,7 @@ _FAR, _NEAR = 4.0, 1.3  # times the load, to find the other end of the interval
 _SPREAD = 0.03  # of the limit, as a part: where verdicts are chance; found on simulated queues
 _NUM_LIMITS = 1000  # that are weighed
 _LEAST_LOG = -40.0
-_NUM_GUESSES = 3  # narrowing by interpolation; what is left is halved, which cannot be misled
+_NUM_GUESSES = 3  # narrowing by interpolation; then all trials say where, which always ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,17 @@ class Search:
         return high <= WIDTH * low or (self._is_whole and high - low <= 1)
 
     def _between(self, low: Point, high: Point) -> float:
-        """Return a load between two, close to where interpolation sees the limit."""
+        """Return a load between two, where interpolation or all trials together see the limit.
+
+        If an end did not stand, the next one may be far away; the limit is not.
+        """
         load = math.sqrt(low.load * high.load)
         self._num_guesses += 1
-        if self._num_guesses <= _NUM_GUESSES and high.load > _STEP**2 * low.load:
+        if high.load > _STEP**2 * low.load:
             edge = max(_STEP, (high.load / low.load) ** _LEAST_CUT)
-            load = min(max(self._guess(low, high), low.load * edge), high.load / edge)
+            is_guess = self._num_guesses <= _NUM_GUESSES
+            load = self._guess(low, high) if is_guess else likely_limit(self.trials) or load
+            load = min(max(load, low.load * edge), high.load / edge)
         if self._is_whole:
             load = float(min(max(round(load), low.load + 1), high.load - 1))
         return load
