@@ -29,7 +29,10 @@ _MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
 # ``step`` emits it, from a ``Thread``.
 ATTEND = Kernel(
     "attend",
-    ("args", "thread", "window", "pairs", "sinks", "records", "first", "count", "kv_head", "out"),
+    (
+        *("args", "thread", "window", "pairs", "sinks", "records", "sequences"),
+        *("first", "count", "kv_head", "out"),
+    ),
 )
 
 
@@ -303,7 +306,7 @@ class Thread:
         """Rotate and store one K/V head of the row that has number ``row`` in the step."""
         args, heads = self.args, self.kind.heads
         position = self.index(args["positions"] + row * 4)
-        block = self.index(self.table(row) + (position >> 4) * 4)
+        block = self.index(self.table(self.sequences(layer), row) + (position >> 4) * 4)
         record = cache + block * args["records_stride"] + kv_head * heads.record_bytes
         angle = position * (heads.half * 4)
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
@@ -314,9 +317,13 @@ class Thread:
             token=position & (TOKENS - 1), kv_head=kv_head, non_finite=args["non_finite"] + row * 4,
         )  # fmt: skip
 
-    def table(self, row: Value) -> Value:
+    def sequences(self, layer: Words) -> Value:
+        """Return where it is said at which place each row's table begins, for a layer's group."""
+        return self.args["sequences"] + layer["group"] * self.args["sequences_stride"]
+
+    def table(self, sequences: Value, row: Value) -> Value:
         """Return the address of the block table of a row's sequence."""
-        sequence = self.index(self.args["sequences"] + row * 4)
+        sequence = self.index(sequences + row * 4)
         return self.args["tables"] + sequence * self.args["table_stride"]
 
     def attend(
@@ -328,6 +335,7 @@ class Thread:
             self.fn, args=self.args_address, thread=self.number, window=layer["window"],
             pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
             sinks=layer["sinks"] + kv_head * (heads.group * 4),
-            records=cache + kv_head * heads.record_bytes, first=first, count=count, kv_head=kv_head,
+            records=cache + kv_head * heads.record_bytes, sequences=self.sequences(layer),
+            first=first, count=count, kv_head=kv_head,
             out=out + kv_head * (heads.group * heads.size * 4),
         )  # fmt: skip
