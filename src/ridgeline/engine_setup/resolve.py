@@ -79,11 +79,8 @@ def resolve(
     groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
     policy, notes = _policy(options, arch)
-    batched = options.max_num_batched_tokens or max(
-        _DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        options.max_num_seqs or 0,
-        model_len if policy.whole_prompts else 0,
-    )
+    least = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
+    batched = options.max_num_batched_tokens or max(_DEFAULT_MAX_NUM_BATCHED_TOKENS, least)
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     setup = backend.check(
         Setup(
