@@ -224,7 +224,7 @@ def test_check_sees_a_hole_in_the_middle() -> None:
     seq = admitted(kv, range(20))
     kv.pool.release(seq.table[1])
     seq.table = (seq.table[0], NOWHERE, *seq.table[2:])
-    with pytest.raises(AssertionError, match="block 1 of .* went too early"):
+    with pytest.raises(AssertionError, match=r"block 1 of .* went too early"):
         kv.check([seq])
 
 
