@@ -112,8 +112,8 @@ class Contest:
         files from memory during the others' turns.
         """
         for place, label in enumerate(list(self.running), 1):
-            what = f"Round {number}" if keep else "Warm-up of all caches"
-            self.say(f"{what}: {label} ({place} of {len(self.running)})")
+            phase = f"Round {number}" if keep else "Warm-up of all caches"
+            self.say(f"{phase}: {label} ({place} of {len(self.running)})")
             before = machine.read_stat()
             try:
                 self.process(label, ())
@@ -126,10 +126,10 @@ class Contest:
             self.first_tokens[label] = started["first_token"]
             if keep:
                 self.note_stolen(number, label, machine.stolen_share(before, machine.read_stat()))
-                mine = self.samples.setdefault(label, {name: [] for name in NAMES})
-                mine[START].append(start_s)
+                samples = self.samples.setdefault(label, {name: [] for name in NAMES})
+                samples[START].append(start_s)
                 for name, values in measured["samples"].items():
-                    mine[name] += values
+                    samples[name] += values
 
     def note_stolen(self, number: int, label: str, share: float) -> None:
         """Keep which share of its time the machine's host took from a label in a round."""
@@ -248,24 +248,24 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: the machine is busy, an argument is wrong, or Ridgeline itself fails.
     """
-    wishes = _arguments(argv)
+    flags = _arguments(argv)
     try:
-        peers = chosen(wishes.without)
-        _check_labels(wishes.only, [OURS, *peers])
-        source, vocab_size = model_file(wishes.model)
+        peers = chosen(flags.without)
+        _check_labels(flags.only, [OURS, *peers])
+        source, vocab_size = model_file(flags.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    if not wishes.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
+    if not flags.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
         raise SystemExit(reason)
-    only = tuple(wishes.only)
-    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), printer(), only)
+    only = tuple(flags.only)
+    contest = Contest(Job("", flags.threads, vocab_size, 0, ()), printer(), only)
     for engine in (OURS, *peers):
         contest.enter(engine, source)
-    shapes = quick_shapes() if wishes.quick else SHAPES
-    shapes = tuple(s for s in shapes if s.name in (wishes.shape or NAMES))
-    compare(contest, wishes.repeats, shapes)
-    result = document(contest, source.name, wishes.repeats)
-    if wishes.quick:
+    shapes = quick_shapes() if flags.quick else SHAPES
+    shapes = tuple(s for s in shapes if s.name in (flags.shape or NAMES))
+    compare(contest, flags.repeats, shapes)
+    result = document(contest, source.name, flags.repeats)
+    if flags.quick:
         result["notes"].append("--quick: tiny shapes, these numbers mean nothing")
     print("Median (least-greatest): tokens per second, of start_warm seconds.\n")
     print(report.aligned(report.rows(result)))

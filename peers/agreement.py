@@ -88,10 +88,10 @@ def ours(url: str, model: str, prompts: Path, count: int, streams: int) -> dict[
     command += ["--num-warmups", "0", "--temperature", str(_TEMPERATURE)]
     command += ["--extra-body", json.dumps({"stream_options": _STREAM_OPTIONS})]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    if found["num_successful"] != count:
-        raise SystemExit(f"bench serve: {found['failures']}")
-    of = {name: found[name] for name in FIGURES}
+    document = json.loads(done.stdout.splitlines()[-1])
+    if document["num_successful"] != count:
+        raise SystemExit(f"bench serve: {document['failures']}")
+    of = {name: document[name] for name in FIGURES}
     return {name: one["mean_ms"] if isinstance(one, dict) else one for name, one in of.items()}
 
 
@@ -110,15 +110,15 @@ def theirs(
     command += ["--tokenizer", f"kind=huggingface_auto,model={folder / 'tokenizer'}"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True)
-    found = json.loads((folder / "benchmarks.json").read_text())["benchmarks"][0]["metrics"]
-    if found["request_totals"]["successful"] != count:
-        raise SystemExit(f"guidellm: {found['request_totals']}")
+    metrics = json.loads((folder / "benchmarks.json").read_text())["benchmarks"][0]["metrics"]
+    if metrics["request_totals"]["successful"] != count:
+        raise SystemExit(f"guidellm: {metrics['request_totals']}")
     return {
-        "ttft_from_send": found["time_to_first_token_ms"]["successful"]["mean"],
-        "tpot_excl_first": found["inter_token_latency_ms"]["successful"]["mean"],
-        "tpot_incl_first": found["time_per_output_token_ms"]["successful"]["mean"],
-        "e2e": 1e3 * found["request_latency"]["successful"]["mean"],
-        "output_tokens_per_s": found["output_tokens_per_second"]["successful"]["mean"],
+        "ttft_from_send": metrics["time_to_first_token_ms"]["successful"]["mean"],
+        "tpot_excl_first": metrics["inter_token_latency_ms"]["successful"]["mean"],
+        "tpot_incl_first": metrics["time_per_output_token_ms"]["successful"]["mean"],
+        "e2e": 1e3 * metrics["request_latency"]["successful"]["mean"],
+        "output_tokens_per_s": metrics["output_tokens_per_second"]["successful"]["mean"],
     }
 
 
@@ -161,14 +161,18 @@ def main() -> None:
         subprocess.run(export, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for number in range(flags.rounds):
             files = [prompts_file(folder / f"{i}.jsonl", flags.num_prompts, rng) for i in range(2)]
-            found: dict[str, dict[str, float]] = {}
+            figures: dict[str, dict[str, float]] = {}
             for who in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
                 if who == "ours":
-                    found[who] = ours(url, flags.model, files[0], flags.num_prompts, flags.streams)
+                    figures[who] = ours(
+                        url, flags.model, files[0], flags.num_prompts, flags.streams
+                    )
                 else:
-                    found[who] = theirs(program, url, flags.model, files[1], flags.streams, folder)
-            rounds.append(found)
-            print(f"round {number + 1} of {flags.rounds}: {_line(found)}", file=sys.stderr)
+                    figures[who] = theirs(
+                        program, url, flags.model, files[1], flags.streams, folder
+                    )
+            rounds.append(figures)
+            print(f"round {number + 1} of {flags.rounds}: {_line(figures)}", file=sys.stderr)
     table = summarise(rounds)
     print("| mean of | bench serve | guidellm | ratio (least to greatest of a round) |")
     print("|---|---|---|---|")
@@ -178,8 +182,8 @@ def main() -> None:
     print(json.dumps({"rounds": rounds, "table": table}))
 
 
-def _line(found: Mapping[str, Mapping[str, Any]]) -> str:
-    return ", ".join(f"{n} {found['ours'][n] / found['theirs'][n]:.3f}" for n in FIGURES)
+def _line(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{n} {figures['ours'][n] / figures['theirs'][n]:.3f}" for n in FIGURES)
 
 
 if __name__ == "__main__":

@@ -137,21 +137,21 @@ def num_objects(text: str) -> int:
     if not text.startswith("["):
         raise ValueError(f"no list: {text:.60}")
     decoder, check, count = json.JSONDecoder(), jsonschema.Draft202012Validator(_PERSON), 0
-    rest = text[1:].lstrip()
+    unread = text[1:].lstrip()
     while True:
         try:
-            found, end = decoder.raw_decode(rest)
+            person, end = decoder.raw_decode(unread)
         except ValueError:  # cut here
-            if rest and not rest.startswith("{"):
-                raise ValueError(f"no object: {rest:.60}") from None
+            if unread and not unread.startswith("{"):
+                raise ValueError(f"no object: {unread:.60}") from None
             return count
-        if error := next(check.iter_errors(found), None):
+        if error := next(check.iter_errors(person), None):
             raise ValueError(f"object {count}: {error.message}")
         count += 1
-        rest = rest[end:].lstrip()
-        if rest and not rest.startswith(","):
-            raise ValueError(f"after object {count}: {rest:.60}")
-        rest = rest[1:].lstrip()
+        unread = unread[end:].lstrip()
+        if unread and not unread.startswith(","):
+            raise ValueError(f"after object {count}: {unread:.60}")
+        unread = unread[1:].lstrip()
 
 
 def engines(part: str, without: Sequence[str]) -> list[Engine]:
@@ -268,7 +268,7 @@ def compare(
     An engine whose answer breaks the schema is left out.
     """
     rng = random.Random()
-    found: dict[str, Rounds] = {}
+    rates: dict[str, Rounds] = {}
     held: dict[str, Held] = {}
     streams = max(shape.num_streams for shape in asked.job_shapes)
     for number in range(1, rounds + 1):
@@ -286,14 +286,14 @@ def compare(
                         held.setdefault(label, Held()).check(texts)
             except (LeftOut, ValueError) as error:
                 contest.leave_out(label, str(error))
-                found.pop(label, None)
+                rates.pop(label, None)
                 held.pop(label, None)
                 continue
             share = machine.stolen_share(before, machine.read_stat())
             contest.note_stolen(number, label, share)
             contest.versions[engine_of(label)] = measured["version"]
-            found.setdefault(label, []).append(measured["samples"])
-    return found, held
+            rates.setdefault(label, []).append(measured["samples"])
+    return rates, held
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -315,23 +315,23 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: the machine is busy, an argument is wrong, or Ridgeline itself fails.
     """
-    wishes = _arguments(argv)
+    flags = _arguments(argv)
     try:
-        taking_part = engines(wishes.part, wishes.without)
-        source, vocab_size = model_file(wishes.model)
+        taking_part = engines(flags.part, flags.without)
+        source, vocab_size = model_file(flags.model)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    if not wishes.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
+    if not flags.anyway and (reason := machine.refusal(machine.sample_busy_cores())):
         raise SystemExit(reason)
-    contest = Contest(Job("", wishes.threads, vocab_size, 0, ()), printer())
+    contest = Contest(Job("", flags.threads, vocab_size, 0, ()), printer())
     for engine in taking_part:
         contest.enter(engine, source)
     ids, decode = prompts_of(source)
-    asked = comparison(wishes.part, max(map(len, ids)), quick=wishes.quick)
-    found, held = compare(contest, asked, wishes.rounds, ids, decode)
-    if wishes.quick:
+    asked = comparison(flags.part, max(map(len, ids)), quick=flags.quick)
+    rates, held = compare(contest, asked, flags.rounds, ids, decode)
+    if flags.quick:
         contest.notes.append("--quick: few streams, these numbers mean nothing")
-    table = summarise(asked, found)
+    table = summarise(asked, rates)
     print(markdown(asked, table))
     for label, counts in held.items():
         print(f"\n{label}: {counts}")
@@ -344,7 +344,7 @@ def main(argv: list[str] | None = None) -> None:
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", "-m", "peers.decoding", *(argv or sys.argv[1:])]),
         "model": source.name,
-        "rounds": wishes.rounds,
+        "rounds": flags.rounds,
         "prompt_tokens": [min(map(len, ids)), max(map(len, ids))],
         "machine": machine.description(),
         "versions": contest.versions,

@@ -55,23 +55,23 @@ def _measured(command: list[str], log: str) -> dict[str, Any]:
         )  # fmt: skip
     if done.returncode:
         raise LeftOut(f"{log}: {last_line(path)}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def commands(model: Path, ids: Path, threads: int, rounds: int) -> dict[str, list[str]]:
     """Return the command of each row of the table."""
     last = [str(ids), str(threads), str(rounds)]
     kept = str(HOME / "models" / f"{model.resolve().name}-onnx")
-    found = {}
+    command_of = {}
     for form in PEER.formats:
         name = f"{PEER.name} {form.name}"
         driver = ["-m", f"peers.drivers.{PEER.driver}", str(model.resolve()), form.name, kept]
-        found[name] = [str(PEER.python), *driver, *last]
+        command_of[name] = [str(PEER.python), *driver, *last]
     for dtype in OURS:
         driver = ["-m", "peers.drivers.embeddings_ours", str(model.resolve()), dtype]
-        found[f"ridgeline {dtype}"] = [sys.executable, *driver, *last]
-    return found
+        command_of[f"ridgeline {dtype}"] = [sys.executable, *driver, *last]
+    return command_of
 
 
 def table(rows: dict[str, dict[str, Any]], num_texts: int) -> tuple[str, dict[str, Any]]:
@@ -84,9 +84,9 @@ def table(rows: dict[str, dict[str, Any]], num_texts: int) -> tuple[str, dict[st
     lines = ["| engine | texts/s | least cosine to f32 |", "|---|---:|---:|"]
     for name, row in rows.items():
         speed = num_texts / statistics.median(row["seconds"])
-        least = min(cosine(*pair) for pair in zip(row["vectors"], wanted, strict=True))
-        values[name] = {"texts_per_s": speed, "least_cosine": least}
-        lines.append(f"| {name} | {speed:.1f} | {least:.5f} |")
+        least_cosine = min(cosine(*pair) for pair in zip(row["vectors"], wanted, strict=True))
+        values[name] = {"texts_per_s": speed, "least_cosine": least_cosine}
+        lines.append(f"| {name} | {speed:.1f} | {least_cosine:.5f} |")
     return "\n".join(lines), values
 
 
@@ -112,9 +112,9 @@ def main() -> None:
         for repeat in range(asked.repeats):
             for name, command in ways.items():
                 print(f"{repeat + 1} of {asked.repeats}: {name}", file=sys.stderr)
-                found = _measured(command, f"embeddings-{name}")
-                row = rows.setdefault(name, found | {"seconds": []})
-                row["seconds"] += found["seconds"]
+                result = _measured(command, f"embeddings-{name}")
+                row = rows.setdefault(name, result | {"seconds": []})
+                row["seconds"] += result["seconds"]
     shown, values = table(rows, asked.texts)
     print(shown)
     print(json.dumps({"texts": asked.texts, "tokens": asked.tokens, "rows": values}))

@@ -30,7 +30,7 @@ class Format:
         weights: what ``peers.weights`` makes of the GGUF file; None takes it as it is.
         openvino: what ``drivers.openvino_convert`` makes of that; None takes it as it is.
         dtype: what Ridgeline is told to compute in.
-        drafts: whether Ridgeline guesses tokens ahead.
+        drafts: whether tokens are guessed ahead, by prompt lookup.
     """
 
     name: str

@@ -54,8 +54,8 @@ def server(model: str, *flags: str) -> Iterator[int]:
     )
     try:
         assert process.stdout is not None
-        found = (re.search(r"ready at http://\S+:(\d+)", line) for line in process.stdout)
-        yield int(next(match for match in found if match)[1])
+        matches = (re.search(r"ready at http://\S+:(\d+)", line) for line in process.stdout)
+        yield int(next(match for match in matches if match)[1])
     finally:
         process.terminate()
         process.communicate()
@@ -63,8 +63,8 @@ def server(model: str, *flags: str) -> Iterator[int]:
 
 def post(port: int, sampling: Sampling, max_tokens: int, *, stream: bool = True) -> socket.socket:
     """Send a request."""
-    wish = {"prompt": random_prompt(), "max_tokens": max_tokens, "ignore_eos": True}
-    body = json.dumps(wish | sampling | {"stream": stream}).encode()
+    request = {"prompt": random_prompt(), "max_tokens": max_tokens, "ignore_eos": True}
+    body = json.dumps(request | sampling | {"stream": stream}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", port))
@@ -123,12 +123,12 @@ def offline(llm: LLM, sampling: Sampling, *, stream: bool) -> float:
 def running(port: int, sampling: Sampling, others: Callable[[ExitStack], object]) -> float:
     """Return chunks, so nearly tokens, per second of streams on all seats beside ``others``."""
     with ExitStack() as stack:
-        mine = [post(port, sampling, _LONG_TOKENS) for _ in range(_NUM_SEATS)]
-        while not all(connection.recv(1, socket.MSG_PEEK) for connection in mine):
+        connections = [post(port, sampling, _LONG_TOKENS) for _ in range(_NUM_SEATS)]
+        while not all(connection.recv(1, socket.MSG_PEEK) for connection in connections):
             pass
         others(stack)
         start_s = time.perf_counter() + _SETTLE_S
-        chunks, lasts = watch(mine)
+        chunks, lasts = watch(connections)
         seen = sum(count for when_s, count in chunks if start_s < when_s <= min(lasts))
         return seen / (min(lasts) - start_s)
 

@@ -91,12 +91,12 @@ async def ask(http: httpx2.AsyncClient, one: Sent, *, is_told: bool) -> None:
         one.outcome = "timeout"
         return
     one.end_s = time.monotonic()
-    found = answer.json()
+    document = answer.json()
     if answer.status_code == 200:
         one.outcome = "ok"
-        one.promise = found["metrics"].get("promise", {}).get("outcome", "")
+        one.promise = document["metrics"].get("promise", {}).get("outcome", "")
     else:
-        code = found["error"]["code"]
+        code = document["error"]["code"]
         one.outcome = "refused" if code == "deadline_cannot_be_kept" else str(code)
 
 
@@ -183,7 +183,7 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
     chosen = dice.sample(refused, min(_MOST_REPLAYED, len(refused)))
 
     def kept(load: Sequence[Asked]) -> set[tuple[int, ...]]:
-        found, ended, clock = set(), list[Record](), Clock()
+        in_time, ended, clock = set(), list[Record](), Clock()
         at_speed = AtSpeed(times, speed, clock)
         replica, runner = new_replica(settings, clock, at_speed, ended.append)
 
@@ -195,8 +195,8 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
             if isinstance(record, RequestRecord):
                 one = deadline.get(record.prompt_token_ids)
                 if one is not None and record.finish_s <= one.sent_s + one.total_s:
-                    found.add(record.prompt_token_ids)
-        return found
+                    in_time.add(record.prompt_token_ids)
+        return in_time
 
     before, num = kept(accepted), 0
     num_kept = sum(one.promise == "kept" for one in plan)

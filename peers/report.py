@@ -172,8 +172,8 @@ def insert(page: str, document: Mapping[str, Any]) -> str:
     """
     if page.count(_BEGIN) != 1 or page.count(_END) != 1:
         raise ValueError(f"the page needs {_BEGIN} and {_END}, once each")
-    before, _, rest = page.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
+    before, _, after_begin = page.partition(_BEGIN)
+    _, _, after = after_begin.partition(_END)
     return f"{before}{_BEGIN}\n{markdown(document)}\n{_END}{after}"
 
 

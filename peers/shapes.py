@@ -12,6 +12,7 @@ from typing import Any, Literal
 Kind = Literal["decode", "prefill", "end_to_end"]
 START = "start_warm"  # measured from outside: seconds from process start to first token
 START_TOKENS = 37
+DRAFT_TOKENS = 5  # that a peer guesses ahead, where guesses are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Shape:
         schema: JSON schema of every answer; none without one. No answer may end within
             ``new_tokens + 1`` tokens.
         beams: width of a beam search, of which the best answer counts; 1 searches nothing.
+        first_text: where its prompts begin among the job's texts.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Shape:
     top_p: float = 1.0
     schema: str = ""
     beams: int = 1
+    first_text: int = 0
 
     @property
     def num_sequences(self) -> int:
@@ -109,8 +112,8 @@ class Job:
         seed: of the prompts; another one in each process, so that no cache of prefixes can help.
         shapes: to measure, in this order; none for a process that ends with its first token.
         dtype: what Ridgeline computes in; the peers' formats are in their files.
-        drafts: whether Ridgeline guesses tokens ahead, as it does unless told; the peers do not.
-        texts: prompts to use in place of random ones, as token ids: as many as the shape's streams.
+        drafts: whether tokens are guessed from what the text repeats (prompt lookup).
+        texts: prompts to use in place of random ones, as token ids.
     """
 
     model: str

@@ -48,10 +48,10 @@ def main() -> None:
     """Print a line per rate, then one JSON document."""
     results = {}
     for rate_per_s in (4.0, 30.0):
-        results[f"rate_{rate_per_s:g}"] = found = measure(rate_per_s)
+        results[f"rate_{rate_per_s:g}"] = result = measure(rate_per_s)
         print(
-            f"{found['requests_per_s']:6,} requests/s, {found['us_per_step']:6.1f} us a step of "
-            f"{found['seqs_per_step']:.1f} sequences"
+            f"{result['requests_per_s']:6,} requests/s, {result['us_per_step']:6.1f} us a step of "
+            f"{result['seqs_per_step']:.1f} sequences"
         )
     print(json.dumps(results))
 

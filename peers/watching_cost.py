@@ -20,7 +20,7 @@ from ridgeline.core.records import EngineRecord, StepRecord
 from ridgeline.engine_setup.home import default_home
 from ridgeline.planner.calibration import Calibration, all_of
 from ridgeline.planner.score import Score
-from ridgeline.server.history import History
+from ridgeline.server.recent_records import History
 from ridgeline.simulator.run import Asked, simulate
 from ridgeline.simulator.steptime import Features, StepTime
 
@@ -29,8 +29,8 @@ _UNKNOWN = StepTime((1, 64), (3e-3, 20e-3), 3e-4, 0.0, 0.0, 0.0, 0.0)
 
 def calibration_here() -> Calibration:
     """Return the newest calibration of this machine, or one of a step of three milliseconds."""
-    found = sorted(all_of(default_home()), key=lambda one: one.measured_at)
-    return found[-1] if found else Calibration(
+    calibrations = sorted(all_of(default_home()), key=lambda one: one.measured_at)
+    return calibrations[-1] if calibrations else Calibration(
         model="none", arch="", dtype="", kv_cache_dtype="", backend="cpu", threads=1,
         processor="", source="measured", measured_at=0.0, version="", times=_UNKNOWN,
         step_error=None, total_error=None, factors=(), samples=(), after=(),

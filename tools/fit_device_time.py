@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.device_time import DeviceTime, Efficiency, batch_seconds, device_time
-from ridgeline.physics.formats import storage_of_dtype
+from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices
 
 ROOT = Path(__file__).parents[1]
@@ -45,14 +45,14 @@ def cases() -> list[Case]:
     known = json.loads(KNOWN.read_text(encoding="utf-8"))
     hub = json.loads(CONFIGS.read_text(encoding="utf-8"))
     configs = known["models"] | {name: model["config"] for name, model in hub.items()}
-    found = []
+    pairs = []
     for point in known["points"]:
         shape = shape_of_config(configs[point["model"]])
         kv_bytes = 1.0 if point["dtype"] == "fp8" and point["engine"] == FITTED else 2.0
         device, storage = devices()[point["device"]], storage_of_dtype(point["dtype"])
         times = device_time(shape, storage, kv_bytes, device, constants(START, 2.0), point["tp"])
-        found.append((point, times))
-    return found
+        pairs.append((point, times))
+    return pairs
 
 
 def error(case: Case, with_: Efficiency) -> float:
@@ -87,9 +87,9 @@ def fit(known: list[Case]) -> Efficiency:
                 logs, residuals, damping = tried, new, damping / 3
             else:
                 damping *= 5
-        found = float(residuals @ residuals)
-        if best is None or found < best[0]:
-            best = found, constants(logs, power)
+        squared_error = float(residuals @ residuals)
+        if best is None or squared_error < best[0]:
+            best = squared_error, constants(logs, power)
     assert best is not None
     return best[1]
 
@@ -102,20 +102,20 @@ def quantile_90(errors: list[float]) -> float:
 
 def left_out(known: list[Case], groups: list[str]) -> list[float]:
     """Return the error of each case under constants fitted without its group."""
-    found = {
+    fitted = {
         group: fit([case for case, of in zip(known, groups, strict=True) if of != group])
         for group in dict.fromkeys(groups)
     }
-    return [error(case, found[group]) for case, group in zip(known, groups, strict=True)]
+    return [error(case, fitted[group]) for case, group in zip(known, groups, strict=True)]
 
 
-def row(engine: str, name: str, found: Efficiency, errors: list[float], source: str) -> str:
+def row(engine: str, name: str, efficiency: Efficiency, errors: list[float], source: str) -> str:
     """Return a line of the table."""
     mean = float(np.mean(np.abs(errors)))
     factor = math.ceil(100 * math.exp(quantile_90(errors))) / 100
     return (
-        f"{engine},{name},{found.layer_s * 1e6:.1f},{found.memory:.3f},{found.compute:.3f},"
-        f'{found.power:g},{len(errors)},{mean:.3f},{factor:.2f},"{source}"'
+        f"{engine},{name},{efficiency.layer_s * 1e6:.1f},{efficiency.memory:.3f},"
+        f'{efficiency.compute:.3f},{efficiency.power:g},{len(errors)},{mean:.3f},{factor:.2f},"{source}"'
     )
 
 
@@ -139,8 +139,8 @@ def main(table: Path = TABLE) -> None:
     rows = ["engine,generation,o_us,e_m,e_c,p,num_points,loo_error,factor_90,source"]
     for name, known in {**parts, "all": every}.items():
         groups = [generation[c[0]["id"]] if name == "all" else c[0]["id"] for c in known]
-        errors, found = left_out(known, groups), fitted[name]
-        rows.append(row(FITTED, name, found, errors, "TensorRT-LLM v0.6.1, performance.md"))
+        errors, efficiency = left_out(known, groups), fitted[name]
+        rows.append(row(FITTED, name, efficiency, errors, "TensorRT-LLM v0.6.1, performance.md"))
         show(rows[-1], errors, known)
     others = [case for case in published if case[0]["engine"] != FITTED]
     errors = [error(case, fitted[devices()[case[0]["device"]].generation]) for case in others]

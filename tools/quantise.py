@@ -62,8 +62,8 @@ def of_brain(bits: Array) -> Array:
 
 def largest(values: Array) -> Array:
     """Return the largest size in each last axis, never 0."""
-    found: Array = np.maximum(np.abs(values).max(axis=-1, keepdims=True), np.float32(1e-8))
-    return found
+    sizes: Array = np.maximum(np.abs(values).max(axis=-1, keepdims=True), np.float32(1e-8))
+    return sizes
 
 
 def nearest(values: Array, levels: Array) -> Array:
@@ -156,8 +156,8 @@ def _e4m3() -> Array:
 
 
 def _fp8_bytes(values: Array) -> Array:
-    found = nearest(np.abs(values), _e4m3()).astype(np.uint8)
-    return np.where(values < 0, found | 128, found).astype(np.uint8)
+    codes = nearest(np.abs(values), _e4m3()).astype(np.uint8)
+    return np.where(values < 0, codes | 128, codes).astype(np.uint8)
 
 
 def fp8(w: Array) -> Made:

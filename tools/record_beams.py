@@ -32,7 +32,7 @@ TEXTS = (
     "The three primary colours are",
     "My favourite book is",
 )
-WISHES: tuple[dict[str, Any], ...] = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 2},
     {"num_beams": 4, "early_stopping": True},
     {"num_beams": 4, "length_penalty": 2.0},
@@ -43,13 +43,13 @@ WISHES: tuple[dict[str, Any], ...] = (
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
-def search(model: Any, prompt_ids: list[int], stops: list[int], wish: dict[str, Any]) -> Any:
+def search(model: Any, prompt_ids: list[int], stops: list[int], settings: dict[str, Any]) -> Any:
     """Return all answers of a search, best first: token ids up to the end, and scores."""
-    width = wish["num_beams"]
-    found = model.generate(
+    width = settings["num_beams"]
+    beams = model.generate(
         torch.tensor([prompt_ids]),
         attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
-        **wish,
+        **settings,
         num_return_sequences=width,
         do_sample=False,
         max_new_tokens=NUM_TOKENS,
@@ -59,7 +59,7 @@ def search(model: Any, prompt_ids: list[int], stops: list[int], wish: dict[str, 
         output_scores=True,
     )
     answers = []
-    for row, score in zip(found.sequences.tolist(), found.sequences_scores.tolist(), strict=True):
+    for row, score in zip(beams.sequences.tolist(), beams.sequences_scores.tolist(), strict=True):
         ids = row[len(prompt_ids) :]
         end = next((i for i, token in enumerate(ids) if token in stops), NUM_TOKENS - 1)
         answers.append({"output_ids": ids[: end + 1], "score": round(score, 5)})
@@ -88,12 +88,12 @@ def main() -> None:
     }
     lines = []
     for text in TEXTS:
-        for wish in WISHES:
+        for settings in SETTINGS:
             prompt_ids = encode(text)
-            answers = search(model, prompt_ids, stops, wish)
-            row = {"prompt_ids": prompt_ids, "wish": wish, "answers": answers}
+            answers = search(model, prompt_ids, stops, settings)
+            row = {"prompt_ids": prompt_ids, "wish": settings, "answers": answers}
             lines.append(json.dumps(row, separators=(",", ":")))
-            print(f"{len(lines):3} {text!r} {wish} {answers[0]['score']}", flush=True)
+            print(f"{len(lines):3} {text!r} {settings} {answers[0]['score']}", flush=True)
     body = ",\n".join(lines)
     args.out.write_text(f'{{"header":{json.dumps(header)},\n"searches":[\n{body}\n]}}\n')
 

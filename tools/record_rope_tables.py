@@ -62,9 +62,9 @@ def rope_of(name: str) -> Rope:
 
 def digests() -> dict[str, str]:
     """Return digests of the tables, and of what they are before they are rounded to float32."""
-    found = {name: _digest(*rope_tables(rope_of(name), MAX_MODEL_LEN)) for name in CONFIGS}
+    digest_of = {name: _digest(*rope_tables(rope_of(name), MAX_MODEL_LEN)) for name in CONFIGS}
     angles = np.arange(1 << 18)[:, None] * np.array([1.0, 0.7310585786300049, 5.0])
-    return found | {"float64": _digest(*cos_and_sin(angles))}
+    return digest_of | {"float64": _digest(*cos_and_sin(angles))}
 
 
 def _digest(*arrays: np.ndarray[Any, Any]) -> str:

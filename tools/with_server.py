@@ -21,8 +21,8 @@ def main(model: str, program: list[str]) -> int:
     try:
         assert server.stdout is not None
         for line in server.stdout:
-            if found := re.search(r"ready at (http://\S+)", line):
-                return subprocess.run([sys.executable, *program, f"{found[1]}/v1"]).returncode
+            if match := re.search(r"ready at (http://\S+)", line):
+                return subprocess.run([sys.executable, *program, f"{match[1]}/v1"]).returncode
         return 1
     finally:
         server.terminate()

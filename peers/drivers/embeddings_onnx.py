@@ -95,8 +95,8 @@ def main(model: str, kind: str, out: str, ids: str, threads: str, rounds: str) -
         vectors = states.mean(axis=1)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         seconds.append(time.perf_counter() - begin_s)
-    found = {"seconds": seconds[1:], "vectors": vectors.tolist()}
-    print(json.dumps(found | {"version": onnxruntime.__version__}))
+    result = {"seconds": seconds[1:], "vectors": vectors.tolist()}
+    print(json.dumps(result | {"version": onnxruntime.__version__}))
 
 
 if __name__ == "__main__":

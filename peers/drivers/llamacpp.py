@@ -16,10 +16,13 @@ from pathlib import Path
 import llama_cpp as lib  # type: ignore[import-not-found]
 import numpy as np
 from llama_cpp.llama_grammar import json_schema_to_gbnf  # type: ignore[import-not-found]
+from llama_cpp.llama_speculative import (  # type: ignore[import-not-found]
+    LlamaPromptLookupDecoding,
+)
 from numpy.typing import NDArray
 
 from peers.drivers.measure import Engine, Generate, main
-from peers.shapes import Job, Shape
+from peers.shapes import DRAFT_TOKENS, Job, Shape
 
 _BATCH_TOKENS = 2048
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -49,9 +52,54 @@ def open_engine(job: Job) -> Engine:
         if not contexts[0]:
             raise ValueError(f"llama.cpp refuses {num_streams} streams of {max_tokens} tokens")
         grammars = [_grammar(model, shape.schema) for _ in range(num_streams * bool(shape.schema))]
+        if job.drafts:
+            return _with_lookup(contexts[0], job.vocab_size)
         return _generator(contexts[0], job.vocab_size, shape, grammars)
 
     return ready
+
+
+def _fill(
+    batch: lib.llama_batch, stream: int, position: int, tokens: Sequence[int], num_logits: int
+) -> None:
+    """Add a stream's tokens to a batch; the last ``num_logits`` of them get logits."""
+    for i, token in enumerate(tokens):
+        row = batch.n_tokens
+        batch.token[row] = token
+        batch.pos[row] = position + i
+        batch.n_seq_id[row] = 1
+        batch.seq_id[row][0] = stream
+        batch.logits[row] = i >= len(tokens) - num_logits
+        batch.n_tokens += 1
+
+
+def _with_lookup(context: lib.llama_context_p, vocab_size: int) -> Generate:
+    """One stream, greedy, with llama-cpp-python's own prompt lookup."""
+    batch = lib.llama_batch_init(_BATCH_TOKENS, 0, 1)
+    guess = LlamaPromptLookupDecoding(max_ngram_size=3, num_pred_tokens=DRAFT_TOKENS)
+    memory = lib.llama_get_memory(context)
+
+    def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        [prompt] = prompts
+        lib.llama_memory_clear(memory, False)
+        drafts: list[int] = []
+        text, num_cached = list(prompt), 0
+        while len(text) < len(prompt) + new_tokens:
+            batch.n_tokens = 0
+            _fill(batch, 0, num_cached, [*text[num_cached:], *drafts], len(drafts) + 1)
+            if status := lib.llama_decode(context, batch):
+                raise RuntimeError(f"llama_decode returned {status}")
+            shape = len(drafts) + 1, vocab_size
+            best = np.ctypeslib.as_array(lib.llama_get_logits(context), shape).argmax(axis=1)
+            right = [*map(int.__eq__, best.tolist(), drafts), False].index(False)
+            num_cached = len(text) + right
+            text += best[: right + 1].tolist()
+            lib.llama_memory_seq_rm(memory, 0, num_cached, -1)
+            left = len(prompt) + new_tokens - len(text) - 1
+            drafts = guess(np.array(text, np.intc)).tolist()[: max(left, 0)]
+        return [text[len(prompt) :]]
+
+    return generate
 
 
 def _sampler(shape: Shape, seed: int) -> lib.llama_sampler_p:
@@ -111,14 +159,7 @@ def _generator(
         batch.n_tokens = 0
         ends = []
         for stream, position, tokens in work:
-            for i, token in enumerate(tokens):
-                row = batch.n_tokens
-                batch.token[row] = token
-                batch.pos[row] = position + i
-                batch.n_seq_id[row] = 1
-                batch.seq_id[row][0] = stream
-                batch.logits[row] = i == len(tokens) - 1
-                batch.n_tokens += 1
+            _fill(batch, stream, position, tokens, 1)
             ends.append((stream, batch.n_tokens - 1))
         if status := lib.llama_decode(context, batch):
             raise RuntimeError(f"llama_decode returned {status}")

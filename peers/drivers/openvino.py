@@ -9,7 +9,7 @@ import openvino  # type: ignore[import-not-found]
 import openvino_genai as genai  # type: ignore[import-not-found]
 
 from peers.drivers.measure import Engine, Generate, main
-from peers.shapes import Job, Shape
+from peers.shapes import DRAFT_TOKENS, Job, Shape
 
 _BLOCK_TOKENS = 32
 
@@ -23,6 +23,8 @@ def open_engine(job: Job) -> Engine:
     tokens = max((s.max_tokens for s in job.shapes), default=64)
     scheduler.num_kv_blocks = scheduler.max_num_seqs * (tokens // _BLOCK_TOKENS + 2)
     properties = {"INFERENCE_NUM_THREADS": job.threads}
+    if job.drafts:
+        properties["prompt_lookup"] = True
     pipeline = genai.ContinuousBatchingPipeline(job.model, scheduler, "CPU", properties)
 
     def ready(shape: Shape) -> Generate:
@@ -41,6 +43,9 @@ def open_engine(job: Job) -> Engine:
                 config.structured_output_config = form
             if shape.beams > 1:
                 config.num_beams = shape.beams
+            if job.drafts:
+                config.num_assistant_tokens = DRAFT_TOKENS
+                config.max_ngram_size = 3
             ids = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
             results = pipeline.generate(ids, [config] * len(ids))
             return [list(result.m_generation_ids[0]) for result in results]

@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 
 from peers.drivers.measure import Engine, Generate, main
-from peers.shapes import Job, Shape
+from peers.shapes import DRAFT_TOKENS, Job, Shape
 
 _BLOCK_TOKENS = 32  # the smallest that its attention takes: a beam's last ones come again
 
@@ -40,7 +40,7 @@ def open_engine(job: Job) -> Engine:
     )
 
     searches = any(s.beams > 1 for s in job.shapes)
-
+    lookup = {"method": "ngram", "num_speculative_tokens": DRAFT_TOKENS, "prompt_lookup_max": 3}
     llm = LLM(
         job.model,
         skip_tokenizer_init=not searches and not any(s.schema for s in job.shapes),
@@ -51,6 +51,7 @@ def open_engine(job: Job) -> Engine:
         max_model_len=1024,
         max_num_seqs=max((s.num_sequences for s in job.shapes), default=1),
         disable_log_stats=True,
+        speculative_config=lookup if job.drafts else None,
     )
 
     def ready(shape: Shape) -> Generate:
@@ -68,8 +69,10 @@ def open_engine(job: Job) -> Engine:
             )
             ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
             if shape.beams > 1:
-                wish = BeamSearchParams(shape.beams, new_tokens, ignore_eos=True)
-                best = [found.sequences[0].tokens for found in llm.beam_search(ids, wish)]
+                search_params = BeamSearchParams(shape.beams, new_tokens, ignore_eos=True)
+                best = [
+                    result.sequences[0].tokens for result in llm.beam_search(ids, search_params)
+                ]
                 return [all_[len(p) :] for p, all_ in zip(prompts, best, strict=True)]
             outputs = llm.generate(ids, params, use_tqdm=False)
             return [list(output.outputs[0].token_ids) for output in outputs]

@@ -92,8 +92,8 @@ def raise_file_limit() -> None:
 def cpu_fact(*names: str, proc: Path = Path("/proc")) -> str:
     """Return what the kernel says of the processor under the first of ``names``; "" if nothing."""
     lines = _text(proc / "cpuinfo").splitlines()
-    found = next((line for line in lines if line.startswith(names)), "")
-    return found.partition(":")[2].strip()
+    fact = next((line for line in lines if line.startswith(names)), "")
+    return fact.partition(":")[2].strip()
 
 
 def processor_name() -> str:
@@ -128,9 +128,9 @@ def resident_bytes(address: int, num_bytes: int, proc: Path = Path("/proc")) -> 
         return num_bytes
     if len(present) < end - first:
         return num_bytes
-    found = present.count(1) * _PAGE_BYTES
-    found -= present[0] * (address - first * _PAGE_BYTES)
-    return found - present[-1] * (end * _PAGE_BYTES - address - num_bytes)
+    num_resident = present.count(1) * _PAGE_BYTES
+    num_resident -= present[0] * (address - first * _PAGE_BYTES)
+    return num_resident - present[-1] * (end * _PAGE_BYTES - address - num_bytes)
 
 
 def give_back() -> None:

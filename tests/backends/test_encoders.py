@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.layout.load import footprint, logits_stride
+from ridgeline.backends.cpu.layout.model_weights import footprint, logits_stride
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS
 from ridgeline.backends.cpu.runner import CpuRunner

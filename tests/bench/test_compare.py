@@ -13,8 +13,8 @@ import pytest
 
 from ridgeline.bench.compare import compare_rows, differences, unique_labels
 from ridgeline.bench.load.stats import DEFINITIONS, LATENCIES, Outcome, parse_limits, summarise
-from ridgeline.bench.results import LATENCIES as NAMES
-from ridgeline.bench.results import NOTES, Result, read_results
+from ridgeline.bench.result_names import LATENCIES as NAMES
+from ridgeline.bench.result_names import NOTES, Result, read_results
 
 DATA = Path(__file__).parents[1] / "data" / "results"
 

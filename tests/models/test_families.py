@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import GGUF_FAMILIES, model_from_config
-from ridgeline.models.families.layers import layers_from_gguf
+from ridgeline.models.families.layer_configs import layers_from_gguf
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics.arch import Attention, Layer, ModelArch
 from tests.models.tiny import (

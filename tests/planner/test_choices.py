@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.physics.arch_shape import shape_of_arch
-from ridgeline.physics.formats import storage_of_dtype
+from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner import Plan, Wishes, plan
 from ridgeline.planner.calibration import assume
 from ridgeline.planner.choice import MOST_BUSY, Seen

@@ -25,9 +25,9 @@ from ridgeline.physics.device_time import (
     prefill_counts,
     reached_ops_per_s,
 )
-from ridgeline.physics.formats import storage_of_dtype
+from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.clock import efficiencies
+from ridgeline.planner.step_times import efficiencies
 from tests.physics.test_shapes import PUBLISHED
 
 ROOT = Path(__file__).parents[2]

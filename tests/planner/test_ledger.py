@@ -10,7 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.physics.config_shape import shape_of_config
-from ridgeline.physics.formats import Storage, storage_of_config, storage_of_dtype, stored_bytes
+from ridgeline.physics.format_bytes import (
+    Storage,
+    storage_of_config,
+    storage_of_dtype,
+    stored_bytes,
+)
 from ridgeline.physics.shapes import Shape
 from ridgeline.planner.ledger import (
     ENGINES,

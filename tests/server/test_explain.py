@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.planner.explain import CAUSES
-from ridgeline.server.history import Forgotten, History
+from ridgeline.server.recent_records import Forgotten, History
 from tests.server.serving import Served, serving
 
 ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}

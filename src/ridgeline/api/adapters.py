@@ -134,11 +134,11 @@ class Adapters:
         """
         named = _Named(path)
         if name not in self._named:  # else it is not worth reading
-            found = self._packed(path, weights)
+            packed = self._packed(path, weights)
         with self._lock:
             if name in self._named:
                 raise ValueError(f"there is an adapter {name!r} already: unload it first")
-            self._keep(named, *found)
+            self._keep(named, *packed)
             self._named[name] = named
 
     def unload(self, name: str) -> None:
@@ -173,10 +173,10 @@ class Adapters:
         """
         while (lease := self.lease_now(name)) is None:
             named = self._find(name)
-            found = self._packed(named.path)
+            packed = self._packed(named.path)
             with self._lock:
                 if named.kept is None:
-                    self._keep(named, *found)
+                    self._keep(named, *packed)
         return lease
 
     def leases(self, wishes: LoraWish | Sequence[LoraWish], num_prompts: int) -> list[Adapter]:
@@ -188,19 +188,21 @@ class Adapters:
         many: Sequence[LoraWish] = [wishes] * num_prompts if one else wishes  # type: ignore[list-item, assignment]
         if len(many) != num_prompts:
             raise ValueError(f"{num_prompts} prompts, but {len(many)} lora_request")
-        return [self._of(wish) for wish in many]
+        return [self._of(lora_request) for lora_request in many]
 
-    def _of(self, wish: LoraWish) -> Adapter:
-        wish = self.default if wish is None else wish
-        if wish is None:
+    def _of(self, lora_request: LoraWish) -> Adapter:
+        lora_request = self.default if lora_request is None else lora_request
+        if lora_request is None:
             return NO_ADAPTER
-        if isinstance(wish, LoRARequest):
-            if wish.lora_name not in self._named:
-                self.load(wish.lora_name, Path(wish.lora_path).expanduser())
-            return self.lease(wish.lora_name)
-        if not isinstance(wish, str):
-            raise ValueError(f"lora_request must be the name of an adapter, not {wish!r:.80}")
-        return self.lease(wish)
+        if isinstance(lora_request, LoRARequest):
+            if lora_request.lora_name not in self._named:
+                self.load(lora_request.lora_name, Path(lora_request.lora_path).expanduser())
+            return self.lease(lora_request.lora_name)
+        if not isinstance(lora_request, str):
+            raise ValueError(
+                f"lora_request must be the name of an adapter, not {lora_request!r:.80}"
+            )
+        return self.lease(lora_request)
 
     def _find(self, name: str) -> _Named:
         if name not in self._named:

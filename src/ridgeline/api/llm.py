@@ -74,11 +74,14 @@ class LLM:
         before = memory_now()
         self._before_bytes = before.resident_bytes
         wishes = Options(**{"enable_contrastive_search": True} | options)
-        found = locate(str(model))
-        checkpoint = load_checkpoint(found.path)
+        located = locate(str(model))
+        checkpoint = load_checkpoint(located.path)
         told = checkpoint.tokenizer
         if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
-            say(f"{found.path.name} names no pre-tokenizer: its text is cut as llama.cpp's default")
+            say(
+                f"{located.path.name} names no pre-tokenizer: its text is cut as "
+                "llama.cpp's default"
+            )
         text_bytes = memory_now().private_bytes - before.private_bytes
         self.path = checkpoint.path
         self.arch = checkpoint.arch
@@ -105,7 +108,7 @@ class LLM:
         self._drafting = _small_runner(small) if small else None
         before_text = memory_now()
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
-        self.text = TextSide(checkpoint, found.sampling)
+        self.text = TextSide(checkpoint, located.sampling)
         text_bytes += memory_now().private_bytes - before_text.private_bytes
         self._text_bytes = max(0, text_bytes)
         listeners = [self.trace] if self.trace else []
@@ -164,7 +167,7 @@ class LLM:
             return self._collect(encoded, many, sampling_params, progress, lora_request)
         encoded = [self.text.encode_infill(prompt, suffix).ids for prompt in many]
         params = self._params_of_each(sampling_params, len(many))
-        params = [self.text.ending_at_fim(wish) for wish in params]
+        params = [self.text.ending_at_fim(sampling) for sampling in params]
         return self._collect(encoded, many, params, progress, lora_request)
 
     def chat(
@@ -246,8 +249,8 @@ class LLM:
             return [scores[i][0] for i in range(len(pairs))]
         texts = list(dict.fromkeys((*ones, *others)))
         encoded = [self.text.encode_whole(text) for text in texts]
-        _, found = self._vectors(encoded, progress)
-        vectors = {text: found[i] for i, text in enumerate(texts)}
+        _, rows = self._vectors(encoded, progress)
+        vectors = {text: rows[i] for i, text in enumerate(texts)}
         return [cosine(vectors[one], vectors[other]) for one, other in pairs]
 
     def _vectors(
@@ -314,21 +317,21 @@ class LLM:
         adapters = self.adapters.leases(lora_request, len(prompts))
         requests: list[Request] = []
         try:
-            for prompt, wish, adapter in zip(prompts, params, adapters, strict=True):
-                self.text.check_task(wish)
-                if wish.pool and not pools:
-                    raise ValueError(f"pool is {wish.pool!r}: for vectors there is LLM.embed")
-                wish.validate_ids(self.arch.vocab_size)
-                check_search(wish, is_stream=is_stream)
+            for prompt, sampling, adapter in zip(prompts, params, adapters, strict=True):
+                self.text.check_task(sampling)
+                if sampling.pool and not pools:
+                    raise ValueError(f"pool is {sampling.pool!r}: for vectors there is LLM.embed")
+                sampling.validate_ids(self.arch.vocab_size)
+                check_search(sampling, is_stream=is_stream)
                 ids = tuple(prompt)
                 request_id = self.engine.add(
                     ids,
-                    wish,
-                    new_text=partial(self.text.new_text, ids, wish),
+                    sampling,
+                    new_text=partial(self.text.new_text, ids, sampling),
                     adapter=adapter,
-                    prediction=self.text.encode_prediction(wish),
-                    new_constraint=self.text.new_constraint(wish),
-                    token_rules=self.text.lexicon.rules(wish),
+                    prediction=self.text.encode_prediction(sampling),
+                    new_constraint=self.text.new_constraint(sampling),
+                    token_rules=self.text.lexicon.rules(sampling),
                 )
                 requests.append(self.engine.requests[request_id])
         except BaseException:
@@ -347,9 +350,9 @@ class LLM:
             params = list(sampling_params)
         if len(params) != num_prompts:
             raise ValueError(f"{num_prompts} prompts, but {len(params)} sampling_params")
-        for wish in params:
-            if not isinstance(wish, SamplingParams):
-                raise ValueError(f"sampling_params must be SamplingParams, not {wish!r:.80}")
+        for sampling in params:
+            if not isinstance(sampling, SamplingParams):
+                raise ValueError(f"sampling_params must be SamplingParams, not {sampling!r:.80}")
         return params
 
     def _chunks(self, requests: list[Request], load: Load) -> Chunks:
@@ -440,9 +443,10 @@ class LLM:
     def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
         if request.params.prompt_logprobs is None:
             return None
-        found = request.prompt_logprobs
+        logprobs = request.prompt_logprobs
         return [
-            self._logprobs(found[i]) if i in found else None for i in range(len(request.prompt))
+            self._logprobs(logprobs[i]) if i in logprobs else None
+            for i in range(len(request.prompt))
         ]
 
     # --- ending --------------------------------------------------------------------------------
@@ -466,10 +470,10 @@ def _small_runner(small: SmallModel) -> BackendRunner:
 
 
 def _bar(
-    what: str, progress: bool | None, num_prompts: int
+    label: str, progress: bool | None, num_prompts: int
 ) -> AbstractContextManager[Callable[[int, int], None]]:
     show = num_prompts > 1 if progress is None else progress
-    return count_bar(what) if show else nullcontext(lambda done, total: None)
+    return count_bar(label) if show else nullcontext(lambda done, total: None)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

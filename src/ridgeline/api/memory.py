@@ -61,28 +61,28 @@ class ProcessMemory:
     @property
     def notes(self) -> list[str]:
         """What may still grow, and why it does not come back, in sentences."""
-        found = []
+        notes = []
         caches = [line for line in self.lines if line.name.endswith("kv_cache")]
         reserved, used = _sizes(caches)
-        found.append(
+        notes.append(
             f"The KV cache takes memory as its blocks are first used, and keeps it for the next "
             f"texts: {_mb(used)} so far, at most {_mb(reserved)} (--kv-cache-memory)."
         )
         mapped = [line for line in self.lines if line.is_mapped]
         if mapped:
             size, read = _sizes(mapped)
-            found.append(
+            notes.append(
                 f"Weights are mapped from a file and read when they are first needed: {_mb(read)} "
                 f"of {_mb(size)}; the system may take this memory back, and shares it among "
                 f"processes."
             )
-        before, other = map(self.part_bytes, ("process.before", "process.other"))
-        found.append(
+        before, unnamed = map(self.part_bytes, ("process.before", "process.other"))
+        notes.append(
             f"Before it loaded a model, the process had {_mb(before)}: Python and libraries. "
-            f"{_mb(other)} have no name: Python's objects, connections, and memory that was freed "
-            f"and not given back."
+            f"{_mb(unnamed)} have no name: Python's objects, connections, and memory that was "
+            f"freed and not given back."
         )
-        return found
+        return notes
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -128,10 +128,10 @@ def process_memory(
     # Another model may have been unloaded since, and a system may not say what a process has.
     total = max(memory_now().resident_bytes, named)
     before = min(before_bytes, total - named)
-    rest = {"process.before": before, "process.other": total - named - before}
-    lines += [MemoryLine(name, size, size, MEASURED) for name, size in rest.items()]
+    remainder = {"process.before": before, "process.other": total - named - before}
+    lines += [MemoryLine(name, size, size, MEASURED) for name, size in remainder.items()]
     return ProcessMemory(
-        tuple(line for line in lines if line.num_bytes or line.name in rest), total
+        tuple(line for line in lines if line.num_bytes or line.name in remainder), total
     )
 
 

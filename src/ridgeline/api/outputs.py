@@ -127,15 +127,15 @@ def likeliest(mean_logprobs: Sequence[float], count: int) -> list[int]:
 
 def completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[CompletionOutput]:
     """Return the answers; of more than ``n`` the likeliest."""
-    found = [_completion(i, chunks, params.logprobs) for i, chunks in enumerate(answers)]
+    outputs = [_completion(i, chunks, params.logprobs) for i, chunks in enumerate(answers)]
     if params.num_answers > params.n:
         means = [
             (out.cumulative_logprob or 0.0) / len(out.token_ids) if out.token_ids else -math.inf
-            for out in found
+            for out in outputs
         ]
-        best = [found[place] for place in likeliest(means, params.n)]
-        found = [replace(out, index=i) for i, out in enumerate(best)]
-    return found
+        best = [outputs[place] for place in likeliest(means, params.n)]
+        outputs = [replace(out, index=i) for i, out in enumerate(best)]
+    return outputs
 
 
 def _completion(index: int, chunks: list[Chunk], num_top: int | None) -> CompletionOutput:

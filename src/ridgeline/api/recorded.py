@@ -133,9 +133,9 @@ class Recorded:
         )
         here = bisect_left(arrivals, (request["arrival_s"], False))
         chosen = arrivals[max(here - most_before, 0) : here + 1 + most_behind]
-        found = [_parse(self._source, 0, self._fetch(place)) for *_, place in chosen]
+        records = [_parse(self._source, 0, self._fetch(place)) for *_, place in chosen]
         steps = self.during(chosen[0][0], request["finish_s"])
-        return [self.engine, *steps, *(one for one in found if one)]
+        return [self.engine, *steps, *(one for one in records if one)]
 
     def some(self, most: int) -> list[Json]:
         """Return at most ``most`` steps, spread over the run."""
@@ -158,14 +158,14 @@ class Recorded:
         bare = next((wanted.removeprefix(p) for p in _PREFIXES if wanted.startswith(p)), wanted)
         allowed = [request for request in reversed(self.requests) if is_allowed(request)]
         for name in (wanted, bare):
-            if found := next((one for one in allowed if one["name"] == name != ""), None):
-                return found
+            if match := next((one for one in allowed if one["name"] == name != ""), None):
+                return match
         return next((one for one in allowed if str(one["request_id"]) == wanted), None)
 
     def get(self, wanted: str) -> Json:
         """Return a request as ``find`` does. Raises ValueError if it is unknown."""
-        if found := self.find(wanted):
-            return found
+        if request := self.find(wanted):
+            return request
         ids = [one["request_id"] for one in self.requests]
         if not ids:
             raise ValueError(f"{self._source} has no request that ended")
@@ -189,14 +189,14 @@ def _tuples(value: Any) -> Any:
 def _parse(source: str, number: int, line: bytes) -> Json | None:
     """Return a line's record; None for the last one if the writer was stopped amid it."""
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
         if not line.endswith(b"\n"):
             return None
         raise ValueError(f"{source}, line {number}, is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise ValueError(f"{source} is not a trace: line {number} is no JSON object")
-    return found
+    return record
 
 
 def _count(match: re.Match[bytes]) -> bytes:

@@ -244,10 +244,10 @@ class TextSide:
         ``form`` is what a message may have besides. Raises ValueError, with the reason, for a form
         that cannot be had.
         """
-        wish = params.structured_outputs
-        if wish is None and (form is None or form.tools is None):
+        structured = params.structured_outputs
+        if structured is None and (form is None or form.tools is None):
             return None
-        body = _grammar_of(wish) if wish else ()
+        body = _grammar_of(structured) if structured else ()
         if form is None:
             return self._constraint(*body)
         while True:
@@ -308,20 +308,20 @@ class TextSide:
             self._grammars.close()
 
 
-def _grammar_of(wish: StructuredOutputsParams) -> tuple[str, str, str]:
+def _grammar_of(structured: StructuredOutputsParams) -> tuple[str, str, str]:
     """Return the kind, the text and the options of the grammar that is asked for."""
-    if wish.regex is not None:
-        return "regex", wish.regex, "{}"
-    if wish.grammar is not None:
-        return "grammar", wish.grammar, "{}"
-    if wish.choice is not None:
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wish.choice)
+    if structured.regex is not None:
+        return "regex", structured.regex, "{}"
+    if structured.grammar is not None:
+        return "grammar", structured.grammar, "{}"
+    if structured.choice is not None:
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
         return "lark", f"start: {texts}", "{}"
-    pattern = wish.whitespace_pattern or _WHITESPACE
+    pattern = structured.whitespace_pattern or _WHITESPACE
     options: dict[str, Any] = {"coerce_one_of": True, "whitespace_pattern": pattern}
-    if wish.disable_any_whitespace:
+    if structured.disable_any_whitespace:
         options = {"coerce_one_of": True, "whitespace_flexible": False}
-    schema = '{"type": "object"}' if wish.json is None else str(wish.json)
+    schema = '{"type": "object"}' if structured.json is None else str(structured.json)
     if schema.strip() == "true":
         schema = "{}"
     return "json", schema, json.dumps(options)

@@ -70,14 +70,14 @@ class Lexicon:
 
     def _spellings(self, texts: Iterable[str]) -> list[Ids]:
         """Return the tokens of texts, each as it begins a text and as it follows a space."""
-        found: dict[Ids, None] = {}
+        spellings: dict[Ids, None] = {}
         for text in texts:
             bare = text.lstrip(" ") or text
             for spelling in (bare, f" {bare}"):
                 ids = tuple(self._tokenizer.encode(spelling, add_bos=False))
                 if ids:
-                    found[ids] = None
-        return list(found)
+                    spellings[ids] = None
+        return list(spellings)
 
     def _find_breakers(self, texts: tuple[str, ...]) -> tuple[bytes, dict[int, tuple[Ids, ...]]]:
         runs = (ids for ids in self._spellings(texts) if len(ids) > 1)

@@ -47,13 +47,13 @@ def _merged(order: Sequence[tuple[int, int]], rules: TokenRules) -> dict[int, in
     """Return candidates, heaviest first, without those whose weight another one has taken."""
     texts, left = rules.texts, dict(order)
     for first, _ in order:
-        for other, _ in order:
+        for second, _ in order:
             if first not in left:
                 break
-            if first == other or other not in left or not texts[first]:
+            if first == second or second not in left or not texts[first]:
                 continue
-            if texts[other].startswith(texts[first]):
-                kept, gone = (other, first) if left[other] > left[first] else (first, other)
+            if texts[second].startswith(texts[first]):
+                kept, gone = (second, first) if left[second] > left[first] else (first, second)
                 left[kept] += left.pop(gone)
     return left
 

@@ -184,7 +184,7 @@ class ReferenceRunner:
         outer = (self._norm.weight, self._norm.bias, self._head_bias)
         vectors = [array for layer in arrays for array in layer["norms"]]
         of_inputs = [] if self._inputs is None else self._inputs.arrays
-        found = {
+        by_name = {
             "weights.embedding": held([self._embed, *self._positions, *of_inputs]),
             "weights.attention": held(a for layer in arrays for a in layer["attention"]),
             "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
@@ -195,15 +195,15 @@ class ReferenceRunner:
             "recurrent_states": held(self._recurrent.arrays()),
         }
         if self._scorer:
-            found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
+            by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         if self._inputs is not None:
-            found["weights.inputs"] = held([self._inputs.table], is_mapped=True)
+            by_name["weights.inputs"] = held([self._inputs.table], is_mapped=True)
         if self._head is not self._embed:
-            found["weights.head"] = held([self._head])
+            by_name["weights.head"] = held([self._head])
         if adapters := list(self._adapters.values()):
             parts = [part for weights in adapters for part in weights.parts.values()]
-            found["adapters"] = held(array for part in parts for array in (part.a, part.b))
-        return found
+            by_name["adapters"] = held(array for part in parts for array in (part.a, part.b))
+        return by_name
 
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Raise ValueError: nothing counts inside numpy."""
@@ -475,10 +475,10 @@ def _groups(
         row += len(work.tokens)
     for size, members in tiles.items():
         members.sort(key=lambda member: len(member[0]))  # the longest pads the others
-        most = min(_SCORES // size, _POSITIONS)
+        limit = min(_SCORES // size, _POSITIONS)
         first = 0
         for end in range(1, len(members) + 1):
-            if end == len(members) or (end + 1 - first) * len(members[end][0]) * block_size > most:
+            if end == len(members) or (end + 1 - first) * len(members[end][0]) * block_size > limit:
                 yield _group(members[first:end], size)
                 first = end
 

@@ -87,11 +87,11 @@ class LayerWeights:
 
 
 def _fields(weights: AttentionWeights | FeedForwardWeights) -> list[Floats | None]:
-    found: list[Floats | None] = []
+    arrays: list[Floats | None] = []
     for field in fields(weights):
         value = getattr(weights, field.name)
-        found += _fields(value) if isinstance(value, FeedForwardWeights) else [value]
-    return found
+        arrays += _fields(value) if isinstance(value, FeedForwardWeights) else [value]
+    return arrays
 
 
 def load_layer(get: Callable[[str], Floats], arch: ModelArch, index: int) -> LayerWeights:
@@ -169,8 +169,8 @@ def scaled(x: Floats, scale: float) -> Floats:
 def rotate(heads: Floats, cos: Floats, sin: Floats) -> Floats:
     """Rotate the first channels of each head; ``cos`` and ``sin`` are [T, 1, dim / 2]."""
     half = cos.shape[-1]
-    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+    a, b, unrotated = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, unrotated], axis=-1)
 
 
 def rms_norm(x: Floats, weight: Floats | None, eps: float) -> Floats:
@@ -322,11 +322,11 @@ def routes(x: Floats, router: Floats, bias: Floats | None, experts: Experts) -> 
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     chosen = np.argsort(-shares, axis=1, kind="stable")[:, : experts.per_token]
-    found = np.zeros_like(shares)
-    np.put_along_axis(found, chosen, np.take_along_axis(shares, chosen, axis=1), axis=1)
+    chosen_shares = np.zeros_like(shares)
+    np.put_along_axis(chosen_shares, chosen, np.take_along_axis(shares, chosen, axis=1), axis=1)
     if experts.normalised:
-        found /= found.sum(axis=1, keepdims=True)
-    out: Floats = found * np.float32(experts.scale)
+        chosen_shares /= chosen_shares.sum(axis=1, keepdims=True)
+    out: Floats = chosen_shares * np.float32(experts.scale)
     return out
 
 
@@ -335,9 +335,9 @@ def _met_experts(
 ) -> Floats:
     """Return the weighted sum of what each row's experts make of it; ``routed`` chooses them."""
     assert weights.router is not None
-    found, out = routes(routed, weights.router, weights.router_bias, experts), np.zeros_like(x)
+    shares, out = routes(routed, weights.router, weights.router_bias, experts), np.zeros_like(x)
     if weights.expert_scales is not None:
-        found *= weights.expert_scales
+        shares *= weights.expert_scales
     gates, ups = np.split(weights.gate_up, 2)
     of_gates, of_ups = (None, None)
     if weights.gate_up_bias is not None:
@@ -347,7 +347,7 @@ def _met_experts(
         return None if stack is None else stack[e * size : (e + 1) * size]
 
     for e in range(experts.num):
-        rows = np.flatnonzero(found[:, e])
+        rows = np.flatnonzero(shares[:, e])
         if len(rows):
             size, hidden = experts.size, x.shape[1]
             gate, up = (
@@ -356,7 +356,7 @@ def _met_experts(
             )
             made = gated(experts.activation, gate, up)
             down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
-            out[rows] += found[rows, e, None] * linear(made, down, bias)
+            out[rows] += shares[rows, e, None] * linear(made, down, bias)
     if weights.shared is not None and experts.shared is not None:
         met = feed_forward(x, weights.shared, experts.shared, not_adapted)
         out += met if weights.shared_scale is None else sigmoid(x @ weights.shared_scale.T) * met

@@ -51,7 +51,7 @@ class RecurrentStates:
         Each item continues its own state, zeros at its beginning. Where a state is to be saved the
         rows are cut.
         """
-        found: list[Floats] = []
+        outputs: list[Floats] = []
         first = 0
         for work in items:
             state = {
@@ -61,12 +61,12 @@ class RecurrentStates:
             begin = 0
             for end, slot in (*work.save, (len(work.tokens), work.state)):
                 if end > begin:
-                    found.append(recurrence(rows[first + begin : first + end], state))
+                    outputs.append(recurrence(rows[first + begin : first + end], state))
                 for name, array in self._by_layer[layer].items():
                     self._new.append((array, slot, state[name]))
                 begin = end
             first += begin
-        return np.concatenate(found)
+        return np.concatenate(outputs)
 
     def end(self) -> None:
         """Write what a step computed."""

@@ -112,16 +112,18 @@ def finish(
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     for i, work in enumerate(items):
         if work.targets:
-            found = list(_prompt(work, ends[i] - len(work.tokens), head))
-            prompt_logprobs[i] = tuple(rank for answer in found for rank in _ranks(answer.picks))
-            if not all(answer.is_finite for answer in found):
+            prompt_answers = list(_prompt(work, ends[i] - len(work.tokens), head))
+            prompt_logprobs[i] = tuple(
+                rank for answer in prompt_answers for rank in _ranks(answer.picks)
+            )
+            if not all(answer.is_finite for answer in prompt_answers):
                 errors.setdefault(i, "logits of the prompt are not finite")
     return StepOutput(
-        tuple(() if i in errors else found for i, found in enumerate(tokens)),
+        tuple(() if i in errors else drawn for i, drawn in enumerate(tokens)),
         logprobs,
         prompt_logprobs,
         errors,
-        {i: found for i, found in top.items() if i not in errors},
+        {i: candidates for i, candidates in top.items() if i not in errors},
     )
 
 

@@ -80,8 +80,8 @@ class Row(NamedTuple):
     @property
     def suppresses(self) -> bool:
         """Whether stop ids cannot be chosen yet."""
-        least = self.sampling.prompt_len + self.sampling.params.min_tokens
-        return self.position < least
+        min_length = self.sampling.prompt_len + self.sampling.params.min_tokens
+        return self.position < min_length
 
 
 class Rule(NamedTuple):
@@ -198,12 +198,12 @@ def keep(logits: Floats, rule: Rule) -> tuple[Ints, Weights]:
         ids = ids[_are_typical(ids, z[ids], weights[ids], rule.typical)]
     if rule.share:
         ids = ids[: _reaching(weights[ids], rule.share)]
-    least = max(1, rule.least * int(weights[ids].max()) >> WEIGHT_BITS)
+    min_weight = max(1, rule.least * int(weights[ids].max()) >> WEIGHT_BITS)
     if rule.sigmas:
         lowest = np.array([float(logits[ids].max()) - rule.sigmas * spread(logits)])
         z = exponents(lowest, float(logits.max()), rule.factor)
-        least = max(least, int(powers(z)[0]))
-    ids = np.sort(ids[weights[ids] >= least])
+        min_weight = max(min_weight, int(powers(z)[0]))
+    ids = np.sort(ids[weights[ids] >= min_weight])
     return ids, weights[ids]
 
 
@@ -234,12 +234,12 @@ def exclude_top(
     logits: Floats, ids: Ints, weights: Weights, threshold: int
 ) -> tuple[Ints, Weights]:
     """Return what XTC leaves: of tokens that have a share of ``threshold`` the least likely."""
-    least = max(1, int(weights.sum()) * threshold >> 64)
-    top = np.flatnonzero(weights >= least)
+    min_weight = max(1, int(weights.sum()) * threshold >> 64)
+    top = np.flatnonzero(weights >= min_weight)
     if len(top) > 1:
         values = logits[ids[top]]
         last = top[np.flatnonzero(values == values.min())[-1]]
-        left = (weights < least) | (np.arange(len(ids)) == last)
+        left = (weights < min_weight) | (np.arange(len(ids)) == last)
         ids, weights = ids[left], weights[left]
     return ids, weights
 
@@ -314,8 +314,8 @@ def _likeliest(row: Floats, top: int, mask: bytes) -> Ints:
     """Return the ids of the ``top`` greatest logits that a mask allows, then by id."""
     ids = np.flatnonzero(_has_bit(mask, len(row))) if mask else np.arange(len(row))
     if 0 < top < len(ids):
-        least = np.partition(row[ids], len(ids) - top)[len(ids) - top]
-        ids = ids[row[ids] >= least]
+        lowest = np.partition(row[ids], len(ids) - top)[len(ids) - top]
+        ids = ids[row[ids] >= lowest]
     return ids[np.argsort(-row[ids], kind="stable")[:top]]
 
 
@@ -328,7 +328,7 @@ def ranked(
     token: int, logit: float, ahead: int, norm: float, likeliest: Iterable[tuple[int, float]]
 ) -> TokenLogprobs:
     """Return log-probabilities of a token, with ``ahead`` likelier ones, and of the likeliest."""
-    top = tuple((other, value - norm) for other, value in likeliest)
+    top = tuple((likely_id, value - norm) for likely_id, value in likeliest)
     return TokenLogprobs(token, logit - norm, ahead + 1, top)
 
 

@@ -49,8 +49,8 @@ class States:
             if item.similar:
                 self._keep(item, hidden(range(end - len(item.tokens), end)))
         compared = [i for i in output.top if step.work[i].similar]
-        found = self._similarities([step.work[i] for i in compared]) if compared else []
-        return output._replace(similarity=dict(zip(compared, found, strict=True)))
+        similarities = self._similarities([step.work[i] for i in compared]) if compared else []
+        return output._replace(similarity=dict(zip(compared, similarities, strict=True)))
 
     def _copy(self, step: Step) -> None:
         """Copy the blocks that a step copies, as far as its ``similar`` items have them."""
@@ -83,8 +83,8 @@ class States:
             for item, last in zip(items, lasts, strict=True)
         ]
         cosines = (states @ np.array(queries).T) / _ONE**2  # [blocks, tokens, items]
-        found: list[float] = []
+        similarities: list[float] = []
         for i, (item, last) in enumerate(zip(items, lasts, strict=True)):
             of_item = cosines[[place[block] for block in item.table], :, i].reshape(-1)
-            found.append(float(of_item[:last].max()) if last else 0.0)
-        return found
+            similarities.append(float(of_item[:last].max()) if last else 0.0)
+        return similarities

@@ -83,10 +83,10 @@ def tanh(x: Doubles) -> Doubles:
     """Return the hyperbolic tangent, of sums and products alone: those of libraries differ."""
     y = -2.0 * np.minimum(np.abs(x), _FLAT)
     power = np.rint(y / sum(_LN2))
-    rest = y - power * _LN2[0] - power * _LN2[1]
-    series = np.ones_like(rest)
+    remainder = y - power * _LN2[0] - power * _LN2[1]
+    series = np.ones_like(remainder)
     for n in range(_TERMS, 0, -1):
-        series = 1.0 + rest * series / n
+        series = 1.0 + remainder * series / n
     small = np.ldexp(series, power.astype(np.int32))
     result: Doubles = np.sign(x) * (1.0 - small) / (1.0 + small)
     return result

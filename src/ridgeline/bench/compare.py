@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.bench.results import COUNTS, LATENCIES, NOTES, STATISTICS, Result, read_results
+from ridgeline.bench.result_names import COUNTS, LATENCIES, NOTES, STATISTICS, Result, read_results
 from ridgeline.bench.tables import as_csv, as_markdown, write_out
 
 Format = Literal["table", "csv", "markdown", "json"]
@@ -74,20 +74,20 @@ def unique_labels(results: Sequence[Result]) -> list[str]:
     labels = []
     for result in results:
         seen[result.label] = seen.get(result.label, 0) + 1
-        more = f" ({seen[result.label]})" if seen[result.label] > 1 else ""
-        labels.append(result.label + more)
+        suffix = f" ({seen[result.label]})" if seen[result.label] > 1 else ""
+        labels.append(result.label + suffix)
     return labels
 
 
 def differences(results: Sequence[Result]) -> list[str]:
     """Return what the tools that are here mean by a measure, where it is not what we mean."""
-    found = []
+    notes = []
     for tool in dict.fromkeys(result.tool for result in results):
         measured = {name for result in results if result.tool == tool for name in result.values}
         for name, note in NOTES[tool].items():
             if any(one == name or one.startswith(f"{name}_") for one in measured):
-                found.append(f"{tool}: {name}: {note}")
-    return found
+                notes.append(f"{tool}: {name}: {note}")
+    return notes
 
 
 def _print(results: Sequence[Result], rows: list[dict[str, Any]], notes: list[str]) -> None:

@@ -99,16 +99,16 @@ def foresight(
             runs[i].append(run(llm, fresh(llm, case, turn), calibration))
     errors: dict[str, list[Errors]] = {kind: [] for kind in _KINDS}
     for case, foreseen, (first, second) in zip(cases, predicted, runs, strict=True):
-        for found, speed in (first, second):
-            errors["foreseen"].append(compare(foreseen, found))
-            errors["own speed"].append(compare(case.slower(speed).summary({}), found))
+        for measured, speed in (first, second):
+            errors["foreseen"].append(compare(foreseen, measured))
+            errors["own speed"].append(compare(case.slower(speed).summary({}), measured))
         errors["once more"] += [compare(first[0], second[0]), compare(second[0], first[0])]
     print_table(errors)
     document = {
         "model": llm.path.name, "step_error": calibration.step_error, "load_s": load_s,
         "loads": [load._asdict() for load in LOADS], "errors": errors,
         "speeds": [[round(speed, 3) for _, speed in pair] for pair in runs],
-        "predicted": predicted, "measured": [[found for found, _ in pair] for pair in runs],
+        "predicted": predicted, "measured": [[measured for measured, _ in pair] for pair in runs],
     }  # fmt: skip
     print(json.dumps(document))
 
@@ -192,11 +192,11 @@ def _asked(
     )
 
 
-def compare(foreseen: Mapping[str, Any], found: Mapping[str, Any]) -> Errors:
+def compare(foreseen: Mapping[str, Any], measured: Mapping[str, Any]) -> Errors:
     """Return foreseen / measured - 1 of each number, in percent."""
     errors = {}
     for name, (key, column) in _COLUMNS.items():
-        one, other = (side[key][column] if column else side[key] for side in (foreseen, found))
+        one, other = (side[key][column] if column else side[key] for side in (foreseen, measured))
         errors[name] = round(100 * (one / other - 1), 2)
     return errors
 

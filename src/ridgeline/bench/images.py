@@ -134,17 +134,17 @@ def bench_images(images: Images, load: Workload) -> bool:
         outcomes, client = asyncio.run(
             drive(target, warmups, measured, load.max_concurrency, report, read=read)
         )
-    found = summarise_images(outcomes, images.n, images.steps)
+    summary = summarise_images(outcomes, images.n, images.steps)
     said = client_warnings(client)
-    if found["num_failed"]:
-        said.append(f"{found['num_failed']} of {found['num_requests']} requests failed")
+    if summary["num_failed"]:
+        said.append(f"{summary['num_failed']} of {summary['num_requests']} requests failed")
     plan = None
-    if images.slices and found["num_successful"]:
-        measures = found["images_per_s"], found["seconds_per_image"]
+    if images.slices and summary["num_successful"]:
+        measures = summary["images_per_s"], summary["seconds_per_image"]
         plan = plan_slices([Slice(*parse_slice(images.slices), *measures), *others])
-    _print(found, plan, said)
+    _print(summary, plan, said)
     if images.out:
-        write_out(images.out, plan or [flat(found)], "")
+        write_out(images.out, plan or [flat(summary)], "")
         say(f"written: {images.out}")
     flags = {
         name: str(v) if isinstance(v, Path) or v == math.inf else v
@@ -152,8 +152,8 @@ def bench_images(images: Images, load: Workload) -> bool:
         if name not in ("api_key", "measured")
     }
     notes = {"slices": plan, "client": client, "warnings": said, "definitions": DEFINITIONS}
-    print(json.dumps({"flags": flags} | found | notes, allow_nan=False))
-    return bool(found["num_successful"])
+    print(json.dumps({"flags": flags} | summary | notes, allow_nan=False))
+    return bool(summary["num_successful"])
 
 
 def make_reader(num: int, width: int, height: int) -> Reader:
@@ -186,19 +186,19 @@ def make_reader(num: int, width: int, height: int) -> Reader:
 def _images(body: bytes) -> list[bytes | str]:
     """Return the images of an answer: the bytes themselves, or where they are to be fetched."""
     try:
-        found: list[bytes | str] = []
+        images: list[bytes | str] = []
         for one in json.loads(body)["data"]:
             url = one.get("url")
             if url and not url.startswith("data:"):
-                found.append(str(url))
+                images.append(str(url))
             else:
                 text = url.partition(",")[2] if url else one["b64_json"]
-                found.append(base64.b64decode(text, validate=True))
+                images.append(base64.b64decode(text, validate=True))
     except binascii.Error as error:
         raise Failed(f"an image is not base64: {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Failed('the answer has no "data" with "b64_json" or "url"') from error
-    return found
+    return images
 
 
 def summarise_images(
@@ -233,28 +233,28 @@ def _mean(values_s: Sequence[float], parts: int) -> float | None:
 def _read_measured(path: Path) -> Slice:
     """Return what an earlier run measured on its slice; ValueError if the file is no such run."""
     try:
-        found = json.loads(path.read_text("utf-8").splitlines()[-1])
-        where = parse_slice(found["flags"]["slices"] or "1/1")
-        return Slice(*where, float(found["images_per_s"]), float(found["seconds_per_image"]))
+        document = json.loads(path.read_text("utf-8").splitlines()[-1])
+        where = parse_slice(document["flags"]["slices"] or "1/1")
+        return Slice(*where, float(document["images_per_s"]), float(document["seconds_per_image"]))
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(
             f"{path}: expected the JSON of ridgeline bench images, with images that succeeded"
         ) from error
 
 
-def _print(found: dict[str, Any], plan: list[dict[str, Any]] | None, said: list[str]) -> None:
+def _print(summary: dict[str, Any], plan: list[dict[str, Any]] | None, said: list[str]) -> None:
     out, err = (Console(stderr=b, highlight=False, soft_wrap=True) for b in (False, True))
     out.print(f"{' Image Benchmark Result ':=^50}", style="bold")
     rows = {
-        "Successful requests": found["num_successful"],
-        "Failed requests": found["num_failed"],
-        "Benchmark duration (s)": found["duration_s"],
-        "Images": found["num_images"],
-        "Image throughput (images/s)": found["images_per_s"],
-        "Seconds per image": found["seconds_per_image"],
-        "Seconds per step": found["seconds_per_step"],
+        "Successful requests": summary["num_successful"],
+        "Failed requests": summary["num_failed"],
+        "Benchmark duration (s)": summary["duration_s"],
+        "Images": summary["num_images"],
+        "Image throughput (images/s)": summary["images_per_s"],
+        "Seconds per image": summary["seconds_per_image"],
+        "Seconds per step": summary["seconds_per_step"],
     }
-    if latency := found["latency"]:
+    if latency := summary["latency"]:
         columns = {"Mean": "mean", "Median": "p50", "P95": "p95", "P99": "p99"}
         rows |= {f"{label} latency (ms)": latency[f"{key}_ms"] for label, key in columns.items()}
     for label, value in rows.items():
@@ -264,7 +264,7 @@ def _print(found: dict[str, Any], plan: list[dict[str, Any]] | None, said: list[
     out.print("=" * 50, style="bold")
     if plan:
         out.print(slices_table(plan))
-    for failure in found["failures"]:
+    for failure in summary["failures"]:
         err.print(f"failed: {failure['num']} x {failure['error']}", style="red", markup=False)
     for line in said:
         err.print(f"warning: {line}", style="yellow", markup=False)

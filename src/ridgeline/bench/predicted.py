@@ -63,8 +63,8 @@ class Case:
 
     def summary(self, limits_ms: Mapping[str, float]) -> dict[str, Any]:
         """Simulate it, and return what the load generator would report."""
-        found = self.outcomes(self.records()) if self.replicas == 1 else self.fleet_outcomes()
-        return summarise(found, limits_ms)
+        outcomes = self.outcomes(self.records()) if self.replicas == 1 else self.fleet_outcomes()
+        return summarise(outcomes, limits_ms)
 
     def fleet_outcomes(self) -> list[Outcome]:
         """Simulate it on several engines, and return what clients see."""
@@ -77,7 +77,7 @@ class Case:
             concurrency=self.concurrency,
             drafts=self.drafts,
         )
-        found = [
+        outcomes = [
             Outcome(
                 index=int(one.asked.name),
                 arrival_s=one.asked.arrival_s,
@@ -90,11 +90,11 @@ class Case:
             )
             for one in ended
         ]
-        return self._with_refused(found)
+        return self._with_refused(outcomes)
 
-    def _with_refused(self, found: list[Outcome]) -> list[Outcome]:
-        found += [Outcome(i, None, 0.0, 0.0, error=why) for i, why in self.refused.items()]
-        return sorted(found, key=lambda outcome: outcome.index)
+    def _with_refused(self, outcomes: list[Outcome]) -> list[Outcome]:
+        outcomes += [Outcome(i, None, 0.0, 0.0, error=why) for i, why in self.refused.items()]
+        return sorted(outcomes, key=lambda outcome: outcome.index)
 
     def outcomes(self, records: Sequence[Record]) -> list[Outcome]:
         """Return what clients see of these records, seconds from the start of the load."""
@@ -106,7 +106,7 @@ class Case:
         else:
             begin_s = min((r.arrival_s for r in requests), default=0.0)
         chunks = _token_times(records)
-        found = [
+        outcomes = [
             Outcome(
                 index=int(r.name),
                 arrival_s=planned_s[r.name],
@@ -120,42 +120,42 @@ class Case:
             )
             for r in requests
         ]
-        return self._with_refused(found)
+        return self._with_refused(outcomes)
 
-    def utilisation(self, found: Mapping[str, Any]) -> float | None:
+    def utilisation(self, summary: Mapping[str, Any]) -> float | None:
         """Return the load as a share of what could be served; None if that cannot be said.
 
         What could be served is what is served when all requests come at once.
         """
-        if not self.load or not found["output_tokens_per_s"]:
+        if not self.load or not summary["output_tokens_per_s"]:
             return None
         at_once = replace(
             self,
             load=tuple(replace(a, arrival_s=0.0 if not a.turn else None) for a in self.load),
             concurrency=None,
         )
-        most = at_once.summary({})["output_tokens_per_s"]
-        asked_per_s = found["output_tokens_per_s"]
+        most_per_s = at_once.summary({})["output_tokens_per_s"]
+        asked_per_s = summary["output_tokens_per_s"]
         times_s = [a.arrival_s for a in self.load if a.arrival_s is not None]
         if self.concurrency is None:
             span_s = max(times_s) - min(times_s)
             if span_s > 0:
-                asked_per_s = found["total_output_tokens"] / span_s
+                asked_per_s = summary["total_output_tokens"] / span_s
             else:
                 return 1.0
-        return round(min(asked_per_s / most, 9.99), 3) if most else None
+        return round(min(asked_per_s / most_per_s, 9.99), 3) if most_per_s else None
 
 
 def _token_times(records: Sequence[Record]) -> dict[int, list[float]]:
     """Return when each token of a request was there."""
-    found: dict[int, list[float]] = {}
+    times_s: dict[int, list[float]] = {}
     for record in records:
         if isinstance(record, StepRecord):
             at_s = record.start_s + record.schedule_s + record.execute_s
             for (seq_id, _, _), tokens in zip(record.work, record.sampled, strict=False):
                 if tokens:
-                    found.setdefault(seq_id[0], []).append(at_s)
-    return found
+                    times_s.setdefault(seq_id[0], []).append(at_s)
+    return times_s
 
 
 def asked_of_plan(

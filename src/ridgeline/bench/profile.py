@@ -297,10 +297,10 @@ def _facts(llm: LLM, phases: Sequence[Phase], roof: Roof) -> dict[str, object]:
     def of(phase: Phase) -> dict[str, object]:
         kinds = {}
         for kind, seconds in phase.seconds.items():
-            found = _rates(phase, kind, roof)
+            values = _rates(phase, kind, roof)
             names = ("gb_per_s", "gop_per_s", "share_of_roof")
             rates = (
-                {n: float(f"{v:.3g}") for n, v in zip(names, found, strict=True)} if found else {}
+                {n: float(f"{v:.3g}") for n, v in zip(names, values, strict=True)} if values else {}
             )
             kinds[kind] = {"share": round(seconds / phase.span_s, 4)} | rates
         return {

@@ -127,7 +127,7 @@ def quality(
         raise ValueError(f"--against {against}: it cuts text into other tokens than {model}")
     results = measure(checkpoint, formats, parts, options, base)
     for kind in parts:
-        _print(kind, {format: found[kind] for format, found in results.items()})
+        _print(kind, {format: by_kind[kind] for format, by_kind in results.items()})
     facts = {
         "model": checkpoint.path.name,
         "against": base.path.name,
@@ -136,8 +136,8 @@ def quality(
         "window": length,
     }
     numbers = {
-        str(format): {kind: asdict(row) for kind, row in found.items()}
-        for format, found in results.items()
+        str(format): {kind: asdict(row) for kind, row in by_kind.items()}
+        for format, by_kind in results.items()
     }
     print(json.dumps(facts | {"formats": numbers}))
 
@@ -213,10 +213,10 @@ def measure(
         results[format] = {}
         for kind, of_kind in parts.items():
             with count_bar(f"Measuring {format} on {kind}", note="predictions") as report:
-                found = compare(reference, candidate, of_kind, report)
-            if not all(map(math.isfinite, astuple(found))):
+                measured = compare(reference, candidate, of_kind, report)
+            if not all(map(math.isfinite, astuple(measured))):
                 raise ValueError(f"{format}: logits are not finite; is the model file damaged?")
-            results[format][kind] = found
+            results[format][kind] = measured
     return results
 
 
@@ -235,8 +235,8 @@ def compare(
             answers = ids[start + 1 : start + 1 + _ROWS]
             tokens = ids[start : start + len(answers)]
             wanted = reference.prompt_logits(tokens, start)
-            found = candidate.prompt_logits(tokens, start)
-            rows += starmap(_compare_row, zip(wanted, found, answers, strict=True))
+            logits = candidate.prompt_logits(tokens, start)
+            rows += starmap(_compare_row, zip(wanted, logits, answers, strict=True))
             report(len(rows), total)
     kl, agrees, wanted_loss, loss = np.array(rows, np.float64).T
     return Quality(
@@ -249,9 +249,9 @@ def compare(
     )
 
 
-def _compare_row(wanted: Floats, found: Floats, answer: int) -> tuple[float, bool, float, float]:
+def _compare_row(wanted: Floats, logits: Floats, answer: int) -> tuple[float, bool, float, float]:
     """Return KL, whether the likeliest token is the same, and both surprises at ``answer``."""
-    p, q = _log_softmax(wanted), _log_softmax(found)
+    p, q = _log_softmax(wanted), _log_softmax(logits)
     agrees = bool(p.argmax() == q.argmax())
     return float(np.exp(p) @ (p - q)), agrees, -float(p[answer]), -float(q[answer])
 
@@ -282,13 +282,13 @@ def _print(kind: str, results: Mapping[Format, Quality]) -> None:
     table = Table(f"{kind}: backend/dtype/KV cache", box=None, pad_edge=False)
     for name in ("mean KL", "max KL", "top-1", "perplexity", "ratio"):
         table.add_column(name, justify="right")
-    for format, found in results.items():
+    for format, row in results.items():
         table.add_row(
             str(format),
-            f"{found.mean_kl:.5f}",
-            f"{found.max_kl:.4f}",
-            f"{found.top1_agreement:.2%}",
-            f"{found.perplexity:.3f}",
-            f"{found.perplexity_ratio:.4f}",
+            f"{row.mean_kl:.5f}",
+            f"{row.max_kl:.4f}",
+            f"{row.top1_agreement:.2%}",
+            f"{row.perplexity:.3f}",
+            f"{row.perplexity_ratio:.4f}",
         )
     Console(file=sys.stdout, width=100).print(table)

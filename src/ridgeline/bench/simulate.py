@@ -81,9 +81,9 @@ class Simulator:
 
     def __init__(self, model: str) -> None:
         """Read what the model's file says. Raises ValueError if there is no such model."""
-        found = locate(model)
-        self.checkpoint: Checkpoint = load_checkpoint(found.path)
-        self._card = found.sampling
+        located = locate(model)
+        self.checkpoint: Checkpoint = load_checkpoint(located.path)
+        self._card = located.sampling
         self._prompts: dict[Any, Prompts] = {}
 
     def prepare(self, question: Question, options: Options) -> Prepared:
@@ -204,30 +204,30 @@ def simulate_load(question: Question, options: Options, trace: Path | None) -> b
         raise ValueError("--trace has the records of one engine: give no --replicas")
     made = Simulator(question.model).prepare(question, options)
     if question.replicas > 1:
-        found, records = made.case.summary(limits_ms), []
+        summary, records = made.case.summary(limits_ms), []
     else:
         records = made.case.records()
-        found = summarise(made.case.outcomes(records), limits_ms)
-    prediction = predict(made, found)
+        summary = summarise(made.case.outcomes(records), limits_ms)
+    prediction = predict(made, summary)
     if trace is not None:
         write_trace(trace, records, prediction | {"seed": question.load.seed})
     said = warnings(question.model, made, prediction)
-    print_result(found, said, "Predicted Serving Result", lines(made, prediction))
+    print_result(summary, said, "Predicted Serving Result", lines(made, prediction))
     asked = asked_of(question.load, made.planned, made.num_left_out)
     if question.prompt_tokens is not None:
         asked |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
-    more: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
+    further_flags: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
     if question.replicas > 1:
-        more |= {"replicas": question.replicas, "router": question.router}
+        further_flags |= {"replicas": question.replicas, "router": question.router}
     if question.drafts:
-        more |= {"drafts": question.drafts}
-    flags = flags_of(None, question.load, question.goodput) | more
+        further_flags |= {"drafts": question.drafts}
+    flags = flags_of(None, question.load, question.goodput) | further_flags
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
-    print(json.dumps({"flags": flags, "asked": asked} | found | notes, allow_nan=False))
-    return bool(found["num_successful"])
+    print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
+    return bool(summary["num_successful"])
 
 
-def predict(made: Prepared, found: Mapping[str, Any]) -> dict[str, Any]:
+def predict(made: Prepared, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return how far to trust a summary: where it comes from, and its interval."""
     calibration, interval = made.calibration, made.calibration.interval()
     ends = [
@@ -238,7 +238,7 @@ def predict(made: Prepared, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": calibration.source,
         "calibrated_at": _date(at) if at else None,
-        "utilisation": made.case.utilisation(found),
+        "utilisation": made.case.utilisation(summary),
         "output_tokens_per_s_interval": ends,
         "speed": round(1 / interval.middle, 3),
         "step_error": calibration.step_error,

@@ -39,7 +39,7 @@ _EDIT = (
 
 
 @dataclass
-class Found:
+class DraftCounts:
     """What was measured of one kind of prompt."""
 
     off_tokens_per_s: list[float] = field(default_factory=list)
@@ -89,19 +89,27 @@ def bench_speculation(
 
     Raises ValueError if a line of the file is something else.
     """
-    kinds = {"code edit": _code_edits()} | (_read(prompts) if prompts else {})
+    kinds = prompts_by_kind(prompts)
     params = SamplingParams(temperature=temperature, max_tokens=new_tokens, seed=1)
-    found = {(kind, n): Found() for kind in kinds for n in streams}
+    measured = {(kind, n): DraftCounts() for kind in kinds for n in streams}
     with count_bar("Measuring", note="runs") as report:
-        for done, (kind, n) in enumerate(found):
-            report(done, len(found))
+        for done, (kind, n) in enumerate(measured):
+            report(done, len(measured))
             for batch in _batches(_encoded(llm, kinds[kind][:num_prompts], new_tokens), n):
-                _compare(llm, batch, params, found[kind, n])
-    found = {key: what for key, what in found.items() if what.on_tokens_per_s}
-    _print(found)
+                _compare(llm, batch, params, measured[kind, n])
+    measured = {key: counts for key, counts in measured.items() if counts.on_tokens_per_s}
+    _print(measured)
     config = {"model": llm.path.name, "threads": llm.config.threads, "temperature": temperature}
-    result = {f"{kind}, {n}": what.summary() for (kind, n), what in found.items()}
+    result = {f"{kind}, {n}": counts.summary() for (kind, n), counts in measured.items()}
     print(json.dumps(config | {"results": result}))
+
+
+def prompts_by_kind(path: Path | None) -> dict[str, list[str]]:
+    """Return code edits, and the first turns of a file's lines by their category.
+
+    Raises ValueError if a line of the file is something else.
+    """
+    return {"code edit": _code_edits()} | (_read(path) if path else {})
 
 
 def _read(path: Path) -> dict[str, list[str]]:
@@ -138,12 +146,12 @@ def _batches(prompts: list[list[int]], size: int) -> Iterator[list[list[int]]]:
             yield [prompts[i % len(prompts)] for i in range(begin, begin + size)]
 
 
-def _compare(llm: LLM, batch: list[list[int]], params: SamplingParams, found: Found) -> None:
+def _compare(llm: LLM, batch: list[list[int]], params: SamplingParams, counts: DraftCounts) -> None:
     """Answer a batch without drafts and with them, the other way round next time."""
     speculation = llm.engine.scheduler.speculation
     rates: dict[bool, float] = {}
     texts: dict[bool, list[tuple[int, ...]]] = {}
-    is_on_first = len(found.on_tokens_per_s) % 2 == 1
+    is_on_first = len(counts.on_tokens_per_s) % 2 == 1
     for is_on in (is_on_first, not is_on_first):
         llm.engine.scheduler.speculation = speculation if is_on else None
         steps: list[StepRecord] = []
@@ -162,20 +170,20 @@ def _compare(llm: LLM, batch: list[list[int]], params: SamplingParams, found: Fo
         rates[is_on] = num_tokens / max(sum(step.duration_s for step in steps), 1e-9)
         texts[is_on] = [output.outputs[0].token_ids for output in outputs]
         if is_on:
-            found.num_tokens += num_tokens
-            found.num_steps += sum(len(step.work) for step in steps)
-            _count(outputs, found)
-    found.off_tokens_per_s.append(rates[False])
-    found.on_tokens_per_s.append(rates[True])
-    found.num_changed += sum(a != b for a, b in zip(texts[False], texts[True], strict=True))
+            counts.num_tokens += num_tokens
+            counts.num_steps += sum(len(step.work) for step in steps)
+            _count(outputs, counts)
+    counts.off_tokens_per_s.append(rates[False])
+    counts.on_tokens_per_s.append(rates[True])
+    counts.num_changed += sum(a != b for a, b in zip(texts[False], texts[True], strict=True))
 
 
-def _count(outputs: list[RequestOutput], found: Found) -> None:
-    found.num_drafts += sum(output.num_draft_tokens for output in outputs)
-    found.num_accepted += sum(output.num_accepted_tokens for output in outputs)
+def _count(outputs: list[RequestOutput], counts: DraftCounts) -> None:
+    counts.num_drafts += sum(output.num_draft_tokens for output in outputs)
+    counts.num_accepted += sum(output.num_accepted_tokens for output in outputs)
 
 
-def _print(found: dict[tuple[str, int], Found]) -> None:
+def _print(measured: dict[tuple[str, int], DraftCounts]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("prompts", no_wrap=True)
     for name in (
@@ -190,6 +198,6 @@ def _print(found: dict[tuple[str, int], Found]) -> None:
         "changed",
     ):
         table.add_column(name, justify="right")
-    for (kind, n), what in found.items():
-        table.add_row(kind, str(n), *(f"{value:g}" for value in what.summary().values()))
+    for (kind, n), counts in measured.items():
+        table.add_row(kind, str(n), *(f"{value:g}" for value in counts.summary().values()))
     Console(width=100).print(table)

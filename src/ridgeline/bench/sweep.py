@@ -73,22 +73,22 @@ def sweep_loads(
     cases = [_case(simulator, question, options, setting) for setting in settings]
     limits_ms = parse_limits(question.goodput)
     with count_bar("Simulating", note="combinations") as report:
-        found = _run(cases, limits_ms, report)
-    winner = best(range(len(found)), key=lambda i: _at(found[i], where) or 0.0)
-    _print(settings, found, winner, objective)
+        summaries = _run(cases, limits_ms, report)
+    winner = best(range(len(summaries)), key=lambda i: _at(summaries[i], where) or 0.0)
+    _print(settings, summaries, winner, objective)
     if csv_file is not None:
         with csv_file.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow([*values, *_COLUMNS])
-            for setting, summary in zip(settings, found, strict=True):
+            for setting, summary in zip(settings, summaries, strict=True):
                 writer.writerow([*setting.values(), *(_at(summary, p) for p in _COLUMNS.values())])
     if out is not None:
         shown = [_short_of(setting) for setting in settings]
-        figures = {n: [_at(one, p) for one in found] for n, p in _COLUMNS.items()}
+        figures = {n: [_at(one, p) for one in summaries] for n, p in _COLUMNS.items()}
         out.write_text(sweep_svg(shown, figures, winner, objective), encoding="utf-8")
     rows = [
         {"settings": setting} | {name: _at(summary, place) for name, place in _COLUMNS.items()}
-        for setting, summary in zip(settings, found, strict=True)
+        for setting, summary in zip(settings, summaries, strict=True)
     ]
     print(json.dumps({"objective": objective, "best": settings[winner], "sweep": rows}))
 
@@ -157,13 +157,13 @@ def _run(
     num = min(usable_cpus(), len(cases))
     if num == 1:
         return [case.summary(limits_ms) for case in cases]
-    found = []
+    summaries = []
     with ProcessPoolExecutor(num, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(Case.summary, case, limits_ms) for case in cases]
         for done, future in enumerate(futures, 1):
-            found.append(future.result())
+            summaries.append(future.result())
             report(done, len(cases))
-    return found
+    return summaries
 
 
 def _at(summary: Mapping[str, Any], place: Sequence[str]) -> float | None:
@@ -175,17 +175,17 @@ def _at(summary: Mapping[str, Any], place: Sequence[str]) -> float | None:
 
 def _print(
     settings: Sequence[Mapping[str, Any]],
-    found: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Mapping[str, Any]],
     winner: int,
     objective: str,
 ) -> None:
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
     console = Console(width=width, highlight=False)
-    shown = {n: p for n, p in _COLUMNS.items() if any(_at(one, p) is not None for one in found)}
+    shown = {n: p for n, p in _COLUMNS.items() if any(_at(one, p) is not None for one in summaries)}
     table = Table(*settings[0], box=None, pad_edge=False)
     for name in shown:
         table.add_column(name.replace(" ", "\n"), justify="right")
-    for i, (setting, summary) in enumerate(zip(settings, found, strict=True)):
+    for i, (setting, summary) in enumerate(zip(settings, summaries, strict=True)):
         numbers = (_at(summary, place) for place in shown.values())
         row = [*map(str, setting.values()), *map(_short, numbers)]
         table.add_row(*row, style="bold green" if i == winner else None)

@@ -44,12 +44,12 @@ def sweep_svg(
 
 
 def _bars(x: float, name: str, row: Sequence[float | None], best: int) -> Iterator[str]:
-    most = max((one for one in row if one is not None), default=0.0) or 1.0
+    greatest = max((one for one in row if one is not None), default=0.0) or 1.0
     for i, value in enumerate(row):
         if value is None:
             yield svg.text(x, _y(i) + 13, "-", size=svg.SMALL, fill=svg.FAINT)
             continue
-        width = _BAR * value / most
+        width = _BAR * value / greatest
         said = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
         yield svg.box(x, _y(i), width, 18, _BEST if i == best else _PLAIN, f"{name}: {said}")
         yield svg.text(x + width + 6, _y(i) + 13, said, size=svg.SMALL)

@@ -24,10 +24,10 @@ def write_out(path: Path, rows: Rows, picture: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def flat(found: Mapping[str, Any]) -> dict[str, Any]:
+def flat(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result as one row: what is nested gets the name of its place; lists are left out."""
     row: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in result.items():
         if isinstance(value, Mapping):
             row |= {f"{name}_{inner}": one for inner, one in flat(value).items()}
         elif not isinstance(value, list):

@@ -36,19 +36,21 @@ def calibrate_command(
         LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm,
         count_bar("Measuring", note="seconds") as report,
     ):
-        found = calibrate(llm, seconds, report)
-        path = found.save(default_home())
-        lines = list(rates(found, llm))
+        calibration = calibrate(llm, seconds, report)
+        path = calibration.save(default_home())
+        lines = list(rates(calibration, llm))
     console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in lines:
         table.add_row(name, value)
-    interval = found.interval()
-    error = f"{found.step_error or 0:.1%} of a step, in the mean"
-    table.add_row("error", f"{error}, of {len(found.samples):,} steps that it was not fitted to")
-    if len(found.factors) > 1:
+    interval = calibration.interval()
+    error = f"{calibration.step_error or 0:.1%} of a step, in the mean"
+    table.add_row(
+        "error", f"{error}, of {len(calibration.samples):,} steps that it was not fitted to"
+    )
+    if len(calibration.factors) > 1:
         table.add_row(
             "speed",
             f"{1 / interval.high:.2f} to {1 / interval.low:.2f} of the mean, in two seconds each",

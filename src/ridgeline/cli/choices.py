@@ -49,10 +49,10 @@ def show_choices(
             choice.limited_by,
         )
     console.print(table)
-    more = len(choices) - _MOST_ROWS
-    rest = f"{more} more: --format json. " if more > 0 else ""
+    num_hidden = len(choices) - _MOST_ROWS
+    hint = f"{num_hidden} more: --format json. " if num_hidden > 0 else ""
     console.print(
-        f"[dim]{rest}In brackets: nine in ten times; ? where the slow end bears the load no "
+        f"[dim]{hint}In brackets: nine in ten times; ? where the slow end bears the load no "
         f"longer. {_PER_MILLION if is_wide else ''}Rows with ~ are by formula, the others "
         f"simulated.[/]\n"
     )

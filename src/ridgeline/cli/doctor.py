@@ -53,22 +53,22 @@ def report(
     console.print(table)
     if model is not None:
         _report_memory(console, model)
-    found = list(problems(home))
-    for problem in found:
+    all_problems = list(problems(home))
+    for problem in all_problems:
         console.print(f"[yellow]problem[/]  {problem}")
-    if not found:
+    if not all_problems:
         console.print("[green]nothing is wrong[/]  next: ridgeline run smollm2")
 
 
 def document(home: Path, *, model: str | None = None, with_roof: bool = False) -> dict[str, Any]:
     """Return what ``report`` prints, for JSON: facts, problems, and a model's memory in bytes."""
     known = (*facts(home), *(roof_facts() if with_roof else ()))
-    found: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in known]}
+    content: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in known]}
     if model is not None:
         with LLM(model) as llm:
             llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
-            found["memory"] = llm.memory().as_dict()
-    return found | {"problems": list(problems(home))}
+            content["memory"] = llm.memory().as_dict()
+    return content | {"problems": list(problems(home))}
 
 
 def facts(home: Path) -> Iterator[tuple[str, str]]:
@@ -151,8 +151,8 @@ def roof_facts() -> Iterator[tuple[str, str]]:
         one, many = (getattr(rates, attribute) for rates in (roof.one_thread, roof.all_threads))
         if one is not None:
             alone, together = (f"{rate / 1e9:8,.1f} {unit:5}" for rate in (one, many))
-            more = f"   {together} on {roof.num_threads}" if roof.num_threads > 1 else ""
-            yield name, f"{alone} on 1 thread{more}"
+            on_all = f"   {together} on {roof.num_threads}" if roof.num_threads > 1 else ""
+            yield name, f"{alone} on 1 thread{on_all}"
 
 
 def problems(home: Path) -> Iterator[str]:

@@ -62,13 +62,13 @@ def explain_command(
         if out and len(chosen) != 1:
             raise UsageError(f"--out is the picture of one request, and these are {len(chosen)}")
         usual = usual_steps(recorded)
-        found = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
+        explanations = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
         beside = recorded.around(chosen[0], BEFORE, BEHIND) if len(chosen) == 1 else []
         if timeline_file:
             _write_timeline(timeline_file, recorded, chosen)
     if out:
-        out.write_text(explain_svg(found[0]), encoding="utf-8")
-    for i, one in enumerate(found):
+        out.write_text(explain_svg(explanations[0]), encoding="utf-8")
+    for i, one in enumerate(explanations):
         if i and format is not Format.JSON:
             print()
         _print(one, would_help(one, beside), format)
@@ -90,11 +90,11 @@ def _chosen(
         if not known:
             raise ValueError("the trace has no request that ended")
         return [one for _, one in known[: slowest or 1]]
-    found = [one for value, one in known if value > limit_ms]
-    if not found:
-        most = f"the highest is {known[0][0]:,.1f} ms" if known else "none ended"
-        raise ValueError(f"no request has a {metric} above {limit_ms:g} ms: {most}")
-    return found
+    above_limit = [one for value, one in known if value > limit_ms]
+    if not above_limit:
+        reason = f"the highest is {known[0][0]:,.1f} ms" if known else "none ended"
+        raise ValueError(f"no request has a {metric} above {limit_ms:g} ms: {reason}")
+    return above_limit
 
 
 def _limit(above: str) -> tuple[str, float]:
@@ -130,27 +130,27 @@ def _write_timeline(file: Path, recorded: Recorded, chosen: list[Json]) -> None:
     file.write_text(json.dumps({"traceEvents": events}, separators=(",", ":")), encoding="utf-8")
 
 
-def _print(found: Explanation, helpful: list[Json], format: Format) -> None:
+def _print(explanation: Explanation, helpful: list[Json], format: Format) -> None:
     if format is Format.JSON:
-        print(json.dumps(as_dict(found, helpful)))
+        print(json.dumps(as_dict(explanation, helpful)))
     elif format is Format.MARKDOWN:
-        print(markdown(found, helpful))
+        print(markdown(explanation, helpful))
     else:
-        _print_text(found, helpful)
+        _print_text(explanation, helpful)
 
 
-def _print_text(found: Explanation, helpful: list[Json]) -> None:
+def _print_text(explanation: Explanation, helpful: list[Json]) -> None:
     console = Console(
         width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 100)), highlight=False
     )
-    console.print(" ".join(sentences(found)))
+    console.print(" ".join(sentences(explanation)))
     console.print()
     table = Table("where its time went", box=None, pad_edge=False)
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
-    for row in rows(found):
+    for row in rows(explanation):
         table.add_row(*row)
-    table.add_row("all", seconds(found.duration_ns), "100.0%", style="bold")
+    table.add_row("all", seconds(explanation.duration_ns), "100.0%", style="bold")
     console.print(table)
     if helpful:
         console.print("\nWhat would have helped:")

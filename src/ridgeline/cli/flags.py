@@ -57,16 +57,16 @@ def flags(
 
         @wraps(command)
         def wrapper(**arguments: Any) -> None:
-            given = {flag.name: arguments.pop(flag.name) for flag in added}
+            flag_values = {flag.name: arguments.pop(flag.name) for flag in added}
             if any(arguments[name] is not None for name in unless):
                 for flag in added:
-                    if given[flag.name] != flag.default:
+                    if flag_values[flag.name] != flag.default:
                         name = flag.name.replace("_", "-")
                         raise UsageError(f"--{name} is said by the file that the load comes from")
                 command(**arguments, **{parameter: None})
                 return
             try:
-                value = kind(**set_before, **given)
+                value = kind(**set_before, **flag_values)
             except ValueError as error:
                 raise UsageError(error) from error
             command(**arguments, **{parameter: value})

@@ -71,10 +71,10 @@ class Command(TyperCommand):
                 is_argument = param.param_type_name == "argument"
                 section = "Arguments" if is_argument else _SECTION_OF.get(param.name or "")
                 rows[section or "Options"].append((_plain(record[0]), record[1]))
-        for section, found in rows.items():
-            if found:
+        for section, entries in rows.items():
+            if entries:
                 with formatter.section(section):
-                    formatter.write_dl(found)
+                    formatter.write_dl(entries)
 
 
 def _plain(flag: str) -> str:

@@ -188,7 +188,7 @@ def run(
     options: Options,
 ) -> None:
     """Answer one prompt, or chat."""
-    wishes: dict[str, Any] = {
+    from_flags: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -199,9 +199,9 @@ def run(
         "max_tokens": max_tokens,
         "stop": [as_text(end) for end in stop or ()],
     }
-    given = {name: value for name, value in wishes.items() if value is not None}
+    sampling = {name: value for name, value in from_flags.items() if value is not None}
     prompt = with_stdin(None if prompt is None else as_text(prompt))
-    with _load(model, _seeded(options), given) as (llm, params):
+    with _load(model, _seeded(options), sampling) as (llm, params):
         if prompt is None:
             chat(llm, params)
         else:
@@ -312,7 +312,7 @@ def bench_foresight(
     is one JSON document.
     """
     with _load(model, replace(options, speculative_config="off"), {}) as (llm, _):
-        foresight(llm, seconds, load_seconds, lambda found: found.save(default_home()))
+        foresight(llm, seconds, load_seconds, lambda calibration: calibration.save(default_home()))
 
 
 @bench_app.command("speculation")

@@ -76,10 +76,10 @@ def list_models(
     places = stores()
     here = list(places.all())
     if as_json:
-        found = [
+        listed = [
             {"name": p.name, "path": str(p.path), "size": p.size, "owner": p.owner} for p in here
         ]
-        print(json.dumps({"models": found, "problems": places.problems}))
+        print(json.dumps({"models": listed, "problems": places.problems}))
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("model", overflow="fold")  # a name that is cut is no name
@@ -99,9 +99,9 @@ def list_models(
 
 def show(model: Model, as_json: AsJson = False) -> None:
     """Say what a model is: its architecture, formats, context, sampling, and where it lies."""
-    found = locate(model)
-    checkpoint = load_checkpoint(found.path)
-    facts = dict(_facts(checkpoint, {**found.sampling, **checkpoint.generation_defaults}))
+    place = locate(model)
+    checkpoint = load_checkpoint(place.path)
+    facts = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
     if as_json:
         print(json.dumps({"model": model} | facts))
         return
@@ -178,12 +178,14 @@ def remove(
 def _ours(name: str, places: Stores) -> Place:
     """Return the only pulled model that ``name`` means. Raises ValueError if there is none."""
     every = list(places.all())
-    found = [place for place in every if place.name == name and place.owner == "ridgeline"]
-    found = found or [p for p in every if p.name.startswith(f"{name}:") and p.owner == "ridgeline"]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(f"{name} means {', '.join(place.name for place in found)}: name one")
+    matches = [place for place in every if place.name == name and place.owner == "ridgeline"]
+    matches = matches or [
+        p for p in every if p.name.startswith(f"{name}:") and p.owner == "ridgeline"
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ValueError(f"{name} means {', '.join(place.name for place in matches)}: name one")
     for place in every:
         if place.name in (name, f"ollama:{name}", f"ollama:{name}:latest"):
             raise ValueError(

@@ -81,28 +81,28 @@ def plan_command(
         raise UsageError("name a model or give a config.json, or open the page with --web")
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
-    given = {f.name: getattr(of, f.name) for of in (wishes, asked) for f in fields(of)}
+    values = {f.name: getattr(of, f.name) for of in (wishes, asked) for f in fields(of)}
     with count_bar("Simulating", note="choices") as report:
-        found = plan(model, compare_published=compare_published, report=report, **given)
+        planned = plan(model, compare_published=compare_published, report=report, **values)
     if out is not None:
-        out.write_text(_drawn(found), encoding="utf-8")
+        out.write_text(_drawn(planned), encoding="utf-8")
         say(f"drawn into {out}")
     match form:
         case Form.json:
-            print(json.dumps(found.as_dict()))
+            print(json.dumps(planned.as_dict()))
         case Form.csv:
-            print(as_csv(found), end="")
+            print(as_csv(planned), end="")
         case Form.markdown:
-            print("\n".join(as_markdown(found)))
+            print("\n".join(as_markdown(planned)))
         case Form.table:
-            show(found, Console(width=_width(), highlight=False))
+            show(planned, Console(width=_width(), highlight=False))
 
 
-def _drawn(found: Plan) -> str:
-    if found.load is not None:
-        title = f"Choices for {found.subject.name}"
-        return pareto_svg(title, found.answer, found.choices)
-    return memory_svg(f"Memory of {found.subject.name} on one device", found.placements)
+def _drawn(planned: Plan) -> str:
+    if planned.load is not None:
+        title = f"Choices for {planned.subject.name}"
+        return pareto_svg(title, planned.answer, planned.choices)
+    return memory_svg(f"Memory of {planned.subject.name} on one device", planned.placements)
 
 
 def _serve(model: str | None, port: int) -> None:
@@ -112,30 +112,30 @@ def _serve(model: str | None, port: int) -> None:
     serve_plans(subject_of(model, stores()) if model else None, ServeOptions(port=port))
 
 
-def show(found: Plan, console: Console) -> None:
+def show(planned: Plan, console: Console) -> None:
     """Print a plan for people: devices, bar, lines, and last the sentence that answers."""
-    console.print(f"[bold]{escape(found.subject.name)}[/]  {escape(model_line(found))}\n")
-    if found.load is not None:
-        show_choices(found.choices, found.load, found.slos, console)
-        show_spot(found.choices, console)
-    elif len(found.placements) > 1:
-        _show_devices(found.placements, console)
-    best = found.best
+    console.print(f"[bold]{escape(planned.subject.name)}[/]  {escape(model_line(planned))}\n")
+    if planned.load is not None:
+        show_choices(planned.choices, planned.load, planned.slos, console)
+        show_spot(planned.choices, console)
+    elif len(planned.placements) > 1:
+        _show_devices(planned.placements, console)
+    best = planned.best
     each = f", each of {best.num_devices}" if best.num_devices > 1 else ""
     console.print(
         f"[bold]{escape(best.device.id)}[/]{each}: {gib(best.ledger.capacity_bytes)}, rules of "
         f"{best.setting.engine.name}"
     )
     console.print(f"  {_bar(best)}\n  {_LEGEND}\n")
-    if found.load is None:
+    if planned.load is None:
         console.print(_lines_table(best))
         console.print()
-    if found.published is not None:
-        console.print(_published_line(found.published))
-    console.print(_notes_table(found))
-    is_good = best.ledger.fits and (not found.choices or found.choices[0].meets_slo)
+    if planned.published is not None:
+        console.print(_published_line(planned.published))
+    console.print(_notes_table(planned))
+    is_good = best.ledger.fits and (not planned.choices or planned.choices[0].meets_slo)
     colour = "green" if is_good else "red"
-    console.print(f"\n[{colour}]{escape(found.answer)}[/]")
+    console.print(f"\n[{colour}]{escape(planned.answer)}[/]")
 
 
 def _bar(placement: Placement) -> str:
@@ -191,16 +191,16 @@ def _show_devices(placements: tuple[Placement, ...], console: Console) -> None:
     console.print()
 
 
-def _notes_table(found: Plan) -> Table:
+def _notes_table(planned: Plan) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column()
-    if found.published is not None:
-        for reason in found.published.why_wrong:
+    if planned.published is not None:
+        for reason in planned.published.why_wrong:
             table.add_row("[dim]it errs[/]", escape(reason))
-    for note in found.assumptions:
+    for note in planned.assumptions:
         table.add_row("[dim]assumed[/]", escape(note))
-    for note in found.warnings:
+    for note in planned.warnings:
         table.add_row("[yellow]note[/]", escape(note))
     return table
 

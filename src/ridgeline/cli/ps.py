@@ -49,13 +49,13 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
         answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=_TIMEOUT_S)
         if answer.status_code == 401:
             raise ValueError(f"{url} needs a key: give --api-key")
-        found: list[dict[str, Any]] = answer.raise_for_status().json()["data"]
+        models: list[dict[str, Any]] = answer.raise_for_status().json()["data"]
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         why = str(error) or type(error).__name__
         raise ValueError(f"no server answers at {url} ({why}): give its --url") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{url} is no server of models: give another --url") from error
-    return found
+    return models
 
 
 def _size(num_bytes: int | None) -> str:

@@ -54,13 +54,13 @@ def _console() -> Console:
 
 def _decide_again(records: list[Json], console: Console) -> bool:
     """Print whether every decision of a recorded run is made again; return it."""
-    found = replay(records)
-    requests = "request" if found.num_requests == 1 else "requests"
-    of = f"{found.num_steps:,} steps, {found.num_requests:,} {requests}"
-    if found.difference is None:
+    outcome = replay(records)
+    requests = "request" if outcome.num_requests == 1 else "requests"
+    of = f"{outcome.num_steps:,} steps, {outcome.num_requests:,} {requests}"
+    if outcome.difference is None:
         console.print(f"[green]equal[/]  {of}: every decision is made again")
     else:
-        number, recorded, decided = found.difference
+        number, recorded, decided = outcome.difference
         console.print(f"[red]different[/]  {of} were equal; then step {number}:")
         table = Table("", "recorded", "decided now", box=None, pad_edge=False)
         for name, then in recorded.items():
@@ -68,12 +68,12 @@ def _decide_again(records: list[Json], console: Console) -> bool:
                 table.add_row(name, _short(then), _short(decided[name]))
         console.print(table)
         console.print("Was the trace written by another version? A trace is for its own alone.")
-    if found.unfinished is not None:
+    if outcome.unfinished is not None:
         console.print(
-            f"step {found.unfinished:,} and what follows are left out: a request begins there that "
-            "had not ended when the trace did"
+            f"step {outcome.unfinished:,} and what follows are left out: a request begins there "
+            "that had not ended when the trace did"
         )
-    return found.difference is None
+    return outcome.difference is None
 
 
 def _short(value: object) -> str:
@@ -106,12 +106,12 @@ def serve_again(
     before, after = served_again(records, wanted, times)
     if timeline_file:
         _write_timeline(timeline_file, settings, before, after)
-    found = _document(records, before, after)
-    found["prediction"] = {"source": "fitted" if model is None else "calibrated"}
-    _print(_console(), found, changes, diff=diff)
+    document = _document(records, before, after)
+    document["prediction"] = {"source": "fitted" if model is None else "calibrated"}
+    _print(_console(), document, changes, diff=diff)
     if timeline_file:
         print(f"written: {timeline_file}: open it in ui.perfetto.dev", file=sys.stderr)
-    print(json.dumps(found))
+    print(json.dumps(document))
 
 
 def _check_options(options: Options, model: str | None) -> None:
@@ -133,24 +133,24 @@ def _check_options(options: Options, model: str | None) -> None:
 def _calibrated(model: str, options: Options) -> StepTime:
     checkpoint = load_checkpoint(locate(model).path)
     config = resolve(options, checkpoint.arch)
-    found = known(default_home(), checkpoint.path, checkpoint.arch, config)
-    if found.source == "assumed":
+    calibration = known(default_home(), checkpoint.path, checkpoint.arch, config)
+    if calibration.source == "assumed":
         raise ValueError(
             f"{model} was not calibrated here in this form: run ridgeline calibrate {model}, or "
             "leave the model out to take the times of the trace"
         )
-    return found.times.scaled(found.interval().middle)
+    return calibration.times.scaled(calibration.interval().middle)
 
 
 def _document(records: list[Json], before: list[Record], after: list[Record]) -> dict[str, Any]:
     """Return the comparison as plain values."""
     difference = travel.first_difference(before, after)
-    found = compare.changes(before, after)
+    request_changes = compare.changes(before, after)
     recorded = [r for r in records if r["type"] == "request"]
     then_ms = [1e3 * (one["finish_s"] - one["arrival_s"]) for one in recorded]
     num_steps = compare.totals(before).get("num_steps", 0)
     return {
-        "num_requests": len(found),
+        "num_requests": len(request_changes),
         "recorded_mean_e2el_ms": sum(then_ms) / len(then_ms) if then_ms else None,
         "before": compare.totals(before),
         "after": compare.totals(after),
@@ -159,16 +159,16 @@ def _document(records: list[Json], before: list[Record], after: list[Record]) ->
             "num_equal_steps": difference.number if difference else num_steps,
             "first_difference": difference and difference._asdict(),
         },
-        "requests": [compare.as_dict(change) for change in found],
+        "requests": [compare.as_dict(change) for change in request_changes],
     }
 
 
-def _print(console: Console, found: dict[str, Any], changes: list[str], *, diff: bool) -> None:
-    before, after = found["before"], found["after"]
-    error = before.get("mean_e2el_ms", 0.0) / found["recorded_mean_e2el_ms"] - 1
-    requests = "request" if found["num_requests"] == 1 else "requests"
+def _print(console: Console, document: dict[str, Any], changes: list[str], *, diff: bool) -> None:
+    before, after = document["before"], document["after"]
+    error = before.get("mean_e2el_ms", 0.0) / document["recorded_mean_e2el_ms"] - 1
+    requests = "request" if document["num_requests"] == 1 else "requests"
     console.print(
-        f"{found['num_requests']:,} {requests} served again with "
+        f"{document['num_requests']:,} {requests} served again with "
         f"{', '.join(changes) or 'no change'}."
     )
     console.print(
@@ -184,7 +184,7 @@ def _print(console: Console, found: dict[str, Any], changes: list[str], *, diff:
         table.add_row(_spelled(name), f"{value:,.1f}", f"{now:,.1f}", part)
     console.print(table)
     if diff:
-        _print_difference(console, found)
+        _print_difference(console, document)
 
 
 def _spelled(name: str) -> str:
@@ -194,8 +194,8 @@ def _spelled(name: str) -> str:
     return " ".join(words) + unit
 
 
-def _print_difference(console: Console, found: dict[str, Any]) -> None:
-    first = found["replay"]["first_difference"]
+def _print_difference(console: Console, document: dict[str, Any]) -> None:
+    first = document["replay"]["first_difference"]
     console.print()
     if first is None:
         console.print("Every step is decided as before.")
@@ -205,7 +205,7 @@ def _print_difference(console: Console, found: dict[str, Any]) -> None:
         console.print(f"  {reason}")
     if (left := len(first["reasons"]) - _LISTED) > 0:
         console.print(f"  and {left:,} more")
-    requests = found["requests"]
+    requests = document["requests"]
     gained = [one for one in requests if one["gain_ms"] > 0][:_LISTED]
     lost = [one for one in reversed(requests) if one["gain_ms"] < 0][:_LISTED]
     for title, listed in (("gained most", gained), ("lost most", lost)):

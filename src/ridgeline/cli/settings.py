@@ -38,10 +38,10 @@ def take_config(arguments: list[str], environ: Mapping[str, str]) -> tuple[list[
     Raises ValueError if no file follows.
     """
     left, file = list[str](), environ.get(_VARIABLE)
-    rest = iter(arguments)
-    for argument in rest:
+    remaining = iter(arguments)
+    for argument in remaining:
         if argument == "--config":
-            file = next(rest, None)
+            file = next(remaining, None)
             if file is None:
                 raise ValueError("--config needs a file: --config FILE.toml")
         elif argument.startswith("--config="):
@@ -61,7 +61,7 @@ def read_config(file: Path, root: Any) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{file} cannot be read as TOML: {why}") from error
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     top = {key: value for key, value in content.items() if not isinstance(value, dict)}
     leaves = dict(_leaves(root))
     known = {flag.name: flag for command in leaves.values() for flag in _flags(command)}
@@ -76,7 +76,7 @@ def read_config(file: Path, root: Any) -> dict[str, Any]:
         own = {key: value for key, value in table.items() if not isinstance(value, dict)}
         for key, value in own.items():
             _check(file, key, value, names, where=f"[{'.'.join(path)}] ")
-        place = found
+        place = defaults
         for name in path[:-1]:
             place = place.setdefault(name, {})
         merged = {_plain(key): value for key, value in (top | own).items()}
@@ -85,7 +85,7 @@ def read_config(file: Path, root: Any) -> dict[str, Any]:
             for name, value in merged.items()
             if name in names
         }
-    return found
+    return defaults
 
 
 def _check_tables(

@@ -90,20 +90,20 @@ class Admission(Generic[Item]):
 
     def push(self, tenant: str, prompts: Sequence[tuple[Item, int]], num_seqs: int = 1) -> None:
         """Queue a request: its prompts, with the tokens of each and sequences for each."""
-        mine = self._tenants.setdefault(tenant, _Tenant())
-        if not mine.prompts:
+        queue = self._tenants.setdefault(tenant, _Tenant())
+        if not queue.prompts:
             others = [name for name, other in self._tenants.items() if other.prompts] or self._last
             floor = min((self._served[other] for other in others), default=0)
             self._served[tenant] = max(self._served.get(tenant, 0), floor)
         self._num_requests += 1
-        mine.left[self._num_requests] = len(prompts)
-        finish = mine.now
+        queue.left[self._num_requests] = len(prompts)
+        finish = queue.now
         for item, num_tokens in prompts:
             finish += num_tokens
             self._num_prompts += 1
             key = finish, self._num_prompts
             prompt = _Prompt(item, num_tokens, num_seqs, self._num_requests, key)
-            insort(mine.prompts, prompt, key=lambda one: one.finish)
+            insort(queue.prompts, prompt, key=lambda one: one.finish)
         self._num_waiting += len(prompts)
 
     def take(self, room: Room, held: Callable[[Item], int]) -> list[Item]:

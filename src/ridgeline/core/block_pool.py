@@ -81,10 +81,10 @@ class BlockPool:
 
     def find(self, key: bytes, parent: Content | bytes, tokens: tuple[int, ...]) -> Content | None:
         """Return just this content if it is known; equal keys alone are not believed."""
-        found = self.known.get(key)
-        if found is None or found.parent != parent or found.tokens != tokens:
+        content = self.known.get(key)
+        if content is None or content.parent != parent or content.tokens != tokens:
             return None
-        return found
+        return content
 
     def publish(
         self, block: int, key: bytes, parent: Content | bytes, tokens: tuple[int, ...]

@@ -279,9 +279,11 @@ class Engine:
                 drafts=tuple(
                     (work.seq_id, work.tokens[-work.drafts :]) for work in step.work if work.drafts
                 ),
-                ranked=tuple((step.work[i].seq_id, found) for i, found in output.top.items()),
+                ranked=tuple(
+                    (step.work[i].seq_id, candidates) for i, candidates in output.top.items()
+                ),
                 similarities=tuple(
-                    (step.work[i].seq_id, found) for i, found in output.similarity.items()
+                    (step.work[i].seq_id, values) for i, values in output.similarity.items()
                 ),
                 errors=tuple((step.work[i].seq_id, error) for i, error in errors.items()),
                 admitted=step.admitted,

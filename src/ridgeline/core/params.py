@@ -180,16 +180,16 @@ class SamplingParams:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     def _check_structured_outputs(self) -> None:
-        wish = self.structured_outputs
-        if isinstance(wish, Mapping):
-            wish = StructuredOutputsParams(**wish)
-            object.__setattr__(self, "structured_outputs", wish)
-        if not isinstance(wish, StructuredOutputsParams | None):
+        structured = self.structured_outputs
+        if isinstance(structured, Mapping):
+            structured = StructuredOutputsParams(**structured)
+            object.__setattr__(self, "structured_outputs", structured)
+        if not isinstance(structured, StructuredOutputsParams | None):
             raise ValueError(
-                f"structured_outputs must be StructuredOutputsParams, not {wish!r:.80}"
+                f"structured_outputs must be StructuredOutputsParams, not {structured!r:.80}"
             )
         for name in ("ignore_eos", "min_tokens"):
-            if wish and getattr(self, name):
+            if structured and getattr(self, name):
                 raise ValueError(f"{name} contradicts structured_outputs, which says when to end")
 
     @property

@@ -49,8 +49,8 @@ class States:
         ``known`` has the present content of each block; another one, even if equal, is not it.
         """
         for count in range(len(prefix), 0, -1):
-            found = self.checkpoints.get(prefix[count - 1])
-            if found is not None and found[0] is known[prefix[count - 1]]:
+            checkpoint = self.checkpoints.get(prefix[count - 1])
+            if checkpoint is not None and checkpoint[0] is known[prefix[count - 1]]:
                 return count
         return 0
 

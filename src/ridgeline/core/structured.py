@@ -38,11 +38,11 @@ class StructuredOutputsParams:
 
     def __post_init__(self) -> None:
         """Raise ValueError unless one kind is set, to a value of its type."""
-        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        kinds = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if self.json is False:  # a schema that nothing fits is a schema
-            given.insert(0, "json")
-        if len(given) != 1:
-            said = " and ".join(given) or "none of them"
+            kinds.insert(0, "json")
+        if len(kinds) != 1:
+            said = " and ".join(kinds) or "none of them"
             raise ValueError(
                 f"structured_outputs sets {said}: it must set one of {', '.join(KINDS)}"
             )

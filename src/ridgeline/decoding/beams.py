@@ -100,13 +100,13 @@ class Beams:
     def _sorted(self, ranked: Sequence[Candidates], length: int) -> list[tuple[float, int, int]]:
         """Return score, beam and rank of each candidate, best first."""
         may_stop = length > self._min_tokens
-        found = [
+        continuations = [
             (-beam.score - logprob, parent, rank)
             for parent, (beam, candidates) in enumerate(zip(self._running, ranked, strict=True))
             for rank, (token, logprob) in enumerate(candidates)
             if may_stop or token not in self._stop_ids
         ]
-        return [(-cost, parent, rank) for cost, parent, rank in sorted(found)]
+        return [(-cost, parent, rank) for cost, parent, rank in sorted(continuations)]
 
     def _is_over(self, length: int) -> bool:
         """Return whether no beam can go on, or none of them can become one of the answers."""

@@ -88,27 +88,27 @@ class XmlCall:
         return pieces, text
 
     def _read_name(self, text: str, pieces: list[Piece]) -> str:
-        found = _NAME.match(text)
-        if found is None:
+        match = _NAME.match(text)
+        if match is None:
             return text
-        self._properties = self._parameters[found[1]].get("properties", {})
-        pieces += [Piece("call", found[1]), Piece("arguments", "{")]
-        return text[found.end() :]
+        self._properties = self._parameters[match[1]].get("properties", {})
+        pieces += [Piece("call", match[1]), Piece("arguments", "{")]
+        return text[match.end() :]
 
     def _read_between(self, text: str, pieces: list[Piece]) -> str:
         """Read the opening of a parameter, or the end of all."""
         assert self._properties is not None
-        if found := _PARAMETER.match(text):
-            self._is_text = is_text(self._properties[found[1]])
+        if match := _PARAMETER.match(text):
+            self._is_text = is_text(self._properties[match[1]])
             comma = ", " if self._num_values else ""
             quote = '"' if self._is_text else ""
-            pieces.append(Piece("arguments", f"{comma}{json.dumps(found[1])}: {quote}"))
+            pieces.append(Piece("arguments", f"{comma}{json.dumps(match[1])}: {quote}"))
             self._num_values += 1
             self._is_inside = True
-        elif found := _END.match(text):
+        elif match := _END.match(text):
             pieces.append(Piece("arguments", "}"))
             self.is_over = True
-        return text[found.end() :] if found else text
+        return text[match.end() :] if match else text
 
     def _read_value(self, text: str, pieces: list[Piece]) -> str:
         end = text.find(_VALUE_END)

@@ -38,8 +38,8 @@ class _Rounds:
                 if not 0 <= k < len(row):
                     break
                 ngram.append(row[k])
-            *rest, key = ngram
-            self.pool[key] = tuple(reversed(rest))
+            *followers, key = ngram
+            self.pool[key] = tuple(reversed(followers))
 
     def guess(self, tokens: list[int], most: int) -> Guess:
         """Return ``most`` tokens: an n-gram, then the last draws there, then what was said last."""

@@ -47,7 +47,7 @@ class Lookup:
             key = (key << 32 | text[place] & 0xFFFFFFFF) & self._key_bits
         self._key = key
         place = self._newest.get(key, -1)
-        found, length = -1, 0
+        match_end, length = -1, 0
         for _ in range(PLACES):
             if place < shortest:
                 break
@@ -57,11 +57,11 @@ class Lookup:
             ):
                 same += 1
             if same > length:
-                found, length = place, same
+                match_end, length = place, same
             place = self._older[place]
-        if found < 0:
+        if match_end < 0:
             return Guess((), 0)
-        drafts = text[found : found + most]
+        drafts = text[match_end : match_end + most]
         if NO_TOKEN in drafts:
             drafts = drafts[: drafts.index(NO_TOKEN)]
         return Guess(tuple(drafts), length)

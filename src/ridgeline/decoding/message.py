@@ -89,9 +89,9 @@ class MessageReader:
     def finish(self) -> list[Piece]:
         """No text will follow: return what was held back. The beginning of a call is dropped."""
         if self._read == self._think:
-            self._put("reasoning", self._text)
+            self._show("reasoning", self._text)
         elif self._read in (self._begin, self._write):
-            self._put("content", self._text)
+            self._show("content", self._text)
             if self._space:
                 self._pieces.append(Piece("content", self._space))
         self._text = self._space = ""
@@ -139,7 +139,7 @@ class MessageReader:
 
     def _write(self) -> bool:
         if self._tools is None:
-            self._put("content", self._text)
+            self._show("content", self._text)
             self._text = ""
             return False
         if not self._take("content", self._tools[0].begin):
@@ -190,15 +190,15 @@ class MessageReader:
 
     def _take(self, kind: str, marker: str) -> bool:
         """Pass text on until a marker; return whether the marker came, and is read."""
-        before, found, after = self._text.partition(marker)
-        if not found:
+        before, separator, after = self._text.partition(marker)
+        if not separator:
             cut = len(before) - num_held(before, marker)
             before, after = before[:cut], before[cut:]
-        self._put(kind, before)
+        self._show(kind, before)
         self._text = after
-        return bool(found)
+        return bool(separator)
 
-    def _put(self, kind: str, text: str) -> None:
+    def _show(self, kind: str, text: str) -> None:
         """Show text of a kind, but for white space at its end."""
         text = self._space + text
         if self._strips:

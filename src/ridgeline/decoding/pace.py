@@ -89,9 +89,9 @@ class Pace:
         for depth in range(1, self._most + 1):
             chance *= self._chance
             tokens += chance
-            found = tokens / self._time_s(times_s, depth, trial)
-            if found > goodput:
-                best, goodput = depth, found
+            rate = tokens / self._time_s(times_s, depth, trial)
+            if rate > goodput:
+                best, goodput = depth, rate
         return best
 
     def _time_s(self, times_s: dict[int, float], depth: int, trial: int) -> float:

@@ -34,8 +34,8 @@ class QuotedCall:
             text = text[head.end() :]
             if head[2] == '"':
                 self._scan = JsonScan()
-        found, text = self._json(text) if self._scan else self._notation(text)
-        return [*pieces, *([Piece("arguments", found)] if found else [])], text
+        arguments, text = self._json(text) if self._scan else self._notation(text)
+        return [*pieces, *([Piece("arguments", arguments)] if arguments else [])], text
 
     def _json(self, text: str) -> tuple[str, str]:
         assert self._scan is not None
@@ -45,19 +45,19 @@ class QuotedCall:
 
     def _notation(self, text: str) -> tuple[str, str]:
         """Return the arguments in JSON as far as they are known, and the rest of the text."""
-        found, before = "", None
+        arguments, before = "", None
         while text and before != text and not self.is_over:
             before = text
             if self._is_text:
-                more, text = self._of_text(text)
+                part, text = self._of_text(text)
             elif text.startswith(self._quote):
-                self._is_text, more, text = True, '"', text[len(self._quote) :]
+                self._is_text, part, text = True, '"', text[len(self._quote) :]
             elif self._wants_key and text.lstrip()[:1] != "}":
-                more, text = self._of_key(text)
+                part, text = self._of_key(text)
             else:
-                more, text = self._of_sign(text)
-            found += more
-        return found, text
+                part, text = self._of_sign(text)
+            arguments += part
+        return arguments, text
 
     def _of_text(self, text: str) -> tuple[str, str]:
         end = text.find(self._quote)
@@ -70,11 +70,11 @@ class QuotedCall:
         return shown + '"', text[end + len(self._quote) :]
 
     def _of_key(self, text: str) -> tuple[str, str]:
-        key, colon, rest = text.partition(":")
+        key, colon, after = text.partition(":")
         if not colon:
             return "", text
         self._wants_key = False
-        return f"{json.dumps(key.strip())}: ", rest
+        return f"{json.dumps(key.strip())}: ", after
 
     def _of_sign(self, text: str) -> tuple[str, str]:
         sign = text[0]

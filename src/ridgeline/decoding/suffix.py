@@ -68,7 +68,7 @@ class Past:
         for token in tokens[len(tokens) - shortest :]:
             key = key << 32 | token
         place = self._newest[self._slot(key)]
-        found, length = -1, 0
+        match_end, length = -1, 0
         for _ in range(PLACES):
             if place < self._begin:
                 break
@@ -76,11 +76,11 @@ class Past:
             while same < limit and text[place - 1 - same] == tokens[-1 - same]:
                 same += 1
             if same > length:
-                found, length = place, same
+                match_end, length = place, same
             place = self._older[place]
         if length < shortest:  # another key with the same hash
             return Guess((), 0)
-        drafts = text[found : found + most]
+        drafts = text[match_end : match_end + most]
         if NO_TOKEN in drafts:
             drafts = drafts[: drafts.index(NO_TOKEN)]
         return Guess(tuple(drafts), length)
@@ -130,9 +130,9 @@ class SuffixLookup:
         guesses = self._own.draft(wanted)
         for i, (seq, most) in enumerate(wanted):
             past = self._pasts.get(seq.request.owner)
-            other = past.guess(seq.tokens, most) if past else Guess((), 0)
-            if other.match_len > guesses[i].match_len:
-                guesses[i] = other
+            from_past = past.guess(seq.tokens, most) if past else Guess((), 0)
+            if from_past.match_len > guesses[i].match_len:
+                guesses[i] = from_past
         return guesses
 
     def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:

@@ -59,11 +59,11 @@ class TextStream:
             self._held = ""
             return None
         text = self._held + piece
-        found = [
+        matches = [
             (text.find(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text
         ]
-        if found:
-            end, negative_length, stop = min(found)
+        if matches:
+            end, negative_length, stop = min(matches)
             self._ready += text[: end + negative_length]
             self._held, self._ended = "", True
             return stop

@@ -120,13 +120,13 @@ def _text_or_calls(
     spelled = f" & ~/{_ANY}{_regex(form.begin)}{_ANY}/"
     rules.append(f"{text.upper()}: /{_ANY}/{spelled}{without}")
     rules += markers.ending_at(head, form.begin, without=without)
-    more = " (head rest)*" if form.separator is None and use.is_parallel else ""
-    return f"{text} | {head} rest{more} text{bare}"
+    further_blocks = " (head rest)*" if form.separator is None and use.is_parallel else ""
+    return f"{text} | {head} rest{further_blocks} text{bare}"
 
 
 def _calls(form: ToolFormat, use: ToolUse, markers: _Markers) -> Iterator[str]:
     """Yield rules: ``block`` has all calls of one marker, ``rest`` what follows the marker."""
-    calls = _one(use) + _more(form, use)
+    calls = _one(use) + _further_calls(form, use)
     rest = f"ws {json.dumps(form.opening)} ws {calls}" if form.opening else f"ws {calls}"
     for closing in filter(None, (form.closing, form.end)):
         # Between the two is nothing: readers look for them together.
@@ -136,7 +136,7 @@ def _calls(form: ToolFormat, use: ToolUse, markers: _Markers) -> Iterator[str]:
     if form.key:
         # White space belongs to the name, or a lexer would take both for the beginning of text.
         first = [f'bare_{i} args_{i} "}}"' for i in range(len(use.tools))]
-        yield f"bare: ({' | '.join(first)}){_more(without_markers(form), use)}"
+        yield f"bare: ({' | '.join(first)}){_further_calls(without_markers(form), use)}"
     yield f"block: {markers.one(form.begin)} rest" if form.begin else "block: rest"
     for i, tool in enumerate(use.tools):
         if form.key:
@@ -151,7 +151,7 @@ def _one(use: ToolUse) -> str:
     return "(" + " | ".join(f"call_{i}" for i in range(len(use.tools))) + ")"
 
 
-def _more(form: ToolFormat, use: ToolUse) -> str:
+def _further_calls(form: ToolFormat, use: ToolUse) -> str:
     """Return the calls that may follow one behind the same marker."""
     if form.separator is None or not use.is_parallel:
         return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import bytes_bar, say
-from ridgeline.hub.find import Found, NotPulledError, find_model
+from ridgeline.hub.find import LocalModel, NotPulledError, find_model
 from ridgeline.hub.places import Stores
 from ridgeline.machine import available_bytes
 
@@ -17,7 +17,7 @@ def stores() -> Stores:
     return Stores.of(default_home(), os.environ, Path.home())
 
 
-def locate(model: str, *, verify: bool = False) -> Found:
+def locate(model: str, *, verify: bool = False) -> LocalModel:
     """Return where ``model`` is, pulled if it is not here or, with ``verify``, if it is damaged.
 
     Raises:
@@ -26,10 +26,10 @@ def locate(model: str, *, verify: bool = False) -> Found:
     """
     places, room_bytes = stores(), available_bytes()
     try:
-        found = None if verify else find_model(model, places, room_bytes)
+        located = None if verify else find_model(model, places, room_bytes)
     except NotPulledError:
-        found = None
-    if found is None:
+        located = None
+    if located is None:
         # Imported here: what a download needs is a tenth of a start that downloads nothing.
         from ridgeline.hub.pull import pull
 
@@ -42,10 +42,10 @@ def locate(model: str, *, verify: bool = False) -> Found:
 
         try:
             with bytes_bar(f"Pulling {model}") as report:
-                found = pull(model, places, room_bytes=room_bytes, announce=say, progress=note)
+                located = pull(model, places, room_bytes=room_bytes, announce=say, progress=note)
         except KeyboardInterrupt:
             say(f"stopped: the same command goes on from {done_bytes / 1e6:,.0f} MB")
             raise
-    if found.note:
-        say(f"{model}: {found.note}")
-    return found
+    if located.note:
+        say(f"{model}: {located.note}")
+    return located

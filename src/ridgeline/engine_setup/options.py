@@ -99,18 +99,18 @@ class Options:
     @property
     def adapters(self) -> dict[str, str | Path]:
         """Paths of the adapters to load, by name. Raises ValueError for what is no such list."""
-        given = self.lora or {}
+        lora = self.lora or {}
         pairs: list[tuple[str, str | Path]]
-        if isinstance(given, Mapping):
-            pairs = list(given.items())
+        if isinstance(lora, Mapping):
+            pairs = list(lora.items())
         else:
-            pairs = [(name, path) for name, _, path in (text.partition("=") for text in given)]
+            pairs = [(name, path) for name, _, path in (text.partition("=") for text in lora)]
         for name, path in pairs:
             if not name or not str(path):
                 raise ValueError(f"--lora is {f'{name}={path}'!r}: write NAME=PATH")
-        if len(found := dict(pairs)) < len(pairs):
+        if len(by_name := dict(pairs)) < len(pairs):
             raise ValueError("--lora: two adapters have one name")
-        return found
+        return by_name
 
 
 def parse_bytes(size: int | str) -> int:

@@ -15,23 +15,23 @@ Report = Callable[[int, int], None]  # done, total
 _LINE_S = 10.0  # between two lines where there is no terminal
 
 
-def say(what: str) -> None:
+def say(message: str) -> None:
     """Say something on standard error, if that can be written."""
     with suppress(OSError):  # a full disk is no reason to do nothing
-        print(what, file=sys.stderr)
+        print(message, file=sys.stderr)
 
 
 @contextmanager
-def bytes_bar(what: str) -> Iterator[Report]:
-    """Show ``what`` with a bar in bytes; without a terminal, by a line every ten seconds."""
+def bytes_bar(label: str) -> Iterator[Report]:
+    """Show ``label`` with a bar in bytes; without a terminal, by a line every ten seconds."""
     if not sys.stderr.isatty():
-        yield byte_lines(what, time.monotonic)
+        yield byte_lines(label, time.monotonic)
         return
-    with _bar(what, is_bytes=True) as report:
+    with _bar(label, is_bytes=True) as report:
         yield report
 
 
-def byte_lines(what: str, clock: Callable[[], float]) -> Report:
+def byte_lines(label: str, clock: Callable[[], float]) -> Report:
     """Return what prints a line with the megabytes so far, once in ten seconds of ``clock``."""
     next_s = clock() + _LINE_S
 
@@ -40,23 +40,23 @@ def byte_lines(what: str, clock: Callable[[], float]) -> Report:
         if clock() >= next_s:
             next_s = clock() + _LINE_S
             end = f" of {total / 1e6:,.0f}" if total else ""
-            say(f"{what}: {done / 1e6:,.0f}{end} MB")
+            say(f"{label}: {done / 1e6:,.0f}{end} MB")
 
     return report
 
 
 @contextmanager
-def count_bar(what: str, *, note: str = "") -> Iterator[Report]:
-    """Show ``what`` with a bar that counts, on a terminal. ``note`` stands behind the count."""
+def count_bar(label: str, *, note: str = "") -> Iterator[Report]:
+    """Show ``label`` with a bar that counts, on a terminal. ``note`` stands behind the count."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    with _bar(what, is_bytes=False, note=note) as report:
+    with _bar(label, is_bytes=False, note=note) as report:
         yield report
 
 
 @contextmanager
-def _bar(what: str, *, is_bytes: bool, note: str = "") -> Iterator[Report]:
+def _bar(label: str, *, is_bytes: bool, note: str = "") -> Iterator[Report]:
     # Imported here: without a terminal, drawing would cost a tenth of a start for nothing.
     from rich.console import Console
     from rich.progress import (
@@ -79,5 +79,5 @@ def _bar(what: str, *, is_bytes: bool, note: str = "") -> Iterator[Report]:
         console=Console(stderr=True),
         transient=True,
     ) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total or None)

@@ -95,22 +95,24 @@ def resolve(
             groups=groups,
         )
     )
-    found = backend.footprint(arch, setup)
-    kv_bytes_per_block = max(options.block_size * found.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
+    footprint = backend.footprint(arch, setup)
+    kv_bytes_per_block = max(options.block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
     left_bytes = available_bytes() - taken_bytes
-    states = _fit_states(found, left_bytes, options, max_num_seqs)
+    states = _fit_states(footprint, left_bytes, options, max_num_seqs)
     max_num_seqs = states.num_seqs
-    wish = None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    wanted_kv_bytes = (
+        None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
+    )
     state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
     cache = KVCache(0, options.block_size, windows=tuple(group.window for group in groups))
     one_sequence = cache.most_blocks(model_len, batched) * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=left_bytes,
-        weights_bytes=found.weights_bytes,
-        step_bytes=found.step_bytes + states.num_bytes,
+        weights_bytes=footprint.weights_bytes,
+        step_bytes=footprint.step_bytes + states.num_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=options.block_size,
-        wanted_kv_bytes=wish,
+        wanted_kv_bytes=wanted_kv_bytes,
         wanted_model_len=model_len,
         blocks_of=lambda num_tokens: cache.most_blocks(num_tokens, batched),
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
@@ -130,11 +132,11 @@ def resolve(
         num_checkpoints=states.num_checkpoints,
         groups=groups,
         kv_bytes=kv_bytes,
-        total_bytes=sum((found.weights_bytes, found.step_bytes, states.num_bytes, kv_bytes)),
+        total_bytes=footprint.weights_bytes + footprint.step_bytes + states.num_bytes + kv_bytes,
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,
-        speculative=_speculative(options, found),
+        speculative=_speculative(options, footprint),
         enable_contrastive_search=options.enable_contrastive_search,
         max_lora_rank=max_lora_rank,
         notes=(*notes, *states.notes, *plan.notes),
@@ -159,10 +161,10 @@ def _policy(options: Options, arch: ModelArch) -> tuple[Policy, list[str]]:
     return policy, []
 
 
-def _speculative(options: Options, found: Footprint) -> SpeculativeConfig | None:
+def _speculative(options: Options, footprint: Footprint) -> SpeculativeConfig | None:
     """Return how drafts are made. Raises ValueError where they are wanted and cannot be."""
     config = parse_speculative(options.speculative_config)
-    if not found.state_bytes_per_seq:
+    if not footprint.state_bytes_per_seq:
         return config
     if options.speculative_config is not None and config is not None:
         raise ValueError(
@@ -181,17 +183,17 @@ class _States(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _fit_states(found: Footprint, left_bytes: int, options: Options, most: int) -> _States:
+def _fit_states(footprint: Footprint, left_bytes: int, options: Options, most: int) -> _States:
     """Return how many states are kept, of at most ``most`` sequences.
 
     They take at most a quarter of what weights and steps leave, unless the sequences that the user
     wants need more. Of checkpoints there are at most four for each sequence. Raises ValueError if
     they do not fit.
     """
-    size, wanted = found.state_bytes_per_seq, options.max_num_seqs
+    size, wanted = footprint.state_bytes_per_seq, options.max_num_seqs
     if not size:
         return _States(most)
-    room = (left_bytes - left_bytes // 20 - found.weights_bytes - found.step_bytes) // size
+    room = (left_bytes - left_bytes // 20 - footprint.weights_bytes - footprint.step_bytes) // size
     num_seqs = wanted or max(1, min(most, room // 8))
     if num_seqs > room:
         raise ValueError(

@@ -64,13 +64,13 @@ def download(
             if path.stat().st_size > size_before:
                 continue  # it moved, so another try may finish it
             break
-        found = sha256_of(path)
-        if found == sha256:
+        actual = sha256_of(path)
+        if actual == sha256:
             return
         path.unlink()
         if not is_continued:
             raise ModelFileError(
-                f"{shown} has sha256 {found}, not {sha256}: the server or a proxy has another "
+                f"{shown} has sha256 {actual}, not {sha256}: the server or a proxy has another "
                 f"file; {WAY_OUT}"
             )
     raise ValueError(

@@ -16,7 +16,7 @@ class NotPulledError(ValueError):
     """A model that could be pulled, and has not been."""
 
 
-class Found(NamedTuple):
+class LocalModel(NamedTuple):
     """A model on disk.
 
     Attributes:
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     note: str = ""
 
 
-def find_model(model: str, stores: Stores, room_bytes: int) -> Found:
+def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
     """Return what ``model`` means.
 
     Args:
@@ -48,17 +48,17 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> Found:
     if entry := packaged(model):
         file = stores.home / "models" / entry.file_name
         if file.exists():
-            return Found(file, entry.sampling)
+            return LocalModel(file, entry.sampling)
     elif model and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
-        return Found(path, {})
+        return LocalModel(path, {})
     elif path.is_file():
         raise ValueError(f"{model!r} is not a .gguf file; for safetensors give their directory")
     elif name := parse_hub_name(model):
-        if found := stores.find_repository(name, room_bytes):
-            place, why = found
-            return Found(place.path, place.sampling, why)
+        if chosen := stores.find_repository(name, room_bytes):
+            place, why = chosen
+            return LocalModel(place.path, place.sampling, why)
     elif model and (place_of := stores.find_ollama(model)):
-        return Found(place_of.path, place_of.sampling)
+        return LocalModel(place_of.path, place_of.sampling)
     else:
         raise ValueError(_no_such(model, stores))
     raise NotPulledError(f"{model!r} is not here yet: run `ridgeline pull {model}` first")

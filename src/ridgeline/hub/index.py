@@ -67,11 +67,11 @@ class Network(NamedTuple):
                 context=ssl.create_default_context(cafile=self.cert or None)
             ),
         )
-        given = {"User-Agent": "ridgeline"} | dict(headers)
-        secret = given.pop("Authorization", "")
+        all_headers = {"User-Agent": "ridgeline"} | dict(headers)
+        secret = all_headers.pop("Authorization", "")
         if login := _login(url):
             secret = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
-        request = urllib.request.Request(without_login(url), headers=given)
+        request = urllib.request.Request(without_login(url), headers=all_headers)
         if secret:  # not sent on when redirected: no other server may see it
             request.add_unredirected_header("Authorization", secret)
         return opener.open(request, timeout=_TIMEOUT_S)
@@ -117,10 +117,10 @@ def _default_index() -> str:
         )
     else:
         text = ""
-    found = re.search(r'PyPI = PackageIndex\(\s*"([^"]+)"', text)
-    if not found:
+    match = re.search(r'PyPI = PackageIndex\(\s*"([^"]+)"', text)
+    if not match:
         raise ValueError("no package index is set: set PIP_INDEX_URL to the address of one")
-    return urljoin(found[1], "simple")
+    return urljoin(match[1], "simple")
 
 
 def read_settings(
@@ -132,17 +132,18 @@ def read_settings(
         environment: the process's variables.
         config_files: pip's configuration files, of which later ones win; None for the usual ones.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for path in _config_files(environment) if config_files is None else config_files:
-        found |= _read_config(path)
+        settings |= _read_config(path)
     for name, variables in _VARIABLES.items():
-        given = (environment[variable] for variable in variables if environment.get(variable))
-        found[name] = next(given, found.get(name, ""))
-    find_links, network = _urls(found["find-links"]), Network(found["cert"], found["proxy"])
-    if found["no-index"].lower() in ("1", "true", "yes", "on", "y", "t"):
+        values = (environment[variable] for variable in variables if environment.get(variable))
+        settings[name] = next(values, settings.get(name, ""))
+    find_links = _urls(settings["find-links"])
+    network = Network(settings["cert"], settings["proxy"])
+    if settings["no-index"].lower() in ("1", "true", "yes", "on", "y", "t"):
         return Settings((), find_links, network)
-    index = found["index-url"] or _default_index()
-    return Settings((*_urls(found["extra-index-url"]), *_urls(index)), find_links, network)
+    index = settings["index-url"] or _default_index()
+    return Settings((*_urls(settings["extra-index-url"]), *_urls(index)), find_links, network)
 
 
 def _config_files(environment: Mapping[str, str]) -> list[Path]:
@@ -218,12 +219,12 @@ def _links(page: str, network: Network) -> Iterator[str]:
         is_json = response.headers.get_content_type().endswith("json")
     login, host = _login(page), urlsplit(without_login(page)).netloc
     if is_json:
-        found = [urljoin(base, file["url"]) for file in json.loads(text)["files"]]
+        links = [urljoin(base, file["url"]) for file in json.loads(text)["files"]]
     else:
         anchors = _Anchors()
         anchors.feed(text)
-        found = [urljoin(urljoin(base, anchors.base), link) for link in anchors.links]
-    for link in found:
+        links = [urljoin(urljoin(base, anchors.base), link) for link in anchors.links]
+    for link in links:
         parts = urlsplit(link)._replace(fragment="")
         is_theirs = login and parts.netloc == host
         yield parts._replace(netloc=f"{login}@{host}").geturl() if is_theirs else parts.geturl()

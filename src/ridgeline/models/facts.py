@@ -92,9 +92,9 @@ class Facts:
         self.fail(f"{self.prefix}{key} is {reprlib.repr(value)}, not {wanted}")
 
 
-def positive(values: list[Any], what: str) -> tuple[float, ...]:
+def positive(values: list[Any], name: str) -> tuple[float, ...]:
     """Return ``values`` as floats; raise ModelFileError unless all are positive and finite."""
     for i, value in enumerate(values):
         if type(value) not in (int, float) or not 0 < value <= _MAX_NUMBER:
-            raise ModelFileError(f"{what}[{i}] is {reprlib.repr(value)}, not a positive number")
+            raise ModelFileError(f"{name}[{i}] is {reprlib.repr(value)}, not a positive number")
     return tuple(float(value) for value in values)

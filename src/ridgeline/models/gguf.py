@@ -108,40 +108,40 @@ class _Header:
     def fail(self, problem: str) -> NoReturn:
         raise ModelFileError(f"{self._where}: at byte {self.position}: {problem}")
 
-    def take(self, num_bytes: int, what: str) -> int:
+    def take(self, num_bytes: int, name: str) -> int:
         """Move over ``num_bytes`` and return where they begin."""
         begin = self.position
         if num_bytes > self._end - begin:
             limit = "file" if self._end == self.size else f"{_MAX_HEADER_BYTES}-byte header limit"
-            self.fail(f"{what} takes {num_bytes} bytes, which reaches past the end of the {limit}")
+            self.fail(f"{name} takes {num_bytes} bytes, which reaches past the end of the {limit}")
         self.position = begin + num_bytes
         return begin
 
-    def chars(self, num_bytes: int, what: str) -> bytes:
-        begin = self.take(num_bytes, what)
+    def chars(self, num_bytes: int, name: str) -> bytes:
+        begin = self.take(num_bytes, name)
         return self.buffer[begin : self.position]
 
-    def scalar(self, kind: int, what: str) -> Any:
+    def scalar(self, kind: int, name: str) -> Any:
         """Read one number; ``kind`` is a key of ``_SCALARS``."""
         dtype = _SCALARS[kind]
-        return np.frombuffer(self.chars(dtype.itemsize, what), dtype)[0].item()
+        return np.frombuffer(self.chars(dtype.itemsize, name), dtype)[0].item()
 
-    def count(self, what: str, min_bytes: int) -> int:
+    def count(self, name: str, min_bytes: int) -> int:
         """Read how many records follow, each of which takes at least ``min_bytes``."""
-        count: int = self.scalar(10, f"the number of {what}")
+        count: int = self.scalar(10, f"the number of {name}")
         if count > _MAX_RECORDS or count * min_bytes > self.size - self.position:
-            self.fail(f"{count} {what} are claimed, more than the file can hold or is sane")
+            self.fail(f"{count} {name} are claimed, more than the file can hold or is sane")
         return count
 
-    def strings(self, count: int, what: str) -> list[str]:
+    def strings(self, count: int, name: str) -> list[str]:
         """Read ``count`` strings, each a 64-bit length and UTF-8."""
-        found: list[str] = []
-        while (left := count - len(found)) > 0:
+        texts: list[str] = []
+        while (left := count - len(texts)) > 0:
             together = self._short_strings(left) if left >= _MANY else []
-            found += together or self._one_by_one(len(found), min(left, _MANY), what)
-        return found
+            texts += together or self._one_by_one(len(texts), min(left, _MANY), name)
+        return texts
 
-    def _short_strings(self, most: int) -> list[str]:
+    def _short_strings(self, max_strings: int) -> list[str]:
         """Read the strings in the next bytes, if each has 1 to 255 bytes and none of them is zero.
 
         Then all zeros are the upper seven bytes of lengths, and the bytes can be cut at them;
@@ -150,7 +150,7 @@ class _Header:
         num_bytes = min(_WINDOW_BYTES, self._end - self.position)
         area = np.frombuffer(self.buffer, np.uint8, num_bytes, self.position).copy()
         zeros = np.flatnonzero(area == 0)
-        lasts = zeros[6::7][:most]
+        lasts = zeros[6::7][:max_strings]
         begins = zeros[::7][: len(lasts)] - 1  # of lengths
         ends = begins + 8 + area[begins]
         if ends.size and ends[-1] > num_bytes:
@@ -167,25 +167,25 @@ class _Header:
         self.position += int(ends[-1])
         return text.split("\0" * 8)[1:]
 
-    def _one_by_one(self, first: int, count: int, what: str) -> list[str]:
-        """Read ``count`` strings of any kind; the first has the index ``first`` in ``what``."""
+    def _one_by_one(self, first: int, count: int, name: str) -> list[str]:
+        """Read ``count`` strings of any kind; the first has the index ``first`` in ``name``."""
         unpack, buffer, end, position = struct.Struct("<Q").unpack_from, self.buffer, self._end, 0
-        position, found = self.position, list[str]()
+        position, texts = self.position, list[str]()
         for i in range(first, first + count):
             stop = position + 8
             if stop <= end:
                 stop += unpack(buffer, position)[0]
             if stop > end:
                 self.position = position
-                self.fail(f"string {i} of {what} reaches past the end of the file or its header")
+                self.fail(f"string {i} of {name} reaches past the end of the file or its header")
             try:
-                found.append(buffer[position + 8 : stop].decode())
+                texts.append(buffer[position + 8 : stop].decode())
             except UnicodeDecodeError:
                 self.position = position
-                self.fail(f"string {i} of {what} is not UTF-8")
+                self.fail(f"string {i} of {name} is not UTF-8")
             position = stop
         self.position = position
-        return found
+        return texts
 
     def value(self, kind: int, key: str) -> Any:
         """Read one metadata value of type number ``kind``."""
@@ -220,18 +220,19 @@ def _tensors(header: _Header, num_tensors: int, alignment: Any) -> dict[str, Ten
         or alignment & (alignment - 1)
     ):
         header.fail(f"general.alignment is {alignment!r}, not a power of two from 8 to 2**20")
-    found: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}  # name -> offset, bytes, type, ne
+    # name -> offset, bytes, type, shape
+    entries: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}
     for i in range(num_tensors):
         name = header.strings(1, f"tensor name {i}")[0]
-        if name in found:
+        if name in entries:
             header.fail(f"tensor {name!r} appears twice")
-        found[name] = _describe(header, name, alignment)
+        entries[name] = _describe(header, name, alignment)
 
     data_begin = -(-header.position // alignment) * alignment
-    _check_extents(header, {name: entry[:2] for name, entry in found.items()}, data_begin)
+    _check_extents(header, {name: entry[:2] for name, entry in entries.items()}, data_begin)
     raw: NDArray[np.uint8] = np.frombuffer(header.buffer, np.uint8)
     tensors: dict[str, Tensor] = {}
-    for name, (offset, num_bytes, dtype, shape) in found.items():
+    for name, (offset, num_bytes, dtype, shape) in entries.items():
         begin = data_begin + offset
         # A vector has one row per element, so that Tensor.rows selects elements of it.
         rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]

@@ -53,14 +53,14 @@ def read_gguf_parts(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"named as NAME-00001-of-{max(count, 1):05}.gguf"
         )
     for number, part in enumerate(paths[1:], start=1):
-        found, more = read_gguf(part)
-        own = Facts(found, str(part))
+        part_metadata, part_tensors = read_gguf(part)
+        own = Facts(part_metadata, str(part))
         place = own.integer("split.no", 0, low=0), own.integer("split.count", 0, low=0)
         if place != (number, count):
             own.fail(f"it is part {place[0] + 1} of {place[1]}, not {number + 1} of {count}")
-        if twice := tensors.keys() & more.keys():
+        if twice := tensors.keys() & part_tensors.keys():
             own.fail(f"tensor {min(twice)!r} is in another part too")
-        tensors |= more
+        tensors |= part_tensors
     announced = facts.integer("split.tensors.count", len(tensors), low=0)
     if announced != len(tensors):
         facts.fail(f"its parts have {len(tensors)} tensors, not {announced}; fetch them again")

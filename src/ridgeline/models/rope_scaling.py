@@ -88,8 +88,8 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
 
     kind = meta.text("rope.scaling.type", "linear")
     # An absent factor is written as 0 by some converters.
-    given = meta.get("rope.scaling.factor") or meta.get("rope.scale_linear") or 1.0
-    factor = Facts({"rope.scaling.factor": given}, meta.where).number("rope.scaling.factor")
+    stored_factor = meta.get("rope.scaling.factor") or meta.get("rope.scale_linear") or 1.0
+    factor = Facts({"rope.scaling.factor": stored_factor}, meta.where).number("rope.scaling.factor")
     divisors: tuple[float, ...] = ()
     if kind == "yarn":
         divisors = _yarn(meta, theta, dim, factor, original, "rope.scaling.yarn_")
@@ -108,11 +108,11 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
 
 def _scaling(config: Facts) -> Facts:
     """Return what a config says of rope, wherever its version of the format keeps it."""
-    given: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if type(given) is not dict or any(type(value) is dict for value in given.values()):
+    scaling: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if type(scaling) is not dict or any(type(value) is dict for value in scaling.values()):
         config.fail("rope_scaling must be one flat object; one per kind of layer is not supported")
     outer = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    return Facts({key: config.get(key) for key in outer} | given, config.where)
+    return Facts({key: config.get(key) for key in outer} | scaling, config.where)
 
 
 def checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
@@ -125,14 +125,14 @@ def checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
 def _factors(meta: Facts, tensors: Mapping[str, Tensor], name: str, dim: int) -> tuple[float, ...]:
     """Return the divisors that a GGUF file keeps as a tensor."""
     if name not in tensors or tensors[name].shape != (dim // 2,):
-        found = tensors[name].shape if name in tensors else "no such tensor"
-        meta.fail(f"tensor {name!r}: found {found}, wanted shape {(dim // 2,)}")
-    found = tensors[name].to_f32().tolist()
-    turning = [1.0 if value >= _STANDS_STILL else value for value in found]
+        shape = tensors[name].shape if name in tensors else "no such tensor"
+        meta.fail(f"tensor {name!r}: found {shape}, wanted shape {(dim // 2,)}")
+    factors = tensors[name].to_f32().tolist()
+    turning = [1.0 if value >= _STANDS_STILL else value for value in factors]
     divisors = positive(turning, f"{meta.where}: tensor {name!r}")
     return tuple(
         math.inf if value >= _STANDS_STILL else divisor
-        for value, divisor in zip(found, divisors, strict=True)
+        for value, divisor in zip(factors, divisors, strict=True)
     )
 
 

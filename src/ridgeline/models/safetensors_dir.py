@@ -49,8 +49,10 @@ def load_directory(path: Path) -> Checkpoint:
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
-    found = read_quantized(config, _read_weights(folder), str(path))
-    arch, tensors = model_from_config(found.config, found.tensors, str(path), found.spare)
+    quantized = read_quantized(config, _read_weights(folder), str(path))
+    arch, tensors = model_from_config(
+        quantized.config, quantized.tensors, str(path), quantized.spare
+    )
     steps = steps_of(folder.read, path)
     if steps is not None:
         arch = replace(arch, pooling=steps.pooling)
@@ -91,7 +93,7 @@ def load_directory(path: Path) -> Checkpoint:
         normalises=steps is None or steps.normalises,
         dense=dense,
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
-        quantization=found.description,
+        quantization=quantized.description,
     )
 
 
@@ -301,10 +303,10 @@ def _chat_template(folder: Folder, inline: Any) -> str | None:
 
 
 def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, float | int]:
-    given = {key: generation[key] for key in _DEFAULTS if generation.get(key) is not None}
-    for key, value in given.items():
+    defaults = {key: generation[key] for key in _DEFAULTS if generation.get(key) is not None}
+    for key, value in defaults.items():
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ModelFileError(
                 f"{path}: {key} in generation_config.json is {value!r}, not a number"
             )
-    return given
+    return defaults

@@ -63,28 +63,28 @@ def steps_of(read: Read, where: Path) -> Steps | None:
     modules = _parsed(content, where / "modules.json")
     if type(modules) is not list or not all(type(module) is dict for module in modules):
         raise ModelFileError(f"{where / 'modules.json'}: not a list of modules")
-    found: dict[str, list[str]] = {"Pooling": [], "Dense": [], "Normalize": []}
+    by_kind: dict[str, list[str]] = {"Pooling": [], "Dense": [], "Normalize": []}
     for module in modules:
         kind = str(module.get("type")).rpartition(".")[2]
-        if kind in found:
-            behind = list(found)[list(found).index(kind) + (kind == "Dense") :]
-            if any(found[other] for other in behind):
+        if kind in by_kind:
+            behind = list(by_kind)[list(by_kind).index(kind) + (kind == "Dense") :]
+            if any(by_kind[later] for later in behind):
                 raise ModelFileError(f"{where / 'modules.json'}: {kind} stands where it may not")
-            found[kind].append(str(module.get("path")))
+            by_kind[kind].append(str(module.get("path")))
         elif kind != "Transformer":
             raise ModelFileError(
                 f"{where / 'modules.json'}: the module {kind[:40]!r} is not supported; supported: "
                 f"Transformer, Pooling, Dense, Normalize"
             )
-    if not found["Pooling"]:
+    if not by_kind["Pooling"]:
         raise ModelFileError(f"{where / 'modules.json'}: no module says how states are pooled")
-    name = f"{found['Pooling'][0]}/config.json"
+    name = f"{by_kind['Pooling'][0]}/config.json"
     pooling = _mode(read(name, _MAX_JSON_BYTES), where / name)
     dense = []
-    for folder in found["Dense"]:
+    for folder in by_kind["Dense"]:
         name = f"{folder}/config.json"
         dense.append(_dense(read(name, _MAX_JSON_BYTES), where / name, folder))
-    return Steps(pooling, bool(found["Normalize"]), tuple(dense))
+    return Steps(pooling, bool(by_kind["Normalize"]), tuple(dense))
 
 
 def check_dense(dense: Sequence[Dense], size: int, where: Path) -> None:
@@ -149,11 +149,11 @@ def _object(content: bytes | None, where: Path) -> dict[str, Any]:
 def _mode(content: bytes | None, where: Path) -> Pooling:
     config = _object(content, where)
     on = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
-    found = [_MODES.get(name) for name in on]
+    modes = [_MODES.get(name) for name in on]
     if not on and type(config.get("pooling_mode")) is str:
         on = [config["pooling_mode"]]
-        found = [_NAMES.get(on[0])]
-    mode = found[0] if len(found) == 1 else None
+        modes = [_NAMES.get(on[0])]
+    mode = modes[0] if len(modes) == 1 else None
     if mode is None:
         raise ModelFileError(
             f"{where}: pooling by {' and '.join(on)[:80] or 'nothing'} is not supported; "

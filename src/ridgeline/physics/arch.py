@@ -125,25 +125,25 @@ class Attention:
         q_size, kv_size = self.q_size, self.kv_size
         rows = {"q": q_size, "k": kv_size, "v": kv_size}
         rows = {name: rows[name] for name in self.projections}
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             name: (num_rows, hidden_size) for name, num_rows in rows.items()
         }
-        found["o"] = (hidden_size, q_size)
+        shapes["o"] = (hidden_size, q_size)
         if self.qkv_bias:
-            found |= {f"{name}_bias": (num_rows,) for name, num_rows in rows.items()}
+            shapes |= {f"{name}_bias": (num_rows,) for name, num_rows in rows.items()}
         if self.o_bias:
-            found["o_bias"] = (hidden_size,)
+            shapes["o_bias"] = (hidden_size,)
         if self.sinks:
-            found["sinks"] = (self.num_heads,)
+            shapes["sinks"] = (self.num_heads,)
         if self.gated:
-            found["q_gate"] = (q_size, hidden_size)
+            shapes["q_gate"] = (q_size, hidden_size)
         if self.qk_norm == "head":
-            found |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         elif self.qk_norm == "width":
-            found |= {"q_norm": (q_size,), "k_norm": (kv_size,)}
+            shapes |= {"q_norm": (q_size,), "k_norm": (kv_size,)}
         if self.kv_of is not None:
-            found.pop("k_norm", None)
-        return found
+            shapes.pop("k_norm", None)
+        return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +173,13 @@ class Mlp:
         """Return canonical name and shape ``(out, in)`` of each of its tensors but the norm's."""
         if not self.size:
             return {}
-        found: dict[str, tuple[int, ...]] = {"gate": (self.size, hidden_size)} if self.gated else {}
-        found |= {"up": (self.size, hidden_size), "down": (hidden_size, self.size)}
+        shapes: dict[str, tuple[int, ...]] = (
+            {"gate": (self.size, hidden_size)} if self.gated else {}
+        )
+        shapes |= {"up": (self.size, hidden_size), "down": (hidden_size, self.size)}
         if self.bias:
-            found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
-        return found
+            shapes |= {f"{name}_bias": shape[:1] for name, shape in shapes.items()}
+        return shapes
 
     def active_weights(self, hidden_size: int) -> int:
         """Return how many weights of matrices a token meets."""
@@ -229,22 +231,22 @@ class Experts:
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
         inner, outer = self.num * self.size, self.num * hidden_size
-        found: dict[str, tuple[int, ...]] = {
+        all_shapes: dict[str, tuple[int, ...]] = {
             "router": (self.num, hidden_size),
             "gate": (inner, hidden_size),
             "up": (inner, hidden_size),
             "down": (outer, self.size),
         }
         if self.bias:
-            found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
+            all_shapes |= {f"{name}_bias": shape[:1] for name, shape in all_shapes.items()}
         for prefix, network in (("shared", self.shared), ("beside", self.beside)):
             shapes = {} if network is None else network.shapes(hidden_size)
-            found |= {f"{prefix}_{name}": shape for name, shape in shapes.items()}
+            all_shapes |= {f"{prefix}_{name}": shape for name, shape in shapes.items()}
         if self.shared_gated:
-            found["shared_scale"] = (1, hidden_size)
+            all_shapes["shared_scale"] = (1, hidden_size)
         if self.own_scales:
-            found["expert_scales"] = (self.num,)
-        return found
+            all_shapes["expert_scales"] = (self.num,)
+        return all_shapes
 
     def active_weights(self, hidden_size: int) -> int:
         """Return how many weights of matrices a token meets."""

@@ -54,10 +54,12 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
 
 def _between(arch: ModelArch, layer: Layer) -> tuple[Matrix, ...]:
     """Return a layer's norms, its scale, and what adds its own input."""
-    found = norms(arch.hidden_size, len(layer.norm_names), biased=arch.norm_bias)
+    matrices = norms(arch.hidden_size, len(layer.norm_names), biased=arch.norm_bias)
     if layer.out_scale:
-        found += (vector("layer_scalar", "norms", 1),)
-    return found + layer_input(arch.hidden_size, layer.input_size) if layer.input_size else found
+        matrices += (vector("layer_scalar", "norms", 1),)
+    return (
+        matrices + layer_input(arch.hidden_size, layer.input_size) if layer.input_size else matrices
+    )
 
 
 def _mixers_shape(hidden: int, layer: Layer) -> Part:

@@ -341,7 +341,7 @@ def _windows(config: Fields, name: str, family: Family, kinds: list[str]) -> lis
     if not switched_on:
         window = None
     rotating = config.list_of(int, "no_rope_layers") or []  # 1 where a layer rotates
-    found = []
+    windows = []
     for i, kind in enumerate(kinds):
         if kind:
             is_seen_through = kind in _SLIDING
@@ -351,8 +351,8 @@ def _windows(config: Fields, name: str, family: Family, kinds: list[str]) -> lis
             is_seen_through = bool((i + 1) % every)
         else:
             is_seen_through = bool(rule) and i >= first
-        found.append((window or None) if is_seen_through else None)
-    return found
+        windows.append((window or None) if is_seen_through else None)
+    return windows
 
 
 def _state(config: Fields, name: str, hidden: int) -> Part:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from ridgeline.physics.formats import Storage
+from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import Matrix, Shape
 
@@ -82,10 +82,10 @@ class Efficiency:
 
 def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
     """Return the rows of ``data/efficiency.csv``. Raises ValueError for a damaged one."""
-    found = []
+    efficiencies = []
     for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
         try:
-            found.append(
+            efficiencies.append(
                 Efficiency(
                     engine=row["engine"],
                     generation=row["generation"],
@@ -101,7 +101,7 @@ def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"efficiency.csv, line {number}: {error}") from error
-    return tuple(found)
+    return tuple(efficiencies)
 
 
 def efficiency_of(device: Device, engine: str, rows: tuple[Efficiency, ...]) -> Efficiency:
@@ -112,12 +112,12 @@ def efficiency_of(device: Device, engine: str, rows: tuple[Efficiency, ...]) -> 
     """
     fitted = [row for row in rows if row.engine != _OTHER]
     of_all = next(row for row in fitted if row.generation == _ALL)
-    found = next((row for row in fitted if row.generation == device.generation), of_all)
-    if found.engine == engine and found is not of_all:
-        return found
-    other = next(row for row in rows if row.engine == _OTHER)
-    worse = max(found, of_all, other, key=lambda row: row.factor_90)
-    return replace(found, error=worse.error, factor_90=worse.factor_90)
+    constants = next((row for row in fitted if row.generation == device.generation), of_all)
+    if constants.engine == engine and constants is not of_all:
+        return constants
+    unfitted = next(row for row in rows if row.engine == _OTHER)
+    worse = max(constants, of_all, unfitted, key=lambda row: row.factor_90)
+    return replace(constants, error=worse.error, factor_90=worse.factor_90)
 
 
 class Experts(NamedTuple):
@@ -206,8 +206,8 @@ def _pair_flops(matrices: tuple[Matrix, ...], tp: int) -> float:
 
 def _windows(shape: Shape) -> tuple[tuple[int, float], ...]:
     sizes = [1 if layer.cache.state_values else layer.cache.window for layer in shape.layers]
-    found = [size for size in sizes if size is not None]
-    return tuple((size, found.count(size) / len(sizes)) for size in sorted(set(found)))
+    windows = [size for size in sizes if size is not None]
+    return tuple((size, windows.count(size) / len(sizes)) for size in sorted(set(windows)))
 
 
 def reached_ops_per_s(device: Device, form: str) -> float | None:
@@ -346,11 +346,11 @@ def decode_counts(batch: int, context: float) -> Batch:
 
 def batch_seconds(times: DeviceTime, batch: int, prompt: int, new: int) -> float:
     """Return the seconds of a static batch: all prompts in one step, then all answers."""
-    found = times.seconds(prefill_counts(batch, prompt))
+    total_s = times.seconds(prefill_counts(batch, prompt))
     for first, last in pairwise(_cuts(new - 1)):
         context = prompt + (first + last + 1) / 2
-        found += (last - first) * times.seconds(decode_counts(batch, context))
-    return found
+        total_s += (last - first) * times.seconds(decode_counts(batch, context))
+    return total_s
 
 
 def _cuts(num: int) -> Iterator[int]:

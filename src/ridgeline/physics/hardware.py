@@ -103,15 +103,15 @@ def parse_devices(devices: str, slices: str) -> dict[str, Device]:
     A slice has its share of memory and bandwidth by memory slices, of arithmetic by compute slices,
     and reaches no other: there is no peer-to-peer inside MIG. Raises ValueError for a damaged row.
     """
-    found: dict[str, Device] = {}
+    by_id: dict[str, Device] = {}
     for row in _rows(devices, "devices.csv"):
         device = _device(row)
-        found[device.id] = device
+        by_id[device.id] = device
     for row in _rows(slices, "mig.csv"):
-        whole = found[row["device"]]
+        whole = by_id[row["device"]]
         memory = int(row["memory_slices"]) / int(row["memory_slices_total"])
         compute = int(row["compute_slices"]) / int(row["compute_slices_total"])
-        found[f"{whole.id}/{row['profile']}"] = replace(
+        by_id[f"{whole.id}/{row['profile']}"] = replace(
             whole,
             id=f"{whole.id}/{row['profile']}",
             name=f"{whole.name}, MIG {row['profile']}",
@@ -127,12 +127,12 @@ def parse_devices(devices: str, slices: str) -> dict[str, Device]:
             note="",
             parent=whole.id,
         )
-    return found
+    return by_id
 
 
 def parse_prices(text: str, name: str = "prices.csv") -> tuple[Price, ...]:
     """Return the prices of a CSV file. Raises ValueError, with line and field, for damage."""
-    found = []
+    prices = []
     for number, row in enumerate(_rows(text, name), start=2):
         if missing := [name for name in _PRICE_FIELDS if name not in row]:
             raise ValueError(
@@ -147,7 +147,7 @@ def parse_prices(text: str, name: str = "prices.csv") -> tuple[Price, ...]:
             raise _wrong(name, number, row, "usd_per_hour", "a number above 0")
         if row["kind"] not in ("on_demand", "spot"):
             raise _wrong(name, number, row, "kind", "on_demand or spot")
-        found.append(
+        prices.append(
             Price(
                 row["device"],
                 row["provider"],
@@ -159,7 +159,7 @@ def parse_prices(text: str, name: str = "prices.csv") -> tuple[Price, ...]:
                 row["confidence"],
             )
         )
-    return tuple(found)
+    return tuple(prices)
 
 
 def _wrong(name: str, number: int, row: Mapping[str, str], field: str, expected: str) -> ValueError:
@@ -182,18 +182,18 @@ def usable_prices(
         days_old: how old each date is, by the date's text.
         undated: take those without a date too.
     """
-    found = [
+    usable = [
         price
         for price in prices
         if (price.device, price.kind) == (device.id, kind) and (price.date or undated)
     ]
-    found.sort(key=lambda price: price.usd_per_hour)
+    usable.sort(key=lambda price: price.usd_per_hour)
     warnings = [
         f"the price of {price.device} at {price.provider} is {days_old[price.date]} days old"
-        for price in found
+        for price in usable
         if price.date and days_old[price.date] > _OLD_DAYS
     ]
-    return found, warnings
+    return usable, warnings
 
 
 def _rows(text: str, name: str) -> Iterable[dict[str, str]]:

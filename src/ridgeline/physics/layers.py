@@ -68,27 +68,27 @@ def attention(
         projections: which of queries, keys and values have a matrix of their own.
     """
     q, kv, group = heads * head_dim * (2 if output_gate else 1), kv_heads * head_dim, "attention"
-    found = [Matrix("self_attn.o_proj", group, hidden, heads * head_dim, ways=heads)]
+    matrices = [Matrix("self_attn.o_proj", group, hidden, heads * head_dim, ways=heads)]
     for name in projections:
         rows, ways = (q, heads) if name == "q" else (kv, kv_heads)
-        found.append(Matrix(f"self_attn.{name}_proj", group, rows, hidden, ways=ways))
+        matrices.append(Matrix(f"self_attn.{name}_proj", group, rows, hidden, ways=ways))
         if qkv_bias:
-            found.append(vector(f"self_attn.{name}_proj.bias", group, rows, ways))
+            matrices.append(vector(f"self_attn.{name}_proj.bias", group, rows, ways))
     if o_bias:
-        found.append(vector("self_attn.o_proj.bias", group, hidden))
+        matrices.append(vector("self_attn.o_proj.bias", group, hidden))
     if qk_norm:
         of_q, of_k = (1, 1) if qk_norm == "head" else (heads, kv_heads)
         of_k = of_k if "k" in projections else 0
-        found.append(vector("self_attn.qk_norm", "norms", (of_q + of_k) * head_dim))
+        matrices.append(vector("self_attn.qk_norm", "norms", (of_q + of_k) * head_dim))
     if sinks:
-        found.append(vector("self_attn.sinks", group, heads, heads))
+        matrices.append(vector("self_attn.sinks", group, heads, heads))
     kind = "mha" if heads == kv_heads else "mqa" if kv_heads == 1 else "gqa"
     cache = Cache("shared")
     if keeps_cache:
         seen = "full attention" if window is None else "sliding window"
         cache = Cache(seen, 2 * head_dim, kv_heads, window)
     values = q + (len(projections) - 1) * kv + heads * head_dim
-    return Part(kind, tuple(found), cache, values)
+    return Part(kind, tuple(matrices), cache, values)
 
 
 def layer_input(hidden: int, size: int) -> tuple[Matrix, ...]:
@@ -116,20 +116,20 @@ def latent_attention(
     is 0 where queries are not compressed.
     """
     group, q = "attention", heads * (nope_dim + rope_dim)
-    found = [
+    matrices = [
         Matrix("self_attn.kv_a_proj_with_mqa", group, kv_rank + rope_dim, hidden),
         vector("self_attn.kv_a_layernorm", "norms", kv_rank),
         Matrix("self_attn.kv_b_proj", group, heads * (nope_dim + v_dim), kv_rank, ways=heads),
         Matrix("self_attn.o_proj", group, hidden, heads * v_dim, ways=heads),
     ]
     if q_rank:
-        found.append(Matrix("self_attn.q_a_proj", group, q_rank, hidden))
-        found.append(vector("self_attn.q_a_layernorm", "norms", q_rank))
-        found.append(Matrix("self_attn.q_b_proj", group, q, q_rank, ways=heads))
+        matrices.append(Matrix("self_attn.q_a_proj", group, q_rank, hidden))
+        matrices.append(vector("self_attn.q_a_layernorm", "norms", q_rank))
+        matrices.append(Matrix("self_attn.q_b_proj", group, q, q_rank, ways=heads))
     else:
-        found.append(Matrix("self_attn.q_proj", group, q, hidden, ways=heads))
+        matrices.append(Matrix("self_attn.q_proj", group, q, hidden, ways=heads))
     values = q + heads * (nope_dim + 2 * v_dim)
-    return Part("mla", tuple(found), Cache("latent", kv_rank + rope_dim), values)
+    return Part("mla", tuple(matrices), Cache("latent", kv_rank + rope_dim), values)
 
 
 def mlp(hidden: int, width: int, *, gated: bool = True, biased: bool = False) -> Part:
@@ -164,19 +164,19 @@ def experts(
         own_scales: each expert's weight has a learnt factor.
     """
     group = "experts"
-    found = [Matrix("mlp.router", group, count, hidden, linear=False)]
-    found += _mlp("mlp.experts", group, hidden, width, True, biased, count, active)
+    matrices = [Matrix("mlp.router", group, count, hidden, linear=False)]
+    matrices += _mlp("mlp.experts", group, hidden, width, True, biased, count, active)
     if router_bias or biased:
-        found.append(vector("mlp.router.bias", group, count))
+        matrices.append(vector("mlp.router.bias", group, count))
     if own_scales:
-        found.append(vector("mlp.router.per_expert_scale", group, count))
+        matrices.append(vector("mlp.router.per_expert_scale", group, count))
     if shared_width:
-        found += _mlp("mlp.shared_experts", group, hidden, shared_width, True, False, 1, 1)
+        matrices += _mlp("mlp.shared_experts", group, hidden, shared_width, True, False, 1, 1)
     if shared_gate:
-        found.append(vector("mlp.shared_expert_gate", group, hidden))
+        matrices.append(vector("mlp.shared_expert_gate", group, hidden))
     # Each chosen expert computes a gate, an up, their product and a row of output.
     values = active * (3 * width + 2 * hidden) + 3 * shared_width
-    return Part("", tuple(found), None, values)
+    return Part("", tuple(matrices), None, values)
 
 
 def _mlp(
@@ -185,14 +185,16 @@ def _mlp(
 ) -> tuple[Matrix, ...]:  # fmt: skip
     inner = [f"{name}.gate_proj", f"{name}.up_proj"] if gated else [f"{name}.up_proj"]
     ways = width * copies  # by width, or by expert
-    found = [Matrix(n, group, width, hidden, ways, copies, active) for n in inner]
-    found.append(Matrix(f"{name}.down_proj", group, hidden, width, ways, copies, active))
+    matrices = [Matrix(n, group, width, hidden, ways, copies, active) for n in inner]
+    matrices.append(Matrix(f"{name}.down_proj", group, hidden, width, ways, copies, active))
     if biased:
-        found += [Matrix(f"{n}.bias", group, width, 1, ways, copies, active, False) for n in inner]
-        found.append(
+        matrices += [
+            Matrix(f"{n}.bias", group, width, 1, ways, copies, active, False) for n in inner
+        ]
+        matrices.append(
             Matrix(f"{name}.down_proj.bias", group, hidden, 1, copies, copies, active, False)
         )
-    return tuple(found)
+    return tuple(matrices)
 
 
 def mamba(
@@ -201,7 +203,7 @@ def mamba(
 ) -> Part:  # fmt: skip
     """Return a selective state space (Mamba; Gu and Dao, 2023): a state of ``inner * state``."""
     group = "state space"
-    found = [
+    matrices = [
         Matrix("mamba.in_proj", group, 2 * inner, hidden, inner),
         Matrix("mamba.conv1d", group, inner, kernel, inner, linear=False),
         Matrix("mamba.x_proj", group, dt_rank + 2 * state, inner, inner),
@@ -212,13 +214,13 @@ def mamba(
         vector("mamba.D", group, inner, inner),
     ]
     if conv_biased:
-        found.append(vector("mamba.conv1d.bias", group, inner, inner))
+        matrices.append(vector("mamba.conv1d.bias", group, inner, inner))
     if biased:
-        found.append(vector("mamba.proj.bias", group, 2 * inner + hidden))
+        matrices.append(vector("mamba.proj.bias", group, 2 * inner + hidden))
     if has_norms:  # Jamba's, of the step, B and C
-        found.append(vector("mamba.norms", "norms", dt_rank + 2 * state))
+        matrices.append(vector("mamba.norms", "norms", dt_rank + 2 * state))
     cache = Cache("state", state_values=inner * (state + kernel - 1), num_heads=inner)
-    return Part("state space", tuple(found), cache, 3 * inner)
+    return Part("state space", tuple(matrices), cache, 3 * inner)
 
 
 def mamba2(
@@ -228,20 +230,20 @@ def mamba2(
     """Return Mamba 2 (Dao and Gu, 2024): a state of ``head_dim * state`` for each head."""
     group, inner = "state space", heads * head_dim
     conv = inner + 2 * groups * state
-    found = [
+    matrices = [
         Matrix("mamba.in_proj", group, inner + conv + heads, hidden, heads),
         Matrix("mamba.conv1d", group, conv, kernel, heads, linear=False),
         Matrix("mamba.out_proj", group, hidden, inner, heads),
         vector("mamba.A_log, D, dt_bias", group, 3 * heads, heads),
     ]
     if has_norm:
-        found.append(vector("mamba.norm", "norms", inner, heads))
+        matrices.append(vector("mamba.norm", "norms", inner, heads))
     if conv_biased:
-        found.append(vector("mamba.conv1d.bias", group, conv, heads))
+        matrices.append(vector("mamba.conv1d.bias", group, conv, heads))
     if biased:
-        found.append(vector("mamba.proj.bias", group, inner + conv + heads + hidden))
+        matrices.append(vector("mamba.proj.bias", group, inner + conv + heads + hidden))
     cache = Cache("state", state_values=inner * state + conv * (kernel - 1), num_heads=heads)
-    return Part("state space", tuple(found), cache, inner + conv + heads + inner)
+    return Part("state space", tuple(matrices), cache, inner + conv + heads + inner)
 
 
 def beside(part: Part, other: Part) -> Part:
@@ -259,15 +261,15 @@ def beside(part: Part, other: Part) -> Part:
 def short_conv(hidden: int, kernel: int, *, biased: bool) -> Part:
     """Return a short convolution between two gates (LFM2; Liquid AI, 2025)."""
     group = "state space"
-    found = [
+    matrices = [
         Matrix("conv.in_proj", group, 3 * hidden, hidden, hidden),
         Matrix("conv.conv", group, hidden, kernel, hidden, linear=False),
         Matrix("conv.out_proj", group, hidden, hidden, hidden),
     ]
     if biased:
-        found.append(vector("conv.biases", group, 5 * hidden, hidden))
+        matrices.append(vector("conv.biases", group, 5 * hidden, hidden))
     cache = Cache("state", state_values=hidden * (kernel - 1), num_heads=hidden)
-    return Part("state space", tuple(found), cache, 4 * hidden)
+    return Part("state space", tuple(matrices), cache, 4 * hidden)
 
 
 def delta_net(
@@ -276,7 +278,7 @@ def delta_net(
     """Return gated linear attention with the delta rule (Yang et al., 2024; Qwen3-Next's)."""
     group, keys, values = "attention", key_heads * key_dim, value_heads * value_dim
     conv = 2 * keys + values
-    found = (
+    matrices = (
         Matrix("linear_attn.in_proj_qkvz", group, conv + values, hidden, key_heads),
         Matrix("linear_attn.in_proj_ba", group, 2 * value_heads, hidden, key_heads),
         Matrix("linear_attn.conv1d", group, conv, kernel, key_heads, linear=False),
@@ -286,7 +288,7 @@ def delta_net(
     )
     state = value_heads * key_dim * value_dim + conv * (kernel - 1)
     cache = Cache("state", state_values=state, num_heads=key_heads)
-    return Part("linear attention", found, cache, conv + 2 * values)
+    return Part("linear attention", matrices, cache, conv + 2 * values)
 
 
 def joined(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Layer:
@@ -300,10 +302,10 @@ def joined(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Laye
 
 def embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
     """Return the embedding, and that of ``positions`` if there are learnt ones."""
-    found = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
+    matrices = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
     if not positions:
-        return found
-    return *found, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
+        return matrices
+    return *matrices, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
 
 
 def end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:

@@ -26,14 +26,14 @@ class Conv:
 
     def shapes(self, hidden_size: int) -> Shapes:
         """Return canonical name and shape ``(out, in)`` of each of its tensors."""
-        found: Shapes = {
+        shapes: Shapes = {
             "in": (3 * hidden_size, hidden_size),
             "conv": (hidden_size, self.kernel),
             "out": (hidden_size, hidden_size),
         }
         if self.bias:
-            found |= {f"{name}_bias": shape[:1] for name, shape in found.items()}
-        return found
+            shapes |= {f"{name}_bias": shape[:1] for name, shape in shapes.items()}
+        return shapes
 
     def state_shapes(self, hidden_size: int) -> Shapes:
         """Return name and shape of each part of a sequence's state."""
@@ -149,7 +149,7 @@ class Ssm:
 
     def shapes(self, hidden_size: int) -> Shapes:
         """Return canonical name and shape ``(out, in)`` of each of its tensors."""
-        found: Shapes = {
+        shapes: Shapes = {
             "in": (self.inner_size + self.conv_size + self.num_heads, hidden_size),
             "conv": (self.conv_size, self.kernel),
             "dt_bias": (self.num_heads,),
@@ -158,12 +158,12 @@ class Ssm:
             "out": (hidden_size, self.inner_size),
         }
         if self.conv_bias:
-            found["conv_bias"] = (self.conv_size,)
+            shapes["conv_bias"] = (self.conv_size,)
         if self.bias:
-            found |= {"in_bias": found["in"][:1], "out_bias": (hidden_size,)}
+            shapes |= {"in_bias": shapes["in"][:1], "out_bias": (hidden_size,)}
         if self.gated_norm:
-            found["gated_scale"] = (self.inner_size,)
-        return found
+            shapes["gated_scale"] = (self.inner_size,)
+        return shapes
 
     def state_shapes(self, hidden_size: int) -> Shapes:
         """Return name and shape of each part of a sequence's state."""

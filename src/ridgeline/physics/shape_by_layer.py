@@ -78,9 +78,9 @@ def _attention(
     is_key = config.flag("attention_k_eq_v", default=False) and window is None
     others = config.integer("num_global_key_value_heads", default=kv_heads)
     full_dim = config.integer("global_head_dim", default=512)
-    given = config.get("per_layer_config")
-    if given is not None:
-        changes = _changes(config, given, i)
+    per_layer = config.get("per_layer_config")
+    if per_layer is not None:
+        changes = _changes(config, per_layer, i)
         head_dim, kv_heads = (
             changes.get("head_dim", head_dim),
             changes.get("num_key_value_heads", kv_heads),
@@ -97,17 +97,17 @@ def _attention(
     )  # fmt: skip
 
 
-def _changes(config: Fields, given: Any, i: int) -> Mapping[str, int]:
+def _changes(config: Fields, per_layer: Any, i: int) -> Mapping[str, int]:
     """Return what newer files say of layer ``i`` by its number, which may begin with zeros."""
-    of_layers: Mapping[str, Any] = given if isinstance(given, Mapping) else {"": None}
-    found = [
+    of_layers: Mapping[str, Any] = per_layer if isinstance(per_layer, Mapping) else {"": None}
+    matching = [
         changes
         for number, changes in of_layers.items()
         if str(number).lstrip("0") == str(i).lstrip("0")
     ]
-    if "" in of_layers or any(not isinstance(changes, Mapping) for changes in found):
+    if "" in of_layers or any(not isinstance(changes, Mapping) for changes in matching):
         config.fail("per_layer_config is no object with an object by the number of a layer")
-    of_layer = Fields(found[0] if found else {}, f"{config.where}: per_layer_config")
+    of_layer = Fields(matching[0] if matching else {}, f"{config.where}: per_layer_config")
     return {key: of_layer.integer(key) for key in of_layer.values}
 
 

@@ -1,7 +1,7 @@
 """What any decoder holds, as shapes: enough to count weights and cache, too little to compute with.
 
 ``ModelArch`` describes models that the engine runs; a ``Shape`` also those that it does not, with
-experts, latent attention or state-space layers. It knows nothing of bytes (see ``formats``),
+experts, latent attention or state-space layers. It knows nothing of bytes (see ``format_bytes``),
 devices and files.
 """
 

@@ -46,8 +46,8 @@ def adapter_room(wishes: Wishes, checkpoint: Checkpoint | None) -> AdapterRoom:
             "--enable-lora and --lora-memory"
         )
     base = Base.of(checkpoint) if checkpoint else None
-    found = read_adapters(options.adapters, base) if base else {}
-    weights = [one for _, one in found.values()]
+    adapters = read_adapters(options.adapters, base) if base else {}
+    weights = [one for _, one in adapters.values()]
     rank, num_bytes = room_for(options, weights)
     if not rank:
         if wishes.max_lora_rank or wishes.lora_memory:
@@ -56,7 +56,7 @@ def adapter_room(wishes: Wishes, checkpoint: Checkpoint | None) -> AdapterRoom:
                 "--enable-lora"
             )
         return NO_ADAPTERS
-    for name, one in zip(found, weights, strict=True):
+    for name, one in zip(adapters, weights, strict=True):
         if one.rank > rank:
             raise ValueError(
                 f"--lora {name}: its rank is {one.rank}: say --max-lora-rank {one.rank}"

@@ -78,8 +78,8 @@ def calibrate(
     finally:
         engine.scheduler.speculation = speculation
         engine.listeners.remove(take)
-    found = fitted(guess, samples, order, "measured")
-    return replace(found, samples=tuple(samples.thinned()))
+    calibration = fitted(guess, samples, order, "measured")
+    return replace(calibration, samples=tuple(samples.thinned()))
 
 
 def fitted(
@@ -146,8 +146,8 @@ def _shapes(max_model_len: int) -> Iterator[_Shape]:
     """Yield shapes, without end: the coarse ones first, then again with other lengths."""
     for turn in count():
         for shape in _turn(random.Random(turn)):
-            most = [max(1, max_model_len - num_new) for num_new in shape.num_new]
-            yield shape._replace(prompts=tuple(map(min, shape.prompts, most)))
+            longest_prompts = [max(1, max_model_len - num_new) for num_new in shape.num_new]
+            yield shape._replace(prompts=tuple(map(min, shape.prompts, longest_prompts)))
 
 
 def _turn(dice: random.Random) -> Iterator[_Shape]:

@@ -157,10 +157,10 @@ def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig)
     if home is None:
         return wanted
     try:
-        found = read(wanted.path(home))
+        stored = read(wanted.path(home))
     except (ValueError, OSError):
         return wanted
-    return found if found.is_of(wanted) else wanted
+    return stored if stored.is_of(wanted) else wanted
 
 
 def assume(model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:

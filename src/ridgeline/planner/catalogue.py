@@ -38,18 +38,18 @@ def find_devices(ids: str) -> list[Device]:
 
     Raises ValueError for an id that is not in the catalogue, with those that are near it.
     """
-    found: list[Device] = []
+    chosen: list[Device] = []
     for name in (part.strip() for part in ids.split(",")):
         if name == HERE:
-            found.append(this_machine())
+            chosen.append(this_machine())
         elif name == ALL:
             whole = [d for d in devices().values() if not d.parent and d.kind in _RENTED]
-            found += sorted(whole, key=lambda device: device.usable_bytes)
+            chosen += sorted(whole, key=lambda device: device.usable_bytes)
         elif name in devices():
-            found.append(devices()[name])
+            chosen.append(devices()[name])
         else:
             raise ValueError(_no_such(name))
-    return list({device.id: device for device in found}.values())
+    return list({device.id: device for device in chosen}.values())
 
 
 def this_machine() -> Device:

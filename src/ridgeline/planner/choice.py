@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.planner.clock import Clocked
 from ridgeline.planner.load import METRICS, PERCENTILES, Slo
 from ridgeline.planner.place import Placement
 from ridgeline.planner.spot import Spot
+from ridgeline.planner.step_times import Clocked
 from ridgeline.simulator.fleet import Ended
 
 MOST_BUSY = 0.85  # of the knee: above it a time to the first token means nothing
@@ -58,13 +58,13 @@ def seen_of(ended: Sequence[Ended], slos: Sequence[Slo]) -> Seen:
 def _latencies_ms(ended: Ended) -> dict[str, float]:
     if ended.first_token_s is None or ended.is_lost:
         return {}
-    found = {
+    latencies_ms = {
         "ttft": 1e3 * (ended.first_token_s - ended.arrival_s),
         "e2el": 1e3 * (ended.finish_s - ended.arrival_s),
     }
     if ended.num_new > 1:
-        found["tpot"] = 1e3 * (ended.finish_s - ended.first_token_s) / (ended.num_new - 1)
-    return found
+        latencies_ms["tpot"] = 1e3 * (ended.finish_s - ended.first_token_s) / (ended.num_new - 1)
+    return latencies_ms
 
 
 def _summary(values: Iterable[float]) -> dict[str, float]:
@@ -189,24 +189,24 @@ class Choice:
     def _latency(self, metric: str) -> dict[str, float | None] | None:
         if self.seen is None:
             return None
-        found: dict[str, float | None] = {}
+        columns: dict[str, float | None] = {}
         for name in self.seen.ms[metric]:
             interval = self.interval_ms(metric, name)
             assert interval is not None
-            found |= {f"{name}_low": interval[0], name: interval[1], f"{name}_high": interval[2]}
-        return found
+            columns |= {f"{name}_low": interval[0], name: interval[1], f"{name}_high": interval[2]}
+        return columns
 
     def time(self) -> dict[str, Any]:
         """Return the document's "time": means of this choice, each with its interval."""
-        found: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         for metric in ("ttft", "tpot"):
             interval = self.interval_ms(metric, "mean")
             low, middle, high = interval if interval is not None else (None, None, None)
-            found |= {f"{metric}_ms": middle, f"{metric}_ms_low": low, f"{metric}_ms_high": high}
+            document |= {f"{metric}_ms": middle, f"{metric}_ms_low": low, f"{metric}_ms_high": high}
         low, middle, high = self.tokens_per_s
         name = "output_tokens_per_s"
-        found |= {name: middle, f"{name}_low": low, f"{name}_high": high}
-        return found | {"source": self.clock.source, "utilisation": self.utilisation}
+        document |= {name: middle, f"{name}_low": low, f"{name}_high": high}
+        return document | {"source": self.clock.source, "utilisation": self.utilisation}
 
 
 def with_frontier(choices: Sequence[Choice]) -> set[int]:

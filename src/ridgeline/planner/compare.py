@@ -43,8 +43,10 @@ def changes(before: Iterable[Record], after: Iterable[Record]) -> list[Change]:
         {r.request_id: times_ms(r) for r in side if isinstance(r, RequestRecord)}
         for side in (before, after)
     )
-    found = [Change(number, times, now[number]) for number, times in then.items() if number in now]
-    return sorted(found, key=lambda change: -change.gain_ms)
+    compared = [
+        Change(number, times, now[number]) for number, times in then.items() if number in now
+    ]
+    return sorted(compared, key=lambda change: -change.gain_ms)
 
 
 def totals(records: Iterable[Record]) -> dict[str, float]:
@@ -56,20 +58,20 @@ def totals(records: Iterable[Record]) -> dict[str, float]:
         elif isinstance(record, StepRecord):
             steps.append(record)
     measured = [times_ms(one) for one in requests]
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for name in METRICS:
         values = sorted(value for one in measured if (value := one[name]) is not None)
         if values:
-            found[f"mean_{name}"] = sum(values) / len(values)
-            found[f"p95_{name}"] = values[min(len(values) - 1, int(0.95 * len(values)))]
+            summary[f"mean_{name}"] = sum(values) / len(values)
+            summary[f"p95_{name}"] = values[min(len(values) - 1, int(0.95 * len(values)))]
     if steps and requests:
         duration_s = max(one.finish_s for one in requests) - min(one.arrival_s for one in requests)
         num_tokens = sum(sum(one.num_generated) for one in requests)
-        found["duration_s"] = duration_s
-        found["output_tokens_per_s"] = num_tokens / duration_s if duration_s else 0.0
-        found["num_steps"] = len(steps)
-        found["num_preemptions"] = sum(len(step.preempted) for step in steps)
-    return found
+        summary["duration_s"] = duration_s
+        summary["output_tokens_per_s"] = num_tokens / duration_s if duration_s else 0.0
+        summary["num_steps"] = len(steps)
+        summary["num_preemptions"] = sum(len(step.preempted) for step in steps)
+    return summary
 
 
 def as_dict(change: Change) -> dict[str, Any]:

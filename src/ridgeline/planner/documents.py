@@ -14,17 +14,17 @@ from ridgeline.planner.verdict import name_of, span_ms
 from ridgeline.planner.words import gib, length, sentence
 
 
-def as_csv(found: Plan) -> str:
+def as_csv(plan: Plan) -> str:
     """Return a row for each line of each device; of a plan for a load, for each choice."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    if found.load is not None:
-        rows = [_flat(choice.as_dict()) for choice in found.choices]
+    if plan.load is not None:
+        rows = [_flat(choice.as_dict()) for choice in plan.choices]
         writer.writerow(rows[0] if rows else [])
         writer.writerows(row.values() for row in rows)
         return text.getvalue()
     writer.writerow(["device", "num_devices", "tp", "pp", "fits", "line", "bytes", "how"])
-    for placement in found.placements:
+    for placement in plan.placements:
         setting = placement.setting
         head = [placement.device.id, placement.num_devices, setting.tp, setting.pp]
         fits = str(placement.ledger.fits).lower()
@@ -35,27 +35,27 @@ def as_csv(found: Plan) -> str:
 
 def _flat(choice: Mapping[str, Any]) -> dict[str, Any]:
     """Return a choice with one level: latencies become a column for each percentile."""
-    found: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     for name, value in choice.items():
         if name.endswith("_ms"):
             ends = ("mean", *PERCENTILES)
             columns = [f"{end}{side}" for end in ends for side in ("_low", "", "_high")]
-            found |= {f"{name}_{column}": (value or {}).get(column) for column in columns}
+            row |= {f"{name}_{column}": (value or {}).get(column) for column in columns}
         elif name == "spot":
-            found["spot_replicas"] = value and value["replicas"]
-            found["spot_usd_per_hour"] = value and value["usd_per_hour"]
+            row["spot_replicas"] = value and value["replicas"]
+            row["spot_usd_per_hour"] = value and value["usd_per_hour"]
         else:
-            found[name] = str(value).lower() if isinstance(value, bool) else value
-    return found
+            row[name] = str(value).lower() if isinstance(value, bool) else value
+    return row
 
 
-def _choices(found: Plan) -> Iterator[str]:
+def _choices(plan: Plan) -> Iterator[str]:
     """Yield the answer and a row for each choice."""
-    yield f"# Choices for {found.subject.name}\n"
-    yield f"{model_line(found)}. {found.answer}.\n"
+    yield f"# Choices for {plan.subject.name}\n"
+    yield f"{model_line(plan)}. {plan.answer}.\n"
     yield "| choice | USD/h | busy | ttft p95, ms | tpot p95, ms | holds | limited by |"
     yield "|---|--:|--:|--:|--:|---|---|"
-    for choice in found.choices:
+    for choice in plan.choices:
         cost = "" if choice.usd_per_hour is None else f"{choice.usd_per_hour:,.2f}"
         busy = "" if choice.utilisation is None else f"{choice.utilisation:.0%}"
         holds = "surely" if choice.surely else "likely" if choice.meets_slo else "no"
@@ -63,39 +63,39 @@ def _choices(found: Plan) -> Iterator[str]:
         yield f"| {name_of(choice)} | {cost} | {busy} | {times} | {holds} | {choice.limited_by} |"
 
 
-def as_markdown(found: Plan) -> Iterator[str]:
+def as_markdown(plan: Plan) -> Iterator[str]:
     """Yield a document: the answer, the devices, the lines."""
-    yield from _choices(found) if found.load is not None else _memory(found)
-    notes = [*(f"assumed: {note}" for note in found.assumptions), *found.warnings]
+    yield from _choices(plan) if plan.load is not None else _memory(plan)
+    notes = [*(f"assumed: {note}" for note in plan.assumptions), *plan.warnings]
     yield from ["", *(f"- {note}" for note in notes)]
 
 
-def _memory(found: Plan) -> Iterator[str]:
-    yield f"# Memory of {found.subject.name}\n"
-    yield f"{model_line(found)}. It {sentence(found.best)}.\n"
-    if len(found.placements) > 1:
+def _memory(plan: Plan) -> Iterator[str]:
+    yield f"# Memory of {plan.subject.name}\n"
+    yield f"{model_line(plan)}. It {sentence(plan.best)}.\n"
+    if len(plan.placements) > 1:
         yield "| device | devices | memory | to spare | longest context | sequences |"
         yield "|---|--:|--:|--:|--:|--:|"
-        for p in found.placements:
+        for p in plan.placements:
             spare = gib(p.ledger.spare_bytes) if p.ledger.fits else "does not fit"
             yield (
                 f"| {p.device.id} | {p.num_devices} | {gib(p.ledger.capacity_bytes)} | {spare} | "
                 f"{length(p.max_context)} | {p.max_concurrency:,} |"
             )
         yield ""
-    yield f"| on {found.best.device.id} | size | how |"
+    yield f"| on {plan.best.device.id} | size | how |"
     yield "|---|--:|---|"
-    for line in found.best.ledger.lines:
+    for line in plan.best.ledger.lines:
         yield f"| {line.name} | {gib(line.num_bytes)} | {line.how} |"
-    yield f"| **total** | **{gib(found.best.ledger.total_bytes)}** | |"
-    if found.published is not None:
-        yield f"\nA well-known formula says {found.published.total_gb:.2f} GB.\n"
-        yield from (f"- {reason}" for reason in found.published.why_wrong)
+    yield f"| **total** | **{gib(plan.best.ledger.total_bytes)}** | |"
+    if plan.published is not None:
+        yield f"\nA well-known formula says {plan.published.total_gb:.2f} GB.\n"
+        yield from (f"- {reason}" for reason in plan.published.why_wrong)
 
 
-def model_line(found: Plan) -> str:
+def model_line(plan: Plan) -> str:
     """Return the model's facts in a line: parameters, kinds of layers, format."""
-    shape, best = found.subject.shape, found.best
+    shape, best = plan.subject.shape, plan.best
     total, active = weight_params(shape), active_params(shape)
     params = f"{total / 1e9:,.2f} B parameters"
     if active < total:

@@ -182,11 +182,11 @@ class _Life:
     def _alone(self, step: Json) -> Json:
         """Return the record of a step as if no other request had been in it."""
         request_id = self.request["request_id"]
-        mine = [i for i, (seq, _, _) in enumerate(step["work"]) if seq[0] == request_id]
+        indices = [i for i, (seq, _, _) in enumerate(step["work"]) if seq[0] == request_id]
         return {
             **step,
-            "work": [step["work"][i] for i in mine],
-            "sampled": [step["sampled"][i] for i in mine] if step["sampled"] else [],
+            "work": [step["work"][i] for i in indices],
+            "sampled": [step["sampled"][i] for i in indices] if step["sampled"] else [],
             **{
                 name: [one for one in step[name] if one[0][0] == request_id]
                 for name in ("drafts", "ranked", "similarities", "errors")
@@ -197,16 +197,16 @@ class _Life:
         """Return the pieces between arrival and end; equal ones that touch are one."""
         now_ns, finish_ns = _ns(self.request["arrival_s"]), _ns(self.request["finish_s"])
         cause, number = "between_steps", None  # an idle engine wakes up
-        found: list[Piece] = []
+        merged: list[Piece] = []
         for start_ns, next_cause, step in [*self.cuts, (finish_ns, "", None)]:
             end_ns = min(max(start_ns, now_ns), finish_ns)
             if end_ns > now_ns:
-                if found and found[-1].cause == cause:
-                    found[-1] = found[-1]._replace(end_ns=end_ns)
+                if merged and merged[-1].cause == cause:
+                    merged[-1] = merged[-1]._replace(end_ns=end_ns)
                 else:
-                    found.append(Piece(cause, now_ns, end_ns, number))
+                    merged.append(Piece(cause, now_ns, end_ns, number))
             now_ns, cause, number = end_ns, next_cause, step
-        return tuple(found)
+        return tuple(merged)
 
 
 def explain(
@@ -248,8 +248,8 @@ def explain(
 def _last_to_end(request_id: int, steps: Listing[Json]) -> int:
     for step in reversed(steps):
         named = [*(item[0] for item in step["work"]), *(wait[0] for wait in step["waits"])]
-        if mine := [index for owner, index in named if owner == request_id]:
-            return int(mine[0])
+        if indices := [index for owner, index in named if owner == request_id]:
+            return int(indices[0])
     return 0
 
 

@@ -35,12 +35,16 @@ _COLOURS = {
 }
 
 
-def explain_svg(found: Explanation) -> str:
+def explain_svg(explanation: Explanation) -> str:
     """Return the picture of where a request's time went."""
-    title = f"Request {found.request['request_id']} took {seconds(found.duration_ns)}"
-    parts = [svg.text(_LEFT, 36, title, size=18, weight=600), *_bar(found), *_axis(found)]
-    y, total_ns = _TOP + _HIGH + 60, max(found.duration_ns, 1)
-    for cause, num_ns in found.causes_ns().items():
+    title = f"Request {explanation.request['request_id']} took {seconds(explanation.duration_ns)}"
+    parts = [
+        svg.text(_LEFT, 36, title, size=18, weight=600),
+        *_bar(explanation),
+        *_axis(explanation),
+    ]
+    y, total_ns = _TOP + _HIGH + 60, max(explanation.duration_ns, 1)
+    for cause, num_ns in explanation.causes_ns().items():
         share, colour = num_ns / total_ns, _COLOURS[cause]
         parts += [
             svg.box(_LEFT, y - 12, 14, 14, colour, CAUSES[cause]),
@@ -53,12 +57,12 @@ def explain_svg(found: Explanation) -> str:
     return svg.picture(_WIDTH, y, parts)
 
 
-def _bar(found: Explanation) -> list[str]:
+def _bar(explanation: Explanation) -> list[str]:
     """Return the bar; a column of one pixel has the colour of what took most of its time."""
-    begin_ns = found.pieces[0].start_ns if found.pieces else 0
-    scale = _BAR / max(found.duration_ns, 1)
+    begin_ns = explanation.pieces[0].start_ns if explanation.pieces else 0
+    scale = _BAR / max(explanation.duration_ns, 1)
     columns: list[Counter[str]] = [Counter() for _ in range(_BAR)]
-    for piece in found.pieces:
+    for piece in explanation.pieces:
         left, right = (scale * (one - begin_ns) for one in (piece.start_ns, piece.end_ns))
         cause = piece.cause.removesuffix("_alone").removesuffix("_shared")
         for column in range(int(left), min(int(right) + 1, _BAR)):
@@ -77,12 +81,12 @@ def _bar(found: Explanation) -> list[str]:
     return parts
 
 
-def _axis(found: Explanation) -> list[str]:
+def _axis(explanation: Explanation) -> list[str]:
     """Return five times below the bar, from the arrival to the end."""
     y, anchors = _TOP + _HIGH + 20, ("start", "middle", "middle", "middle", "end")
     parts = []
     for i, anchor in enumerate(anchors):
-        label = seconds(found.duration_ns * i / 4) if i else "0"
+        label = seconds(explanation.duration_ns * i / 4) if i else "0"
         x = _LEFT + _BAR * i / 4
         parts.append(svg.text(x, y, label, size=svg.SMALL, anchor=anchor, fill=svg.FAINT))
     return parts

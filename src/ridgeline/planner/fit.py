@@ -64,14 +64,14 @@ def fit(
     beyond, per_seq, per_row, per_position, per_pair = rates[len(kept) :]
     if x[:, 0].max() <= kept[-1] and len(kept) > 1:  # nothing was seen there: go on as before
         beyond = (table[-1] - table[-2]) / (kept[-1] - kept[-2])
-    found = StepTime(
+    model = StepTime(
         tuple(kept),
         tuple(table.tolist()),
         *(float(beyond), float(per_seq), float(per_row)),
         *(float(per_position / _UNITS[2]), float(per_pair / _UNITS[3])),
         windows=windows,
     )
-    return _with_after(found, after)
+    return _with_after(model, after)
 
 
 def cross_validated(steps: Sequence[Measured], knots: Sequence[int]) -> float:
@@ -89,14 +89,14 @@ def cross_validated(steps: Sequence[Measured], knots: Sequence[int]) -> float:
 
 def _assumed(knots: Sequence[int]) -> list[Features]:
     """Return steps of all sizes: prompts and answers, of short and of long contexts."""
-    found = []
+    steps = []
     for num in knots:
         for context in (64, 1024):
             prompt = num * context + num * (num + 1) / 2
-            found.append(Features(num, 1, 1, context + num, prompt))
+            steps.append(Features(num, 1, 1, context + num, prompt))
             seqs = min(num, 64)
-            found.append(Features(num, seqs, seqs, context * seqs + num, num * context))
-    return found
+            steps.append(Features(num, seqs, seqs, context * seqs + num, num * context))
+    return steps
 
 
 def _knots_with_samples(tokens: Floats, knots: Sequence[int]) -> list[int]:
@@ -161,8 +161,8 @@ def _non_negative(a: Floats, y: Floats) -> Floats:
             x = x + step * (trial - x)  # as far as all stay at least 0
             free &= x > 1e-12 * x.max()
         x = trial
-    found: Floats = np.maximum(x, 0) / norms
-    return found
+    solution: Floats = np.maximum(x, 0) / norms
+    return solution
 
 
 def _with_after(model: StepTime, after: Sequence[After]) -> StepTime:

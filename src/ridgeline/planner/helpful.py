@@ -25,25 +25,25 @@ _MOST = 3  # suggestions
 _LEAST = 0.05  # of its time: what took less is not worth a change
 
 
-def would_help(found: Explanation, records: Sequence[Json] = ()) -> list[dict[str, Any]]:
+def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> list[dict[str, Any]]:
     """Return suggestions, the one for the greatest cause first.
 
     Args:
-        found: where the request's time went.
+        explanation: where the request's time went.
         records: a trace of it and of those beside it, with prompts (or what stands for them);
             without one, suggestions have no gains. With one, what does not help in its simulation
             is left out.
     """
     told: list[dict[str, Any]] = []
-    for cause, num_ns in found.causes_ns().items():
-        if num_ns < _LEAST * found.duration_ns or len(told) == _MOST:
+    for cause, num_ns in explanation.causes_ns().items():
+        if num_ns < _LEAST * explanation.duration_ns or len(told) == _MOST:
             break
-        change, text = _suggestion(cause, found.engine)
+        change, text = _suggestion(cause, explanation.engine)
         if text and text not in [one["text"] for one in told]:
             told.append({"cause": cause, "set": change, "text": text})
     kept = []
     for one in told:
-        gain = _gain(found, records, one["set"]) if one["set"] and records else None
+        gain = _gain(explanation, records, one["set"]) if one["set"] and records else None
         one["gain_s"], one["others_gain_s"], one["num_others"] = gain or (None, None, None)
         if gain:
             one["text"] += _said(*gain)
@@ -55,9 +55,9 @@ def would_help(found: Explanation, records: Sequence[Json] = ()) -> list[dict[st
 def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
     """Return a setting and the flag for it in words; nothing where nothing helps."""
     where = cause.removeprefix("queue_").removeprefix("wait_")
-    most, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
+    max_num_seqs, budget = engine["max_num_seqs"], engine["max_num_batched_tokens"]
     if where == "max_num_seqs":
-        return f"max_num_seqs={2 * most}", f"--max-num-seqs {2 * most}"
+        return f"max_num_seqs={2 * max_num_seqs}", f"--max-num-seqs {2 * max_num_seqs}"
     if where == "token_budget":
         return f"max_num_batched_tokens={2 * budget}", f"--max-num-batched-tokens {2 * budget}"
     if where in ("blocks", "again"):
@@ -69,14 +69,14 @@ def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
     if where == "policy" or cause.endswith("_shared"):
         if engine["policy"] != "splitfuse":
             return "policy=splitfuse", "--policy splitfuse"
-        if cause == "decode_shared" and budget // 2 >= most:
+        if cause == "decode_shared" and budget // 2 >= max_num_seqs:
             less = budget // 2
             return f"max_num_batched_tokens={less}", f"--max-num-batched-tokens {less}"
     return None, ""
 
 
 def _gain(
-    found: Explanation, records: Sequence[Json], change: str
+    explanation: Explanation, records: Sequence[Json], change: str
 ) -> tuple[float, float, int] | None:
     """Return what a request gains, what others gain in the mean, in seconds, and how many."""
     try:
@@ -84,11 +84,19 @@ def _gain(
         compared = changes(*served_again(records, wanted))
     except ValueError:  # too few steps, or a search: no gain can be told
         return None
-    mine = [one.gain_ms for one in compared if one.request == found.request["request_id"]]
-    others = [one.gain_ms for one in compared if one.request != found.request["request_id"]]
-    if not mine:
+    own_gains_ms = [
+        one.gain_ms for one in compared if one.request == explanation.request["request_id"]
+    ]
+    others_gains_ms = [
+        one.gain_ms for one in compared if one.request != explanation.request["request_id"]
+    ]
+    if not own_gains_ms:
         return None
-    return mine[0] / 1e3, sum(others) / max(len(others), 1) / 1e3, len(others)
+    return (
+        own_gains_ms[0] / 1e3,
+        sum(others_gains_ms) / max(len(others_gains_ms), 1) / 1e3,
+        len(others_gains_ms),
+    )
 
 
 def _said(gain_s: float, others_s: float, num_others: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ridgeline.physics.formats import Storage
+from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.shapes import GROUPS, Cache, Layer, Matrix, Shape
 
 _GIB = 1 << 30
@@ -251,19 +251,19 @@ def _stage(
     )
     overhead = _overhead(setting, weights + activations.num_bytes)
     overhead_bytes = sum(line.num_bytes for line in overhead)
-    rest = weights + activations.num_bytes + overhead_bytes
+    fixed_bytes = weights + activations.num_bytes + overhead_bytes
 
     engine, kept = setting.engine, setting.utilization
     if engine.of_free:
-        free = max(0, capacity - rest)
-        budget = rest + int(free * kept)
+        free = max(0, capacity - fixed_bytes)
+        budget = fixed_bytes + int(free * kept)
         name = f"margin ({1 - kept:.0%} of what is free)"
     else:
         budget = int(capacity * kept)
         name = f"margin ({1 - kept:.0%} of the device)"
     kv = _kv_lines(known, setting, layers)
     need = sum(line.num_bytes for line in kv)
-    kv_budget = budget - rest
+    kv_budget = budget - fixed_bytes
     if setting.kv_cache_bytes is not None:
         kv, kv_budget = [Line("KV cache", setting.kv_cache_bytes, ASSUMED)], setting.kv_cache_bytes
     sequence = sum(line.num_bytes for line in _kv_lines(known, replace(setting, concurrency=1),
@@ -291,12 +291,12 @@ def weights_by_group(
     storage: Storage, matrices: list[tuple[str, Matrix]], num_ranks: int = 1
 ) -> dict[str, int]:
     """Return the bytes on one rank, by group; scales are a group of their own."""
-    found = dict.fromkeys((*GROUPS, "scales"), 0.0)
+    bytes_by_group = dict.fromkeys((*GROUPS, "scales"), 0.0)
     for name, matrix in matrices:
         kept, ways = storage.of(name, matrix), min(num_ranks, matrix.ways)
-        found[matrix.group] += kept.values_bytes(matrix) / ways
-        found["scales"] += kept.scales_bytes(matrix) / ways
-    return {group: round(size) for group, size in found.items() if size}
+        bytes_by_group[matrix.group] += kept.values_bytes(matrix) / ways
+        bytes_by_group["scales"] += kept.scales_bytes(matrix) / ways
+    return {group: round(size) for group, size in bytes_by_group.items() if size}
 
 
 def _weights(
@@ -360,15 +360,15 @@ def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]
         state = known.state_bytes_per_seq * setting.concurrency
         lines = [Line("KV cache", size, COMPUTED)]
         return [*lines, Line("state of sequences", state, COMPUTED)] if state else lines
-    found: dict[str, float] = {}
+    bytes_by_kind: dict[str, float] = {}
     for layer in layers:
         kind = layer.cache.kind
-        found[kind] = found.get(kind, 0.0) + _layer_kv_bytes(layer.cache, setting)
+        bytes_by_kind[kind] = bytes_by_kind.get(kind, 0.0) + _layer_kv_bytes(layer.cache, setting)
     return [
         Line("state of sequences" if kind == "state" else f"KV cache, {kind}",
              round(size * setting.concurrency), ASSUMED if kind == "state" else COMPUTED)
-        for kind, size in found.items()
-        if size or len(found) == 1
+        for kind, size in bytes_by_kind.items()
+        if size or len(bytes_by_kind) == 1
     ]  # fmt: skip
 
 
@@ -416,13 +416,13 @@ def _overhead(setting: Setting, used_bytes: int) -> list[Line]:
     if setting.overhead_bytes is not None:
         return [Line("driver, graphs and the like", setting.overhead_bytes, ASSUMED)]
     engine = setting.engine
-    found = [Line("driver and runtime", engine.context_bytes, ASSUMED)]
+    lines = [Line("driver and runtime", engine.context_bytes, ASSUMED)]
     if engine.graphs_bytes:
-        found.append(Line("captured graphs", engine.graphs_bytes, ASSUMED))
-        found.append(Line("allocator (3 %)", round(_ALLOCATOR_SHARE * used_bytes), ASSUMED))
+        lines.append(Line("captured graphs", engine.graphs_bytes, ASSUMED))
+        lines.append(Line("allocator (3 %)", round(_ALLOCATOR_SHARE * used_bytes), ASSUMED))
     if setting.tp * setting.pp > 1:
-        found.append(Line("collectives", _COLLECTIVES_BYTES, ASSUMED))
-    return found
+        lines.append(Line("collectives", _COLLECTIVES_BYTES, ASSUMED))
+    return lines
 
 
 # --- the other way round -----------------------------------------------------------------------
@@ -466,11 +466,11 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def smallest_tp(
-    ledger_of: Callable[[Setting], Ledger], shape: Shape, setting: Setting, most: int
+    ledger_of: Callable[[Setting], Ledger], shape: Shape, setting: Setting, most_ranks: int
 ) -> int | None:
-    """Return the least power of two of ranks on which it fits; None if none up to ``most`` does."""
+    """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None."""
     ranks = 1
-    while ranks <= most:
+    while ranks <= most_ranks:
         asked = replace(setting, tp=ranks)
         if can_divide(shape, ranks, setting.pp) and ledger_of(asked).fits:
             return ranks

@@ -122,9 +122,11 @@ class LoadWishes:
                 raise ValueError(f"{_flag(name)} is {value!r}: more than 0, please")
         if self.notice is not None and not 0 <= self.notice < math.inf:
             raise ValueError(f"--notice is {self.notice!r}: seconds, at least 0, please")
-        most = self.max_concurrency
-        if most is not None and not 1 <= most <= 1 << 20:
-            raise ValueError(f"--max-concurrency is {most!r}: a whole number from 1 on, please")
+        concurrency = self.max_concurrency
+        if concurrency is not None and not 1 <= concurrency <= 1 << 20:
+            raise ValueError(
+                f"--max-concurrency is {concurrency!r}: a whole number from 1 on, please"
+            )
         for name in ("prompt_tokens", "new_tokens"):
             if getattr(self, name) is not None:
                 parse_length(getattr(self, name), name)

@@ -58,8 +58,8 @@ def _bar(placement: Placement, y: float, scale: float) -> Iterator[str]:
     each = f" on each of {count}" if count > 1 else ""
     colour = svg.INK if ledger.fits else "#cf222e"
     yield svg.text(max(x, end) + 10, y + 14, verdict, size=svg.SMALL, fill=colour)
-    more = f"{setting.concurrency:,} x {setting.context:,} tokens{each}"
-    yield svg.text(max(x, end) + 10, y + 29, more, size=svg.SMALL, fill=svg.FAINT)
+    caption = f"{setting.concurrency:,} x {setting.context:,} tokens{each}"
+    yield svg.text(max(x, end) + 10, y + 29, caption, size=svg.SMALL, fill=svg.FAINT)
 
 
 def _name(placement: Placement) -> str:

@@ -9,7 +9,7 @@ from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
 from ridgeline.machine import usable_cpus
 from ridgeline.physics.cache_groups import cache_groups
-from ridgeline.physics.formats import (
+from ridgeline.physics.format_bytes import (
     BY_WIDTH,
     FORMATS,
     Storage,
@@ -118,9 +118,9 @@ def _bounded(longest: int | None, max_position: int) -> int | None:
 def _storage(subject: Subject, wishes: Wishes) -> Storage:
     if wishes.dtype == AUTO:
         return subject.storage
-    found = storage_of_dtype(format_named(wishes.dtype).name)
-    kept = (*found.kept, *subject.storage.kept)
-    return replace(found, kept=tuple(dict.fromkeys(kept)))
+    storage = storage_of_dtype(format_named(wishes.dtype).name)
+    kept = (*storage.kept, *subject.storage.kept)
+    return replace(storage, kept=tuple(dict.fromkeys(kept)))
 
 
 def _setting(
@@ -129,13 +129,13 @@ def _setting(
     kv_dtype = wishes.kv_cache_dtype if wishes.kv_cache_dtype != AUTO else engine.kv_dtype
     if kv_dtype == AUTO:
         kv_dtype = storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
-    most = subject.shape.max_position
-    if wishes.context and most and wishes.context > most:
+    max_position = subject.shape.max_position
+    if wishes.context and max_position and wishes.context > max_position:
         raise ValueError(
-            f"--context {wishes.context} is more than the {most} tokens that the model was trained "
-            f"for"
+            f"--context {wishes.context} is more than the {max_position} tokens that the model was "
+            f"trained for"
         )
-    context = wishes.context or min(_DEFAULT_CONTEXT, most or _DEFAULT_CONTEXT)
+    context = wishes.context or min(_DEFAULT_CONTEXT, max_position or _DEFAULT_CONTEXT)
     return Setting(
         context=context,
         concurrency=wishes.concurrency or 1,
@@ -173,16 +173,16 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
     for backend in BACKENDS.values():
         try:
             setup = backend.check(wanted)
-            found = backend.footprint(checkpoint.arch, setup)
+            footprint = backend.footprint(checkpoint.arch, setup)
         except ValueError as problem:
             problems.append(problem)
             continue
         return Known(
             weights=backend.packed_bytes(checkpoint, setup),
             weights_how=COMPUTED,
-            kv_bytes_per_token=found.kv_bytes_per_token,
-            state_bytes_per_seq=found.state_bytes_per_seq,
-            step_bytes=found.step_bytes,
+            kv_bytes_per_token=footprint.kv_bytes_per_token,
+            state_bytes_per_seq=footprint.state_bytes_per_seq,
+            step_bytes=footprint.step_bytes,
             windows=tuple(group.window for group in groups),
             adapters=adapters,
         )
@@ -212,18 +212,18 @@ def _divide(
     if tp is not None and pp is not None:
         check_division(subject.shape, tp, pp)
         return replace(setting, tp=tp, pp=pp), known
-    most = min(_MOST_RANKS, device.max_ranks)
+    most_ranks = min(_MOST_RANKS, device.max_ranks)
 
     def ledger_of(asked: Setting) -> Ledger:
         return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
 
-    for stages in [pp] if pp is not None else _powers(min(most, len(subject.shape.layers))):
+    for stages in [pp] if pp is not None else _powers(min(most_ranks, len(subject.shape.layers))):
         asked = replace(setting, pp=stages)
         if tp is not None:
             asked = replace(asked, tp=tp)
             if ledger_of(asked).fits:
                 return asked, known
-        elif ranks := smallest_tp(ledger_of, subject.shape, asked, most):
+        elif ranks := smallest_tp(ledger_of, subject.shape, asked, most_ranks):
             return replace(asked, tp=ranks), known
     return replace(setting, tp=tp or 1, pp=pp or 1), known
 
@@ -245,17 +245,17 @@ def _helps(
         return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
 
     def in_format(name: str) -> Ledger:
-        other = storage_of_dtype(name)
+        candidate = storage_of_dtype(name)
         beside = Known(adapters=known.adapters)
-        return make_ledger(subject.shape, other, beside, device.usable_bytes, setting)
+        return make_ledger(subject.shape, candidate, beside, device.usable_bytes, setting)
 
-    most = min(_MOST_RANKS, device.max_ranks)
-    ranks = smallest_tp(ledger_of, subject.shape, replace(setting, tp=1), most)
+    most_ranks = min(_MOST_RANKS, device.max_ranks)
+    ranks = smallest_tp(ledger_of, subject.shape, replace(setting, tp=1), most_ranks)
     if ranks is not None:
         yield f"--tensor-parallel-size {ranks}"
     narrower = [n for n in BY_WIDTH if FORMATS[n].bits < storage.linear.bits]
-    if setting.weights_bytes is None and (found := widest_format(in_format, tuple(narrower))):
-        yield f"--dtype {found}"
+    if setting.weights_bytes is None and (widest := widest_format(in_format, tuple(narrower))):
+        yield f"--dtype {widest}"
     if shorter := max_context(ledger_of, setting):
         yield f"--context {shorter}"
     if setting.concurrency > 1 and (fewer := max_concurrency(ledger_of, setting)):

@@ -13,11 +13,11 @@ from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.adapter_room import adapter_room
 from ridgeline.planner.catalogue import ALL, HERE, find_devices
 from ridgeline.planner.choice import Choice
+from ridgeline.planner.choice_search import Alive, Report, search
 from ridgeline.planner.ledger import ASSUMED
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of
 from ridgeline.planner.place import Placement, place
 from ridgeline.planner.published import Published, published_formula
-from ridgeline.planner.search import Alive, Report, search
 from ridgeline.planner.spot import EVICTIONS_PER_HOUR, NOTICE_S
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.planner.verdict import verdict
@@ -63,7 +63,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document: bytes, and what is read by programs."""
         shape = self.subject.shape
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "model": {
                 "name": self.subject.name,
                 "num_params": weight_params(shape),
@@ -75,13 +75,13 @@ class Plan:
             "devices": [row_of(placement) for placement in self.placements],
         }
         if self.load is not None:
-            found["time"] = self.choices[0].time() if self.choices else None
-            found["choices"] = [choice.as_dict() for choice in self.choices]
+            document["time"] = self.choices[0].time() if self.choices else None
+            document["choices"] = [choice.as_dict() for choice in self.choices]
         if self.published is not None:
-            found["published"] = self.published.as_dict()
-        found["assumptions"] = list(self.assumptions)
-        found["warnings"] = list(self.warnings)
-        return found
+            document["published"] = self.published.as_dict()
+        document["assumptions"] = list(self.assumptions)
+        document["warnings"] = list(self.warnings)
+        return document
 
 
 def plan(
@@ -126,20 +126,22 @@ def plan_for(
         )
     load = load_of(asked) if asked is not None and asked.is_given else None
     if load is not None:
-        most = min(wishes.context or shape.max_position, shape.max_position) or load.longest
-        load = load.cut(most)
+        longest = min(wishes.context or shape.max_position, shape.max_position) or load.longest
+        load = load.cut(longest)
         wishes = replace(wishes, context=wishes.context or load.longest)
     on = wishes.on or (HERE if subject.checkpoint is not None else ALL)
     devices = find_devices(on)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
     if load is not None and on != HERE:
         default_ranks = AUTO
-    found = tuple(place(subject, device, wishes, default_ranks=default_ranks) for device in devices)
-    fitting = [p for p in found if p.ledger.fits]
+    placements = tuple(
+        place(subject, device, wishes, default_ranks=default_ranks) for device in devices
+    )
+    fitting = [p for p in placements if p.ledger.fits]
     best = (
         min(fitting, key=lambda p: p.num_devices * p.device.usable_bytes)
         if fitting
-        else max(found, key=lambda p: p.device.usable_bytes)
+        else max(placements, key=lambda p: p.device.usable_bytes)
     )
     published = (
         published_formula(subject, best.setting.context, best.setting.concurrency)
@@ -157,7 +159,7 @@ def plan_for(
         warnings = [*_warnings(best), *chosen.warnings]
     return Plan(
         subject=subject,
-        placements=found,
+        placements=placements,
         best=best,
         published=published,
         assumptions=tuple(dict.fromkeys(assumptions)),

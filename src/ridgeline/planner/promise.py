@@ -150,8 +150,8 @@ class Book:
 
         All at once if all can be promised, else by halves: what is promised first, counts.
         """
-        found = self._names(asked)
-        return [self._seen[name] if isinstance(name, int) else name for name in found]
+        names = self._names(asked)
+        return [self._seen[name] if isinstance(name, int) else name for name in names]
 
     def _names(self, asked: Sequence[Asked]) -> list[int | Verdict | None]:
         """Return the names of those that are promised now, else as ``decide`` does."""
@@ -186,12 +186,12 @@ class Book:
 
         By so much the forecasts of before are other ones: it is no error of theirs.
         """
-        found = {}
+        delays = {}
         for name, verdict in self._before.items():
             now, then = self._seen[name].foreseen, verdict.foreseen
             first_s = _difference(now.first_s, then.first_s)
-            found[name] = first_s, _difference(now.end_s, then.end_s)
-        return found
+            delays[name] = first_s, _difference(now.end_s, then.end_s)
+        return delays
 
     def _may_go_on(self) -> bool:
         return self._num_left > 0 and self.has_time()
@@ -207,9 +207,9 @@ class Book:
                 return True
         return False
 
-    def _keep(self, more: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
-        self.promised |= more
-        self.coming += self._entering(more)
+    def _keep(self, newly_promised: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
+        self.promised |= newly_promised
+        self.coming += self._entering(newly_promised)
         self._seen = seen
 
     def _foresee(
@@ -223,7 +223,7 @@ class Book:
         numbers = [one.number for asked in promised.values() for one in asked.standings]
         last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
         within_s = _PATIENCE * last_s
-        found = self.foretell(
+        foretold = self.foretell(
             self.state,
             self.times,
             numbers,
@@ -232,13 +232,13 @@ class Book:
             under_way_s=self.under_way_s,
             within_s=within_s,
         )
-        return {name: self._verdict(asked, found) for name, asked in promised.items()}
+        return {name: self._verdict(asked, foretold) for name, asked in promised.items()}
 
     def _entering(self, asked: Mapping[int, Asked]) -> tuple[tuple[float, Standing], ...]:
         return tuple((self.lag_s, one) for each in asked.values() for one in each.standings)
 
-    def _verdict(self, asked: Asked, found: Mapping[int, Foreseen]) -> Verdict:
-        each = [found[standing.number] for standing in asked.standings]
+    def _verdict(self, asked: Asked, foretold: Mapping[int, Foreseen]) -> Verdict:
+        each = [foretold[standing.number] for standing in asked.standings]
         foreseen = Foreseen(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = self.safety.stretch(foreseen)
         return Verdict(_is_in_time(stretched, asked.due), foreseen, stretched)

@@ -141,7 +141,7 @@ class Score:
         self._busy_s = 0.0  # since the last fit
         self._next_fit = _ENOUGH_STEPS if self.is_calibrated else FIRST_STEPS  # steps
         self._is_off = self._is_fitting = False
-        self._found: Calibration | None = None  # a new fit, until the next step
+        self._new_calibration: Calibration | None = None  # a new fit, until the next step
 
     @property
     def is_calibrated(self) -> bool:
@@ -174,8 +174,8 @@ class Score:
     # --- in the engine's thread ----------------------------------------------------------------
 
     def _add(self, step: StepRecord, sample: Measured) -> None:
-        if self._found is not None:
-            self._go_on_with(self._found)
+        if self._new_calibration is not None:
+            self._go_on_with(self._new_calibration)
         times, factor, actual_s = self._times, self.factor, sample.seconds
         plain_s = times.seconds(sample.features)
         self._course.add(step, plain_s, self._gap_s, factor)
@@ -243,12 +243,12 @@ class Score:
         samples = Samples(seen.steps(), seen.after())  # those of now
         self._start(lambda: self._fit(before, samples))
 
-    def _go_on_with(self, found: Calibration) -> None:
+    def _go_on_with(self, calibration: Calibration) -> None:
         """Predict with a new fit. The speeds of before were shares of the old one's."""
-        change = _ratio(self._times, found.times, found.samples)
+        change = _ratio(self._times, calibration.times, calibration.samples)
         factors = tuple(round(change * factor, 4) for factor in self._factors.kept)
-        self.calibration, self._found = replace(found, factors=factors), None
-        self._factors, self._times = Factors(factors), found.times
+        self.calibration, self._new_calibration = replace(calibration, factors=factors), None
+        self._factors, self._times = Factors(factors), calibration.times
         self.factor *= change
         self.num_fits += 1
         self._is_fitting = False
@@ -267,11 +267,11 @@ class Score:
         """Fit to what was seen, and keep it."""
         from ridgeline.planner.calibrate import fitted  # here: a start needs no numpy for it
 
-        found = fitted(before, samples, (), "served")
-        change = _ratio(before.times, found.times, found.samples)
+        calibration = fitted(before, samples, (), "served")
+        change = _ratio(before.times, calibration.times, calibration.samples)
         factors = tuple(round(change * factor, 4) for factor in before.factors)
-        self._save(replace(found, factors=factors))
-        self._found = found
+        self._save(replace(calibration, factors=factors))
+        self._new_calibration = calibration
 
 
 def _ratio(times: StepTime, others: StepTime, samples: Sequence[Measured]) -> float:

@@ -111,9 +111,9 @@ def knee(times: Times, load: Load, bounds: Bounds) -> float:
 def steady_closed(times: Times, load: Load, bounds: Bounds, num_clients: float) -> Steady | None:
     """Return where a replica settles with this many clients; None if fewer than one fits."""
     low, high = 0.0, knee(times, load, bounds)
-    found = steady(times, load, bounds, high) if high else None
-    if found is None or _held(found, load) <= num_clients:
-        return found
+    settled = steady(times, load, bounds, high) if high else None
+    if settled is None or _held(settled, load) <= num_clients:
+        return settled
     while high - low > 0.002 * high:
         middle = (low + high) / 2
         tried = steady(times, load, bounds, middle)
@@ -121,10 +121,10 @@ def steady_closed(times: Times, load: Load, bounds: Bounds, num_clients: float) 
             low = middle
         else:
             high = middle
-        found = tried or found
-    return found
+        settled = tried or settled
+    return settled
 
 
-def _held(found: Steady, load: Load) -> float:
+def _held(settled: Steady, load: Load) -> float:
     """Return the clients that wait for an answer, in the mean."""
-    return found.rate_per_s * (found.ttft_s + load.mean_new * found.tpot_s)
+    return settled.rate_per_s * (settled.ttft_s + load.mean_new * settled.tpot_s)

@@ -76,14 +76,14 @@ def sizes_of_directory(folder: Path, num_layers: int) -> dict[str, int]:
 
 def sizes_by_group(sizes: Iterable[tuple[str, int]], num_layers: int) -> dict[str, int]:
     """Return the sums of tensors' bytes by group, those of further layers left out."""
-    found: dict[str, int] = {}
+    by_group: dict[str, int] = {}
     for name, size in sizes:
         layer = _LAYER.search(name)
         if layer is None or int(layer[1]) < num_layers:
             group = next((g for words, g in _GROUPS if re.search(words, name)), "other")
-            found[group] = found.get(group, 0) + size
+            by_group[group] = by_group.get(group, 0) + size
     order = [group for _, group in _GROUPS]
-    return dict(sorted(found.items(), key=lambda e: [*order, "other"].index(e[0])))
+    return dict(sorted(by_group.items(), key=lambda e: [*order, "other"].index(e[0])))
 
 
 def _header_sizes(path: Path) -> dict[str, int]:
@@ -93,7 +93,7 @@ def _header_sizes(path: Path) -> dict[str, int]:
         if length > min(size - 8, _MOST_HEADER_BYTES):
             raise ModelFileError(f"{path}: a header of {length} bytes in a file of {size}")
         text = file.read(length)
-    found = {}
+    sizes = {}
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
@@ -101,12 +101,12 @@ def _header_sizes(path: Path) -> dict[str, int]:
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= size - 8 - length:
                 raise ModelFileError(f"{path}: tensor {name!r} ends behind the file's end")
-            found[name] = end - begin
+            sizes[name] = end - begin
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{path}: its header is damaged ({error})") from error
-    return found
+    return sizes
 
 
 def config_of_gguf(

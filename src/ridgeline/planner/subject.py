@@ -23,7 +23,7 @@ from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
-from ridgeline.physics.formats import FORMATS, Format, Storage, storage_of_config
+from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
 from ridgeline.physics.shapes import Shape
 from ridgeline.planner.adapter_room import NO_ADAPTERS, AdapterRoom
 from ridgeline.planner.stored import (
@@ -87,11 +87,11 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject
             return _of_json(path / "config.json", name=path.resolve().name)
         model = str(path)
     try:
-        found = find_model(str(model), stores, room_bytes=1 << 62)
+        located = find_model(str(model), stores, room_bytes=1 << 62)
     except NotPulledError:
         return _of_the_hub(str(model))
-    name = Path(model).stem if found.path.is_file() and Path(model).is_file() else str(model)
-    return _of_files(found.path, name)
+    name = Path(model).stem if located.path.is_file() and Path(model).is_file() else str(model)
+    return _of_files(located.path, name)
 
 
 def _of_the_hub(model: str) -> Subject:
@@ -190,9 +190,9 @@ def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
 
 def stored_by_group(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the bytes of canonical tensors as their file stores them, by group."""
-    found: Counter[str] = Counter()
+    by_group: Counter[str] = Counter()
     for name, tensor in tensors.items():
         part = name.rpartition(".")[2].removesuffix("_bias")
-        found[_GROUPS.get(part, "norms")] += tensor.nbytes
-    return {group: found[group] for group in dict.fromkeys((*_GROUPS.values(), "norms"))
-            if found[group]}  # fmt: skip
+        by_group[_GROUPS.get(part, "norms")] += tensor.nbytes
+    return {group: by_group[group] for group in dict.fromkeys((*_GROUPS.values(), "norms"))
+            if by_group[group]}  # fmt: skip

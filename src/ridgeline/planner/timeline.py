@@ -67,8 +67,8 @@ def timeline(
         events += _of_step(step, process, origin_s)
     for track, stay in _on_tracks(_stays(steps, prompts, origin_s)):
         events += _of_stay(stay, process, track)
-    most = max((event["tid"] for event in events if event["ph"] == "X"), default=0)
-    for track in range(_FIRST_SLOT, most + 1):
+    last_track = max((event["tid"] for event in events if event["ph"] == "X"), default=0)
+    for track in range(_FIRST_SLOT, last_track + 1):
         events.append(_meta("thread_name", process, track, f"slot {track - _FIRST_SLOT}"))
     return events
 
@@ -107,7 +107,7 @@ def _of_step(step: Json, process: int, origin_s: float) -> Iterator[Json]:
 
 def _stays(steps: Listing[Json], prompts: dict[int, int], origin_s: float) -> list[_Stay]:
     """Return the stays of all sequences, in order of their begin."""
-    found: list[_Stay] = []
+    stays: list[_Stay] = []
     now: dict[SeqId, _Stay] = {}
     for step in steps:
         start_us, schedule_us = _us(step["start_s"] - origin_s), _us(step["schedule_s"])
@@ -120,7 +120,7 @@ def _stays(steps: Listing[Json], prompts: dict[int, int], origin_s: float) -> li
             seq = one[0], one[1]
             if seq not in now:
                 now[seq] = _Stay(seq)
-                found.append(now[seq])
+                stays.append(now[seq])
             runs = now[seq].runs
             kind = "prompt" if start < prompts.get(seq[0], 0) else "answer"
             if not runs or runs[-1].kind != kind:
@@ -128,7 +128,7 @@ def _stays(steps: Listing[Json], prompts: dict[int, int], origin_s: float) -> li
             runs[-1].end_us = start_us + schedule_us + _us(step["execute_s"])
             runs[-1].num_tokens += count
             runs[-1].num_steps += 1
-    return found
+    return stays
 
 
 def _on_tracks(stays: list[_Stay]) -> Iterator[tuple[int, _Stay]]:

@@ -32,9 +32,9 @@ def _nearest(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
     seen = [choice for choice in choices if choice.seen is not None]
     if not seen:
         best = max(choices, key=lambda choice: choice.knee_per_s or 0.0)
-        most = MOST_BUSY * (best.knee_per_s or 0.0)
+        most_per_s = MOST_BUSY * (best.knee_per_s or 0.0)
         return (
-            f"{name_of(best)} holds up to {most:.3g} requests/s; you ask for "
+            f"{name_of(best)} holds up to {most_per_s:.3g} requests/s; you ask for "
             f"{load.rate_per_s or 0:.3g}"
         )
     best = min(seen, key=lambda c: c.seen.excess(slos) if c.seen is not None else 0.0)

@@ -46,13 +46,13 @@ def sentence(placement: Placement) -> str:
     sequences = f"{placement.max_concurrency:,} sequence{'s'[: placement.max_concurrency != 1]}"
     if placement.max_concurrency >= 1 << 32:
         sequences = "any number of sequences"
-    more = ""
+    alternative = ""
     if placement.max_context is None or placement.max_context > setting.context:
         alone = "one sequence" if setting.concurrency == 1 else f"{setting.concurrency:,} sequences"
-        more = f", or {alone} of {length(placement.max_context)}"
+        alternative = f", or {alone} of {length(placement.max_context)}"
     return (
         f"fits on {where} with {gib(ledger.spare_bytes)} to spare{each}: {sequences} of "
-        f"{setting.context:,} tokens{more}"
+        f"{setting.context:,} tokens{alternative}"
     )
 
 

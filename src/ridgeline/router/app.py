@@ -100,15 +100,15 @@ class Router:
 
     def loaded(self) -> list[dict[str, Any]]:
         """Return the models that are loaded, as Ollama lists them."""
-        found = []
+        entries = []
         for slot in tuple(self.pool.slots.values()):
             if (worker := slot.worker) and (summary := self.summary(slot.name)):
                 left_s = None if slot.keep_alive_s < 0 else slot.keep_alive_s
                 expires_s = None if left_s is None else time.time() + left_s
                 num_bytes = worker.memory.resident_bytes
                 max_len = worker.plan.max_model_len
-                found.append(loaded(slot.name, summary, num_bytes, max_len, expires_s))
-        return found
+                entries.append(loaded(slot.name, summary, num_bytes, max_len, expires_s))
+        return entries
 
     def chosen(self, name: Any) -> tuple[str, str]:
         """Return name and model of what a request names. Raises ApiError if there is no such."""
@@ -117,16 +117,16 @@ class Router:
         if not isinstance(name, str) or not name:
             message = f"model is missing: name one of {known}"
             raise ApiError(400, message, param="model", code="missing_parameter")
-        found = self.catalogue.find(name)
-        if found is None:
+        known_name = self.catalogue.find(name)
+        if known_name is None:
             message = f"there is no model {name[:80]!r} here: this server has {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return found, models[found]
+        return known_name, models[known_name]
 
     def subject(self, name: str | None) -> Subject:
         """Return what plans are made for. Raises ApiError if there is no such model."""
-        found, model = self.chosen(name)
-        return replace(subject_of(model, stores()), name=found)
+        known_name, model = self.chosen(name)
+        return replace(subject_of(model, stores()), name=known_name)
 
     def last_used(self) -> str:
         """Return the name of the model that was used last; of none yet, the first."""
@@ -269,11 +269,11 @@ def new_app(router: Router) -> FastAPI:
 
 def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
     """Return how long a request of Ollama's wants its model to stay; others do not say."""
-    wish = fields.get("keep_alive")
-    if not path.startswith("/api/") or wish is None:
+    value = fields.get("keep_alive")
+    if not path.startswith("/api/") or value is None:
         return None
     try:
-        return parse_seconds(wish)
+        return parse_seconds(value)
     except ValueError as error:
         raise ApiError(
             400, f"keep_alive: {error}", param="keep_alive", code="invalid_value"
@@ -300,8 +300,8 @@ def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         """Describe one."""
-        found, _ = router.chosen(name)
-        return next(one for one in router.listing() if one["id"] == found)
+        known_name, _ = router.chosen(name)
+        return next(one for one in router.listing() if one["id"] == known_name)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -329,8 +329,8 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def tags() -> dict[str, Any]:
         """List all models, as Ollama does; those that cannot be read are left out."""
         names = router.catalogue.models()
-        found = await asyncio.gather(*(asyncio.to_thread(router.summary, one) for one in names))
-        pairs = zip(names, found, strict=True)
+        summaries = await asyncio.gather(*(asyncio.to_thread(router.summary, one) for one in names))
+        pairs = zip(names, summaries, strict=True)
         return {"models": [entry(name, one) for name, one in pairs if one is not None]}
 
     @app.get("/api/ps")

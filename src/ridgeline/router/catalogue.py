@@ -20,7 +20,7 @@ class Catalogue:
         """
         self._named: dict[str, str] = {}
         for model in models:
-            _put(self._named, Path(model).name, model)
+            _add_model(self._named, Path(model).name, model)
         self._folder = folder
         if folder is not None and not folder.is_dir():
             raise ValueError(f"--models-dir {folder} is no folder")
@@ -32,10 +32,10 @@ class Catalogue:
 
         Raises ValueError if two have one name.
         """
-        found = dict(self._named)
+        models = dict(self._named)
         for path in _models_in(self._folder) if self._folder else ():
-            _put(found, path.name if path.is_dir() else _PART.sub("", path.stem), str(path))
-        return found
+            _add_model(models, path.name if path.is_dir() else _PART.sub("", path.stem), str(path))
+        return models
 
     def find(self, name: str) -> str | None:
         """Return the name that a request means: ``:latest``, which Ollama adds, says nothing."""
@@ -43,7 +43,7 @@ class Catalogue:
         return next((one for one in (name, name.removesuffix(":latest")) if one in known), None)
 
 
-def _put(models: dict[str, str], name: str, model: str) -> None:
+def _add_model(models: dict[str, str], name: str, model: str) -> None:
     if models.setdefault(name, model) != model:
         raise ValueError(f"two models are called {name!r}: {models[name]} and {model}")
 

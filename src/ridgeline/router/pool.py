@@ -114,7 +114,7 @@ class Pool:
             slot.num_users -= 1
             slot.used_s = asyncio.get_running_loop().time()
             if not slot.num_users:
-                self._rest(slot)
+                self._begin_idle(slot)
 
     async def forget_dead(self, name: str, worker: Worker) -> None:
         """Forget a process that has ended, if it has, so that the next request gets a new one."""
@@ -189,7 +189,7 @@ class Pool:
             self._watch(slot, slot.worker)
             self._later(self.prepare())
             if not slot.num_users:  # all who asked have left
-                self._rest(slot)
+                self._begin_idle(slot)
             return slot.worker
         finally:
             slot.starting = None
@@ -250,7 +250,7 @@ class Pool:
 
     # --- ending --------------------------------------------------------------------------------
 
-    def _rest(self, slot: Slot) -> None:
+    def _begin_idle(self, slot: Slot) -> None:
         """Begin to count the time that a model is idle, and let others have its memory."""
         self._freed.set()
         if slot.keep_alive_s >= 0 and slot.worker is not None:
@@ -296,11 +296,11 @@ class Pool:
 
 def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:
     """Return the flags of each model as environment variables, without what is left as it was."""
-    found = {"RIDGELINE_SHUTDOWN_TIMEOUT": "0"}  # it is ended when its requests have
-    for given in (engine, serving):
-        for flag in fields(given):
-            value = getattr(given, flag.name)
+    variables = {"RIDGELINE_SHUTDOWN_TIMEOUT": "0"}  # it is ended when its requests have
+    for options in (engine, serving):
+        for flag in fields(options):
+            value = getattr(options, flag.name)
             if flag.name not in _OF_ROUTER and value not in (None, flag.default):
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-                found[f"RIDGELINE_{flag.name.upper()}"] = text
-    return found
+                variables[f"RIDGELINE_{flag.name.upper()}"] = text
+    return variables

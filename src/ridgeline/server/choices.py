@@ -82,21 +82,21 @@ class Answers:
 
     def take(self, event: StreamEvent) -> list[Choice]:
         """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
-        index, what = event
-        if isinstance(what, Request):
-            self._requests[index] = what
+        index, payload = event
+        if isinstance(payload, Request):
+            self._requests[index] = payload
             return []
-        if isinstance(what, RequestRecord):
-            self.records.append(what)
+        if isinstance(payload, RequestRecord):
+            self.records.append(payload)
             return []
-        if what.finish_reason is FinishReason.ERROR:
-            status = 400 if what.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
-            raise StreamError(what.error or "the model failed on this request", status)
-        answer = self._answers[index * self._stream.params.num_answers + what.seq_id[1]]
+        if payload.finish_reason is FinishReason.ERROR:
+            status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
+            raise StreamError(payload.error or "the model failed on this request", status)
+        answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
         if self._echo and not answer.has_begun:
-            self._put_prompt(answer, index)
+            self._add_prompt(answer, index)
         answer.has_begun = True
-        self._put(answer, what)
+        self._add_event(answer, payload)
         return self._chunks(answer) if self.in_chunks else []
 
     def _chunks(self, answer: _Answer) -> list[Choice]:
@@ -117,7 +117,7 @@ class Answers:
             chunks.append(self._ended(answer, self._choice(answer, form, None)))
         return chunks
 
-    def _put(self, answer: _Answer, event: Event) -> None:
+    def _add_event(self, answer: _Answer, event: Event) -> None:
         answer.finish_reason = event.finish_reason and event.finish_reason.value
         if self._body.max_tokens == 0:  # the engine had to generate one: it is not shown
             answer.finish_reason = answer.finish_reason and "length"
@@ -137,12 +137,12 @@ class Answers:
         if event.finish_reason:
             answer.pieces += answer.reader.finish()
 
-    def _put_prompt(self, answer: _Answer, index: int) -> None:
+    def _add_prompt(self, answer: _Answer, index: int) -> None:
         prompt = self._stream.prompts[index]
         answer.pieces.append(Piece("content", self._text.tokenizer.decode(prompt)))
         if self._with_logprobs:
-            found = self._requests[index].prompt_logprobs
-            answer.logprobs += [found.get(i, token) for i, token in enumerate(prompt)]
+            prompt_logprobs = self._requests[index].prompt_logprobs
+            answer.logprobs += [prompt_logprobs.get(i, token) for i, token in enumerate(prompt)]
 
     def whole(self) -> list[Choice]:
         """Return all choices, with everything that has not been shown.
@@ -178,10 +178,10 @@ class Answers:
             deltas.append(delta_of(piece, answer.num_calls - 1))
         logprobs = self._logprobs(answer)
         answer.pieces, answer.logprobs = [], []
-        first, *more = deltas or [{}]
+        first, *later = deltas or [{}]
         return [
             self._choice(answer, {"delta": first}, logprobs),
-            *(self._choice(answer, {"delta": delta}, None) for delta in more),
+            *(self._choice(answer, {"delta": delta}, None) for delta in later),
         ]
 
     @staticmethod
@@ -206,7 +206,7 @@ class Answers:
         content = []
         for entry in answer.logprobs:
             assert isinstance(entry, TokenLogprobs)  # only an echo has bare tokens
-            top = [self._chat_logprob(*other) for other in entry.top]
+            top = [self._chat_logprob(*ranked) for ranked in entry.top]
             content.append({**self._chat_logprob(entry.token, entry.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
 
@@ -231,7 +231,10 @@ class Answers:
                 out["top_logprobs"].append(None)
                 continue
             ranked = ((token, entry.logprob), *entry.top)
-            tops = {self._name(other): max(found, _LOWEST_LOGPROB) for other, found in ranked}
+            tops = {
+                self._name(top_token): max(logprob, _LOWEST_LOGPROB)
+                for top_token, logprob in ranked
+            }
             out["token_logprobs"].append(max(entry.logprob, _LOWEST_LOGPROB))
             out["top_logprobs"].append(tops)
         return out

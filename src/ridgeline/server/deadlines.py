@@ -58,7 +58,7 @@ def deadline_of(field: Deadline | None, header: str | None) -> Deadline | None:
 def refusal(deadline: Deadline, foreseen: Foreseen) -> ApiError:
     """Say what was asked, what is foreseen from the arrival on, and when to ask again."""
     parts, headers, late_s = [], {}, 0.0
-    for name, what, seconds in zip(
+    for name, moment, seconds in zip(
         ("ttft_ms", "total_ms"), ("first token", "end"), foreseen, strict=True
     ):
         asked_ms = getattr(deadline, name)
@@ -67,11 +67,11 @@ def refusal(deadline: Deadline, foreseen: Foreseen) -> ApiError:
         if seconds < inf:
             headers[f"x-foreseen-{name.replace('_', '-')}"] = f"{1e3 * seconds:.0f}"
             parts.append(
-                f"the {what} is foreseen after {1e3 * seconds:.0f} ms ({name}: {asked_ms:g})"
+                f"the {moment} is foreseen after {1e3 * seconds:.0f} ms ({name}: {asked_ms:g})"
             )
             late_s = max(late_s, seconds - asked_ms / 1e3)
         else:
-            parts.append(f"the {what} is not foreseen in time ({name}: {asked_ms:g})")
+            parts.append(f"the {moment} is not foreseen in time ({name}: {asked_ms:g})")
             late_s = max(late_s, asked_ms / 1e3)
     headers["retry-after"] = str(max(1, ceil(late_s)))
     return ApiError(

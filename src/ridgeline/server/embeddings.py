@@ -54,9 +54,9 @@ class EmbeddingsRequest(_Wanted):
     @property
     def texts(self) -> list[str] | list[list[int]]:
         """The texts, also where one stands alone."""
-        given: Any = self.input
-        alone = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-        return [given] if alone else given
+        value: Any = self.input
+        alone = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
+        return [value] if alone else value
 
 
 class Document(Strict):
@@ -110,7 +110,7 @@ class Vectors:
     """The vectors of a stream's prompts, as far as they are there.
 
     Attributes:
-        found: by prompt.
+        values: by prompt.
         records: of the prompts that have ended.
         promise: nothing is promised of vectors.
     """
@@ -121,21 +121,21 @@ class Vectors:
     def __init__(self, stream: Stream) -> None:
         """Wait for what ``stream`` brings."""
         self._stream = stream
-        self.found: list[tuple[float, ...]] = [()] * len(stream.prompts)
+        self.values: list[tuple[float, ...]] = [()] * len(stream.prompts)
         self.records: list[RequestRecord] = []
         self._requests: list[EngineRequest] = []
 
     def take(self, event: StreamEvent) -> list[dict[str, Any]]:
         """Take an event; there are no pieces to show. Raises StreamError."""
-        index, what = event
-        if isinstance(what, RequestRecord):
-            self.records.append(what)
-        elif isinstance(what, EngineRequest):
-            self._requests.append(what)
-        elif what.finish_reason is FinishReason.ERROR or what.vector is None:
-            raise StreamError(what.error or "the model failed on this request")
+        index, payload = event
+        if isinstance(payload, RequestRecord):
+            self.records.append(payload)
+        elif isinstance(payload, EngineRequest):
+            self._requests.append(payload)
+        elif payload.finish_reason is FinishReason.ERROR or payload.vector is None:
+            raise StreamError(payload.error or "the model failed on this request")
         else:
-            self.found[index] = what.vector
+            self.values[index] = payload.vector
         return []
 
     @property
@@ -211,7 +211,7 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
         packs = body.encoding_format == "base64"
 
         def answer(vectors: Vectors) -> dict[str, Any]:
-            made = [make(vector) for vector in vectors.found]
+            made = [make(vector) for vector in vectors.values]
             data = [
                 {"object": "embedding", "index": i, "embedding": _packed(one) if packs else one}
                 for i, one in enumerate(made)
@@ -307,8 +307,8 @@ async def vectors_of(
     except ValueError as error:
         raise ApiError(400, str(error), param="model", code="unsupported_endpoint") from None
     service.check_count(len(texts), param)
-    most = body.truncate_prompt_tokens
-    prompts = [await service.prompts.of_whole(text, param, most) for text in texts]
+    truncate_to = body.truncate_prompt_tokens
+    prompts = [await service.prompts.of_whole(text, param, truncate_to) for text in texts]
     return _reply(service, request, body, prompts, answer)
 
 
@@ -330,23 +330,23 @@ async def _scores_of(
         pairs = paired(ones, others)
     except ValueError as error:
         raise ApiError(400, str(error), param="text_1", code="invalid_value") from None
-    prepare, most = service.prompts, body.truncate_prompt_tokens
+    prepare, truncate_to = service.prompts, body.truncate_prompt_tokens
     if service.text.has_scores:
-        prompts = [await prepare.of_pair(pair, param, most) for pair in pairs]
+        prompts = [await prepare.of_pair(pair, param, truncate_to) for pair in pairs]
         return _reply(
             service,
             request,
             body,
             prompts,
-            lambda vectors: answer([found[0] for found in vectors.found], vectors.usage()),
+            lambda vectors: answer([vector[0] for vector in vectors.values], vectors.usage()),
         )
     texts = list(dict.fromkeys((*ones, *others)))
     service.check_count(len(texts), param)
-    prompts = [await prepare.of_whole(text, param, most) for text in texts]
+    prompts = [await prepare.of_whole(text, param, truncate_to) for text in texts]
 
     def cosines(vectors: Vectors) -> dict[str, Any]:
-        found = dict(zip(texts, vectors.found, strict=True))
-        return answer([cosine(found[a], found[b]) for a, b in pairs], vectors.usage())
+        vector_of = dict(zip(texts, vectors.values, strict=True))
+        return answer([cosine(vector_of[a], vector_of[b]) for a, b in pairs], vectors.usage())
 
     return _reply(service, request, body, prompts, cosines)
 

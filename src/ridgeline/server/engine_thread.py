@@ -49,7 +49,7 @@ class Bridge:
         self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
         self._gone: list[Stream] = []
         self._pauses: dict[Stream, bool] = {}  # whether it is to be paused from now on
-        self._looks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._stopping = False
         self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
         self._held: Counter[Stream] = Counter()  # sequences in the engine
@@ -97,10 +97,10 @@ class Bridge:
                 self._wake.notify()
         self._streams.discard(stream)
 
-    def between_steps(self, look: Callable[[], None]) -> None:
-        """Have ``look`` called in the engine's thread, where it may read the engine."""
+    def between_steps(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called in the engine's thread, where it may read the engine."""
         with self._wake:
-            self._looks.append(look)
+            self._callbacks.append(callback)
             self._wake.notify()
 
     def permit(self, num_prompts: float) -> None:
@@ -144,13 +144,13 @@ class Bridge:
                     return
                 gone, self._gone = self._gone, []
                 pauses, self._pauses = self._pauses, {}
-                looks, self._looks = self._looks, []
+                callbacks, self._callbacks = self._callbacks, []
                 arrivals = self._arrivals()
                 # Now: who comes from here on was not seen. Who is held back is not waited for.
                 num_outside = int(min(len(self._queue), self._num_permitted))
             try:
-                for look in looks:
-                    look()
+                for callback in callbacks:
+                    callback()
                 self._turn(gone, arrivals, pauses, num_outside)
             except Exception:
                 _log.exception("the engine failed; all its requests end")
@@ -158,7 +158,7 @@ class Bridge:
                     return
 
     def _is_wanted(self) -> bool:
-        asked = self._stopping or self._gone or self._looks or self._queue or self._pauses
+        asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
         return bool(asked or self._promised) or self.engine.has_work()
 
     def _arrivals(self) -> list[tuple[Stream, int]]:

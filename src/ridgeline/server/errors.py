@@ -72,7 +72,7 @@ def renamed(error: ApiError, pattern: re.Pattern[str], names: Mapping[str, str])
     """
 
     def rename(text: str) -> str:
-        return pattern.sub(lambda found: names.get(found[0], found[0]), text)
+        return pattern.sub(lambda match: names.get(match[0], match[0]), text)
 
     param = error.param and rename(error.param)
     return ApiError(
@@ -98,7 +98,7 @@ def body_at(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
 
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """Turn pydantic's list of problems into one error about the deepest of them."""
-    problem = max(problems, key=lambda found: len(_path(found)))
+    problem = max(problems, key=lambda entry: len(_path(entry)))
     path = _path(problem)
     param = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in path)[1:]
     if problem["type"] == "missing":

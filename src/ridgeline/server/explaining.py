@@ -14,7 +14,7 @@ from ridgeline.planner.explain_svg import explain_svg
 from ridgeline.planner.helpful import would_help
 from ridgeline.planner.sentences import as_dict, markdown
 from ridgeline.server.errors import ApiError
-from ridgeline.server.history import Forgotten, History
+from ridgeline.server.recent_records import Forgotten, History
 from ridgeline.server.schemas import ERRORS
 from ridgeline.server.service import Service
 
@@ -43,10 +43,10 @@ def add_explain(app: FastAPI, service: Service) -> None:
 
 
 def _answer(history: History, name: str, tenant: str, form: str) -> Response:
-    found, beside = history.explain(name, tenant)
+    explanation, beside = history.explain(name, tenant)
     if form == "svg":
-        return Response(explain_svg(found), media_type="image/svg+xml")
-    helpful = would_help(found, beside)
+        return Response(explain_svg(explanation), media_type="image/svg+xml")
+    helpful = would_help(explanation, beside)
     if form == "markdown":
-        return Response(markdown(found, helpful), media_type="text/markdown; charset=utf-8")
-    return JSONResponse(as_dict(found, helpful))
+        return Response(markdown(explanation, helpful), media_type="text/markdown; charset=utf-8")
+    return JSONResponse(as_dict(explanation, helpful))

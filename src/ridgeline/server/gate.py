@@ -80,8 +80,8 @@ class Gate:
         if scope["type"] != "http":
             return  # no lifespan, no websockets
         start_s = time.monotonic()
-        given = _first(scope).get(b"x-request-id", b"")
-        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        sent_id = _first(scope).get(b"x-request-id", b"")
+        request_id = sent_id if _SANE_ID.fullmatch(sent_id) else uuid.uuid4().hex.encode()
         extra = [(b"x-request-id", request_id), (b"date", formatdate(usegmt=True).encode())]
         note: dict[str, Any] = {}
         status = 499  # the client left before there was an answer
@@ -168,15 +168,15 @@ class Gate:
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()
         body = bytearray()
-        more = True
-        while more:
+        has_more = True
+        while has_more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ApiError(499, "the client left")
             body += message.get("body", b"")
             if len(body) > self._max_body_bytes:
                 raise self._too_large()
-            more = message.get("more_body", False)
+            has_more = message.get("more_body", False)
         self._check_type(scope, headers)
         unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 

@@ -37,10 +37,10 @@ class _Parser(httptools.HttpRequestParser):
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]
         """Parse the next bytes. Raises HttpParserError."""
-        rest, parser, protocol = memoryview(data), self, self._protocol
+        unparsed, parser, protocol = memoryview(data), self, self._protocol
         while True:  # many offers may come at once
             try:
-                return super(_Parser, parser).feed_data(rest)
+                return super(_Parser, parser).feed_data(unparsed)
             except httptools.HttpParserUpgrade as stop:
                 if parser.get_method() == b"CONNECT":
                     raise httptools.HttpParserError("tunnels are not supported") from None
@@ -48,7 +48,7 @@ class _Parser(httptools.HttpRequestParser):
                 head = b"%b %b HTTP/%b\r\n" % (parser.get_method(), protocol.url, version)
                 kept = (pair for pair in protocol.headers if pair[0] != b"upgrade")
                 head += b"".join(b"%b: %b\r\n" % pair for pair in kept)
-                rest = rest[stop.args[0] :]
+                unparsed = unparsed[stop.args[0] :]
                 protocol.parser = parser = _Parser(protocol)
                 parser.feed_data(head + b"\r\n")
 

@@ -187,8 +187,8 @@ class LlamaCppShape:
         }
         if not self._fields:
             return last
-        found = {path: _at(path, last) for path in self._fields}
-        return {path: value for path, value in found.items() if value is not None}
+        values = {path: _at(path, last) for path in self._fields}
+        return {path: value for path, value in values.items() if value is not None}
 
     def _timings(self) -> dict[str, Any]:
         times = self._answers.timings()

@@ -57,5 +57,5 @@ class ContainedRunner:
         )
 
 
-def _moved(found: Mapping[int, Value], by: int) -> dict[int, Value]:
-    return {index + by: value for index, value in found.items()}
+def _moved(by_index: Mapping[int, Value], by: int) -> dict[int, Value]:
+    return {index + by: value for index, value in by_index.items()}

@@ -21,14 +21,14 @@ class Keys:
 
         Raises ValueError or OSError if the file is no list of keys.
         """
-        self._given = [(f"key{i}", key) for i, key in enumerate(keys, start=1)]
+        self._from_flags = [(f"key{i}", key) for i, key in enumerate(keys, start=1)]
         self._file = file
         self.reload()
 
     def reload(self) -> None:
         """Read the file again; the old keys stay if that fails."""
-        found = [*self._given, *(_read(self._file) if self._file else ())]
-        self._digests = [(label, _digest(key.encode())) for label, key in found]
+        labelled_keys = [*self._from_flags, *(_read(self._file) if self._file else ())]
+        self._digests = [(label, _digest(key.encode())) for label, key in labelled_keys]
 
     @property
     def are_needed(self) -> bool:

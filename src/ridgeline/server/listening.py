@@ -103,6 +103,6 @@ def _why(error: OSError, cert: Path, key: Path, is_encrypted: bool, password: st
     if reason == "KEY_VALUES_MISMATCH":
         return f"the key in {key} does not belong to the certificate in {cert}"
     if is_encrypted:
-        what = "is wrong" if password else "is needed: the key is encrypted"
-        return f"--ssl-keyfile-password {what} ({key})"
+        problem = "is wrong" if password else "is needed: the key is encrypted"
+        return f"--ssl-keyfile-password {problem} ({key})"
     return f"{cert} and {key} are no certificate and its key in PEM form ({reason})"

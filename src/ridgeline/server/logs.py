@@ -73,7 +73,7 @@ class LogWriter:
             if self._num_dropped:
                 num_dropped, self._num_dropped = self._num_dropped, 0
                 text = f"warning: {num_dropped} lines of this log found no reader\n{text}"
-            rest = text.encode(errors="backslashreplace")
+            unwritten = text.encode(errors="backslashreplace")
             with contextlib.suppress(OSError):
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                while unwritten:
+                    unwritten = unwritten[os.write(self._descriptor, unwritten) :]

@@ -76,11 +76,11 @@ class _Histogram:
         self.total += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
-        found, running = [], 0
+        cumulative, running = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             running += count
-            found.append(("+Inf" if bound == float("inf") else str(bound), float(running)))
-        return found
+            cumulative.append(("+Inf" if bound == float("inf") else str(bound), float(running)))
+        return cumulative
 
 
 class Metrics:
@@ -136,12 +136,12 @@ class Metrics:
 
     def count_usage(self, key: str, request: RequestRecord) -> None:
         """Add what a request of the key with this label used."""
-        found = Counter(key_requests=1, key_cached_tokens=request.num_cached_tokens)
-        found["key_generation_tokens"] = sum(request.num_generated)
+        usage = Counter(key_requests=1, key_cached_tokens=request.num_cached_tokens)
+        usage["key_generation_tokens"] = sum(request.num_generated)
         if request.first_token_s is not None:
-            found["key_prompt_tokens"] = len(request.prompt_token_ids)
+            usage["key_prompt_tokens"] = len(request.prompt_token_ids)
         with self._lock:
-            self._usage.setdefault(key, Counter()).update(found)
+            self._usage.setdefault(key, Counter()).update(usage)
 
     def note_grammar(self, seconds: float) -> None:
         """Add the time that a grammar took until it could be used."""
@@ -283,9 +283,9 @@ class Metrics:
                 of_key.add_metric([*values, label], used[name])
             yield of_key
         for name, (_, text) in _HISTOGRAMS.items():
-            found = self._histograms[name]
+            histogram = self._histograms[name]
             family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=labels)
-            family.add_metric(values, found.buckets(), found.total)
+            family.add_metric(values, histogram.buckets(), histogram.total)
             yield family
         http = CounterMetricFamily(
             "http_requests", "HTTP requests.", labels=["handler", "method", "status"]
@@ -324,7 +324,7 @@ class Metrics:
         histogram = HistogramMetricFamily(
             "ridgeline:step_prediction_error_ratio", "Relative error of a step.", labels=labels
         )
-        found = _Histogram(ERROR_BOUNDS)
-        found.counts = list(score.error_counts)
-        histogram.add_metric(values, found.buckets(), score.error_sum)
+        step_errors = _Histogram(ERROR_BOUNDS)
+        step_errors.counts = list(score.error_counts)
+        histogram.add_metric(values, step_errors.buckets(), score.error_sum)
         yield histogram

@@ -42,9 +42,9 @@ def add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}", responses=ERRORS)
     async def one_model(name: str) -> dict[str, Any]:
         """Describe the model, or an adapter."""
-        found, *adapters = entries()
+        base, *adapters = entries()
         if service.is_called(name):
-            return found
+            return base
         for adapter in adapters:
             if adapter["id"] == name:
                 return adapter

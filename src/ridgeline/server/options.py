@@ -147,8 +147,8 @@ def parse_seconds(time: str | float) -> float:
     sign, number = "-?", r"\d{1,12}(?:\.\d+)?"
     if isinstance(time, bool) or not re.fullmatch(f"{sign}(?:{number}(?:ms|s|m|h))+", text):
         raise ValueError(f"{time!r} is not a time: write seconds, or a number with s, m or h")
-    found = re.findall(f"({number})(ms|s|m|h)", text)
-    total_s = sum(float(value) * _SECONDS[unit] for value, unit in found)
+    parts = re.findall(f"({number})(ms|s|m|h)", text)
+    total_s = sum(float(value) * _SECONDS[unit] for value, unit in parts)
     return -total_s if text[0] == "-" else total_s
 
 

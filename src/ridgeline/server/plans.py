@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from ridgeline.engine_setup.locate import stores
-from ridgeline.physics.formats import FORMATS
+from ridgeline.physics.format_bytes import FORMATS
 from ridgeline.physics.hardware import Device
 from ridgeline.planner import LoadWishes, Plan, Wishes
 from ridgeline.planner.catalogue import devices, this_machine
@@ -100,42 +100,42 @@ class PlanRequest(Strict):
 
     def wishes(self) -> Wishes:
         """Return what is asked. Raises ValueError, which names the flag, if that is nonsense."""
-        return Wishes(**self._given(Wishes))
+        return Wishes(**self._values_of(Wishes))
 
     @property
     def load_is_given(self) -> bool:
         """Whether any field asks for more than memory."""
-        return bool(self._given(LoadWishes))
+        return bool(self._values_of(LoadWishes))
 
     def load(self) -> LoadWishes | None:
         """Return what load is asked for, if any.
 
         Raises ApiError for a load that is too large for a server, ValueError as ``wishes`` does.
         """
-        given = self._given(LoadWishes)
-        if not given:
+        values = self._values_of(LoadWishes)
+        if not values:
             return None
-        if {"request_rate", "max_concurrency"} <= given.keys():
+        if {"request_rate", "max_concurrency"} <= values.keys():
             raise contradiction("max_concurrency", "request_rate says how requests arrive")
-        for name, most in _MOST_TOKENS.items():
-            if name not in given:
+        for name, max_mean in _MOST_TOKENS.items():
+            if name not in values:
                 raise _wrong(name, "is missing: a plan for a load needs it")
-            mean, variation = parse_length(given[name], name)
-            if mean > most or variation > _MOST_VARIATION:
-                limit = f"at most {most:,} tokens here, with a variation of {_MOST_VARIATION}"
-                raise _wrong(name, f"is {given[name][:80]}: {limit}")
+            mean, variation = parse_length(values[name], name)
+            if mean > max_mean or variation > _MOST_VARIATION:
+                limit = f"at most {max_mean:,} tokens here, with a variation of {_MOST_VARIATION}"
+                raise _wrong(name, f"is {values[name][:80]}: {limit}")
         for name, (low, high) in _LEAST_MOST.items():
-            if name in given and not low <= given[name] <= high:
-                raise _wrong(name, f"is {given[name]:g}: from {low:g} to {high:g} here")
-        return LoadWishes(**given)
+            if name in values and not low <= values[name] <= high:
+                raise _wrong(name, f"is {values[name]:g}: from {low:g} to {high:g} here")
+        return LoadWishes(**values)
 
-    def _given(self, kind: type[Wishes | LoadWishes]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _values_of(self, kind: type[Wishes | LoadWishes]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         for name in (field.name for field in fields(kind) if field.name not in _NO_FILES):
             value = getattr(self, name)
             if value is not None:
-                found[name] = str(value) if _is_text(name) else value
-        return found
+                values[name] = str(value) if _is_text(name) else value
+        return values
 
 
 def _wrong(name: str, why: str) -> ApiError:
@@ -229,14 +229,14 @@ def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: N
     try:
         asked, wishes = body.load(), body.wishes()
         subject = _subject(body, find)
-        found = kept.get(body)
-        if found is None:
-            found = plan_for(subject, wishes, bool(body.compare_published), asked, alive=alive)
+        plan = kept.get(body)
+        if plan is None:
+            plan = plan_for(subject, wishes, bool(body.compare_published), asked, alive=alive)
             if asked is not None:
-                kept.put(body, found)
+                kept.put(body, plan)
         if body.format == "json":
-            return JSONResponse(found.as_dict() | (_picture(found) if body.picture else {}))
-        text, media = _DRAWN[body.format](found)
+            return JSONResponse(plan.as_dict() | (_picture(plan) if body.picture else {}))
+        text, media = _DRAWN[body.format](plan)
     except ValueError as error:
         raise _refusal(str(error)) from error
     return Response(text, media_type=media)
@@ -264,25 +264,25 @@ def _refusal(message: str) -> ApiError:
     return ApiError(400, text, param=known, code="invalid_value")
 
 
-def _svg(found: Plan) -> tuple[str, str]:
-    if found.load is not None:
-        title = f"Choices for {found.subject.name}"
-        return pareto_svg(title, found.answer, found.choices), "image/svg+xml"
-    title = f"Memory of {found.subject.name} on one device"
-    return memory_svg(title, found.placements), "image/svg+xml"
+def _svg(plan: Plan) -> tuple[str, str]:
+    if plan.load is not None:
+        title = f"Choices for {plan.subject.name}"
+        return pareto_svg(title, plan.answer, plan.choices), "image/svg+xml"
+    title = f"Memory of {plan.subject.name} on one device"
+    return memory_svg(title, plan.placements), "image/svg+xml"
 
 
-def _picture(found: Plan) -> dict[str, str | None]:
+def _picture(plan: Plan) -> dict[str, str | None]:
     """Return what ``picture`` adds to the document: none where no choice bears the load."""
     try:
-        return {"picture": _svg(found)[0]}
+        return {"picture": _svg(plan)[0]}
     except ValueError:
         return {"picture": None}
 
 
 _DRAWN: dict[str, Callable[[Plan], tuple[str, str]]] = {
-    "csv": lambda found: (as_csv(found), "text/csv; charset=utf-8"),
-    "markdown": lambda found: ("\n".join(as_markdown(found)), "text/markdown; charset=utf-8"),
+    "csv": lambda plan: (as_csv(plan), "text/csv; charset=utf-8"),
+    "markdown": lambda plan: ("\n".join(as_markdown(plan)), "text/markdown; charset=utf-8"),
     "svg": _svg,
 }
 

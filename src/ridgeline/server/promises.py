@@ -158,23 +158,23 @@ class Promises:
                 for ms in (deadline.ttft_ms, deadline.total_ms)
             )
         )
-        promise, verdict = Promise(stream, deadline, due), asyncio.Future[Verdict]()
-        self._asking.append((promise, verdict))
+        promise, future = Promise(stream, deadline, due), asyncio.Future[Verdict]()
+        self._asking.append((promise, future))
         self._news.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._rounds())
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(loop.time() + min(due) - time.monotonic()):
-                found = await verdict
+                verdict = await future
         except TimeoutError:
-            found = _UNKNOWN
+            verdict = _UNKNOWN
         except ApiError:
             self._end(promise, "refused")
             raise
-        if not found.is_kept:
+        if not verdict.is_kept:
             self._end(promise, "refused")
-            raise refusal(deadline, found.stretched)
+            raise refusal(deadline, verdict.stretched)
         self._watch(promise)
         return promise
 
@@ -184,20 +184,20 @@ class Promises:
         """Follow an open promise; it is broken as soon as its time has passed."""
         stream, loop = promise.stream, asyncio.get_running_loop()
 
-        def look() -> None:
+        def break_if_late() -> None:
             if min(promise.left()) <= time.monotonic() and not stream.is_given_up:
                 self._end(promise, "broken")
 
         for at_s in promise.due:
             if at_s < inf:  # the clock of the loop is the engine's
-                loop.call_later(max(0.0, at_s - time.monotonic()) + 1e-3, look)
+                loop.call_later(max(0.0, at_s - time.monotonic()) + 1e-3, break_if_late)
 
         def take(events: list[StreamEvent]) -> None:
-            for index, what in events:
-                if isinstance(what, Event) and what.token is not None:
+            for index, payload in events:
+                if isinstance(payload, Event) and payload.token is not None:
                     promise.begun.add(index)
-                elif isinstance(what, RequestRecord):
-                    promise.records.append(what)
+                elif isinstance(payload, RequestRecord):
+                    promise.records.append(payload)
             if len(promise.records) == len(stream.prompts):
                 self._judge(promise)
             elif min(promise.left()) == inf:
@@ -323,10 +323,10 @@ class Promises:
                 promise.is_put_off = True
                 self._asking.append(one)
             elif verdict is None or not verdict.is_kept:
-                found = verdict or _UNKNOWN
+                refused = verdict or _UNKNOWN
                 since_s = copy.now_s - promise.stream.arrived_s
-                stretched = Foreseen(*(since_s + seconds for seconds in found.stretched))
-                future.set_result(found._replace(stretched=stretched))
+                stretched = Foreseen(*(since_s + seconds for seconds in refused.stretched))
+                future.set_result(refused._replace(stretched=stretched))
             else:
                 accepted.append((promise, future, verdict))
                 if not promise.stream.is_over:
@@ -393,11 +393,11 @@ class Promises:
             return self._copy
         looked, copies = asyncio.Event(), list[_Copy]()
 
-        def look() -> None:
+        def take_copy() -> None:
             copies.append(self._take_copy())
             self._bridge.call(looked.set)
 
-        self._bridge.between_steps(look)
+        self._bridge.between_steps(take_copy)
         await looked.wait()
         return copies[0]
 
@@ -409,9 +409,9 @@ class Promises:
         for number, (stream, _) in bridge.entered().items():
             numbers.setdefault(stream, []).append(number)
             is_read = is_read or stream.is_read
-        most = engine.scheduler.queues.max_num_seqs
+        max_num_seqs = engine.scheduler.queues.max_num_seqs
         state = state_of(engine.describe(), engine.scheduler, is_read)
-        self._copy = _Copy(time.monotonic(), state, numbers, bridge.waiting()[:most])
+        self._copy = _Copy(time.monotonic(), state, numbers, bridge.waiting()[:max_num_seqs])
         return self._copy
 
     def _seen(self, copy: _Copy, asking: list[Promise], lag_s: float) -> _Seen:
@@ -419,12 +419,12 @@ class Promises:
         here = {standing.number: standing for standing in copy.state.requests}
         known, coming = [], list[Standing]()
         for promise in self._open:
-            mine = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
-            if not mine and not promise.begun and promise.stream not in copy.numbers:
-                mine = list(promise.standings)
-                coming += mine
-            if mine:
-                known.append((promise, tuple(mine)))
+            standings = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
+            if not standings and not promise.begun and promise.stream not in copy.numbers:
+                standings = list(promise.standings)
+                coming += standings
+            if standings:
+                known.append((promise, tuple(standings)))
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
         new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
         queued = [
@@ -436,7 +436,7 @@ class Promises:
     def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""
         stream, engine = promise.stream, self._bridge.engine
-        found = []
+        standings = []
         for i, prompt in enumerate(stream.prompts):
             one = _standing(engine.max_model_len, stream, i, number + i)
             if promise.deadline.length == "expected":
@@ -453,14 +453,14 @@ class Promises:
             # Meanwhile the engine may change what is cached: it is only asked for single blocks.
             num_cached = engine.scheduler.queues.kv.num_cached(request.sequences[0])
             answers = tuple(answer._replace(num_cached=num_cached) for answer in one.answers)
-            found.append(one._replace(answers=answers))
-        return tuple(found)
+            standings.append(one._replace(answers=answers))
+        return tuple(standings)
 
 
 def _standing(max_model_len: int, stream: Stream, index: int, number: int) -> Standing:
-    num_prompt, most = len(stream.prompts[index]), stream.params.max_tokens
+    num_prompt, max_tokens = len(stream.prompts[index]), stream.params.max_tokens
     longest = max(1, max_model_len - num_prompt)
-    num_new = longest if most is None else min(most, longest)
+    num_new = longest if max_tokens is None else min(max_tokens, longest)
     return new_standing(number, num_prompt, num_new, num_answers=stream.params.num_seqs)
 
 

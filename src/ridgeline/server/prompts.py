@@ -55,7 +55,7 @@ class Prompts:
             self._check_bytes([messages, options], "messages")
             return self._text.chat_template.render_ids(messages, **options)
 
-        return await self._away("messages", render)
+        return await self._in_thread("messages", render)
 
     def _effort(self, effort: str | None) -> dict[str, Any]:
         """Return what a template is told of OpenAI's ``reasoning_effort``."""
@@ -75,39 +75,42 @@ class Prompts:
         if isinstance(prompt, str):
             self._check_bytes(prompt, param)
             encode = self._text.tokenizer.encode
-            return await self._away(param, lambda: encode(prompt, add_bos=add_bos))
-        return await self._away(param, lambda: self._text.encode(prompt))
+            return await self._in_thread(param, lambda: encode(prompt, add_bos=add_bos))
+        return await self._in_thread(param, lambda: self._text.encode(prompt))
 
-    async def of_whole(self, text: str | list[int], param: str, most: int | None) -> Ids:
-        """Return the ids of a text that becomes a vector, cut to ``most`` tokens; raises ApiError.
+    async def of_whole(self, text: str | list[int], param: str, truncate_to: int | None) -> Ids:
+        """Return the ids of a text that becomes a vector; raises ApiError.
 
-        -1 cuts it to what the model takes; None refuses a longer one.
+        ``truncate_to`` is how many tokens it keeps: -1 means as many as the model takes, and None
+        refuses a longer text.
         """
-        room = self._room(most)
-        if most is None:
+        room = self._room(truncate_to)
+        if truncate_to is None:
             self._check_bytes(text, param)
         else:
             text = text[: self.max_bytes]
         return self._checked(
-            await self._away(param, lambda: self._text.encode_whole(text, room)), param
+            await self._in_thread(param, lambda: self._text.encode_whole(text, room)), param
         )
 
-    async def of_pair(self, pair: tuple[str, str], param: str, most: int | None) -> Ids:
+    async def of_pair(self, pair: tuple[str, str], param: str, truncate_to: int | None) -> Ids:
         """Return the ids of two texts that are read together; raises ApiError as ``of_whole``."""
-        room = self._room(most)
-        if most is None:
+        room = self._room(truncate_to)
+        if truncate_to is None:
             self._check_bytes(list(pair), param)
-        one, other = (text[: self.max_bytes] for text in pair)
+        first, second = (text[: self.max_bytes] for text in pair)
         return self._checked(
-            await self._away(param, lambda: self._text.encode_pair(one, other, room)), param
+            await self._in_thread(param, lambda: self._text.encode_pair(first, second, room)), param
         )
 
-    def _room(self, most: int | None) -> int | None:
+    def _room(self, truncate_to: int | None) -> int | None:
         """Return to how many tokens a text is cut, None for not at all; raises ApiError."""
-        if most == 0:
+        if truncate_to == 0:
             name = "truncate_prompt_tokens"
             raise _bad(name, f"{name} is 0, which leaves no text: send -1, or at least 1")
-        return most and (self._max_model_len if most < 0 else min(most, self._max_model_len))
+        return truncate_to and (
+            self._max_model_len if truncate_to < 0 else min(truncate_to, self._max_model_len)
+        )
 
     def _checked(self, ids: Ids, param: str) -> Ids:
         """Return the ids. Raises ApiError if there are none, or more than the model takes."""
@@ -126,7 +129,7 @@ class Prompts:
         """Return the token ids that ask for what stands between two texts; raises ApiError."""
         self._check_bytes([prompt, suffix], "suffix")
         encode = self._text.encode_infill
-        return await self._away("suffix", lambda: encode(prompt, suffix).ids)
+        return await self._in_thread("suffix", lambda: encode(prompt, suffix).ids)
 
     async def of_cursor(self, body: InfillRequest) -> tuple[Ids, bool]:
         """Return the token ids that ask for what stands at a cursor, cut to what the model takes.
@@ -151,10 +154,10 @@ class Prompts:
             is_truncated |= prompt.is_truncated
             return prompt.ids
 
-        return await self._away("input_prefix", encode), is_truncated
+        return await self._in_thread("input_prefix", encode), is_truncated
 
     async def of_form(
-        self, params: SamplingParams, given: dict[str, Any], message: MessageForm | None
+        self, params: SamplingParams, form_fields: dict[str, Any], message: MessageForm | None
     ) -> tuple[SamplingParams, Callable[[], Constraint] | None, MessageForm | None]:
         """Return the parameters with the form that the answer must have, and what ensures it.
 
@@ -162,18 +165,18 @@ class Prompts:
 
         Args:
             params: of the request.
-            given: its fields that ask for a form.
+            form_fields: its fields that ask for a form.
             message: what a message may have besides.
 
         Raises ApiError.
         """
-        if not given and not (message and message.tools):
+        if not form_fields and not (message and message.tools):
             return params, None, message
 
         def compile_() -> tuple[
             SamplingParams, Callable[[], Constraint] | None, MessageForm | None
         ]:
-            form = wanted_form(given)
+            form = wanted_form(form_fields)
             constrained, param = params, form.param if form else "tools"
             if params.penalty_alpha and (form or (message and message.tools)):
                 raise _bad(param, f"{param} cannot be used with penalty_alpha")
@@ -181,7 +184,7 @@ class Prompts:
                 if message and message.tools and message.tools[1].is_required:
                     raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
                 try:
-                    constrained = replace(params, structured_outputs=form.wish)
+                    constrained = replace(params, structured_outputs=form.structured_outputs)
                 except ValueError as error:
                     raise _bad(str(error).split(" ")[0], str(error)) from None
             shape = message and message._replace(has_body=form is not None)
@@ -215,7 +218,7 @@ class Prompts:
         except ValueError as error:
             raise _bad(str(error).split(" ")[0], str(error)) from None
 
-    async def _away(self, param: str, work: Callable[[], list[int]]) -> Ids:
+    async def _in_thread(self, param: str, work: Callable[[], list[int]]) -> Ids:
         loop = asyncio.get_running_loop()
         try:
             return tuple(await loop.run_in_executor(self._threads, work))
@@ -224,12 +227,12 @@ class Prompts:
 
     def _check_bytes(self, value: Any, param: str) -> None:
         """Raise ApiError if there is more text than a prompt can have."""
-        num_chars, most = _num_chars(value), self.max_bytes
-        if num_chars > most:
+        num_chars, max_bytes = _num_chars(value), self.max_bytes
+        if num_chars > max_bytes:
             raise _bad(
                 param,
                 f"{param} has {num_chars} characters; a prompt for this model "
-                f"({self._max_model_len} tokens) has at most {most} bytes",
+                f"({self._max_model_len} tokens) has at most {max_bytes} bytes",
                 "context_length_exceeded",
             )
 

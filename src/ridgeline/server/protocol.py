@@ -210,27 +210,27 @@ class _Sampled(samplers.WithSamplers):
         return new_text
 
     def sampling(
-        self, default: Callable[..., SamplingParams], vocab_size: int, **more: Any
+        self, default: Callable[..., SamplingParams], vocab_size: int, **overrides: Any
     ) -> SamplingParams:
-        """Return the parameters for the engine: what is set here and in ``more``, else defaults.
+        """Return the parameters for the engine: from ``overrides`` and here, else defaults.
 
         Raises ApiError that names the field at fault.
         """
-        given = {name: getattr(self, name) for name in (*_PLAIN, *samplers.NAMES)} | more
-        given = {name: value for name, value in given.items() if value is not None}
-        given["max_tokens"] = more["max_tokens"]  # None means: to the model's length
+        values = {name: getattr(self, name) for name in (*_PLAIN, *samplers.NAMES)} | overrides
+        values = {name: value for name, value in values.items() if value is not None}
+        values["max_tokens"] = overrides["max_tokens"]  # None means: to the model's length
         if self.top_k is not None:
-            given["top_k"] = min(self.top_k, 1 << 31)  # more than any model has means all
+            values["top_k"] = min(self.top_k, 1 << 31)  # more than any model has means all
         if self.logit_bias:
-            given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
+            values["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         try:
-            params = default(**given)
+            params = default(**values)
             params.validate_ids(vocab_size)
             check_search(params, is_stream=bool(self.stream))
         except ValueError as error:  # begins with the field's name
-            name, _, rest = str(error).partition(" ")
+            name, _, problem = str(error).partition(" ")
             name = self.length_field if name == "max_tokens" else name
-            raise ApiError(400, f"{name} {rest}", param=name, code="invalid_value") from None
+            raise ApiError(400, f"{name} {problem}", param=name, code="invalid_value") from None
         return params
 
 

@@ -207,7 +207,7 @@ class Reply(Response):
             for one in batch:
                 for choice in self._answers.take(one):
                     self._shape.chunk(choice)
-        await self._send(send, _encode(self._shape.whole()), _JSON, more=False)
+        await self._send(send, _encode(self._shape.whole()), _JSON, more_body=False)
 
     async def _send_chunks(self, send: Send) -> None:
         while batch := await self._stream.events():  # the first may be an error, before any header
@@ -218,7 +218,7 @@ class Reply(Response):
             finally:
                 if frames:
                     await self._send(send, b"".join(frames), self._of_stream)
-        await self._send(send, self._shape.ending(), self._of_stream, more=False)
+        await self._send(send, self._shape.ending(), self._of_stream, more_body=False)
 
     async def _fail(self, send: Send, error: StreamError) -> None:
         """Say what went wrong: with a status, or where the answer has begun as its last event.
@@ -231,10 +231,10 @@ class Reply(Response):
         shown = ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
         if not self._has_begun:
             raise shown
-        await self._send(send, self._shape.failure(shown), self._of_stream, more=False)
+        await self._send(send, self._shape.failure(shown), self._of_stream, more_body=False)
 
     async def _send(
-        self, send: Send, data: bytes, headers: dict[str, str], *, more: bool = True
+        self, send: Send, data: bytes, headers: dict[str, str], *, more_body: bool = True
     ) -> None:
         if self._log_content:
             self._content += data
@@ -243,10 +243,10 @@ class Reply(Response):
                 self._has_begun = True
                 pairs = [(k.encode(), v.encode()) for k, v in (headers | self._extra).items()]
                 pairs += self.raw_headers
-                if not more:
+                if not more_body:
                     pairs.append((b"content-length", str(len(data)).encode()))
                 await send({"type": "http.response.start", "status": 200, "headers": pairs})
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            await send({"type": "http.response.body", "body": data, "more_body": more_body})
 
     def _finish_note(self) -> None:
         self._note["prompt_tokens"] = sum(map(len, self._stream.prompts))

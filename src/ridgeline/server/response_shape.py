@@ -123,10 +123,10 @@ class ResponseShape:
             self._items[-1]["content"].append(part)
         part = self._items[-1]["content"][0]
         part["text"] += text
-        more = {}
+        optional = {}
         if kind == "message":
-            more["logprobs"] = self._take_logprobs(part)
-        yield self._event(f"{_PART[kind]}.delta", **self._place(0), delta=text, **more)
+            optional["logprobs"] = self._take_logprobs(part)
+        yield self._event(f"{_PART[kind]}.delta", **self._place(0), delta=text, **optional)
 
     def _take_logprobs(self, part: dict[str, Any]) -> list[Any]:
         """Put the logprobs of tokens so far into a part of text, and return them."""
@@ -153,12 +153,12 @@ class ResponseShape:
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield self._event("function_call_arguments.done", **self._place(), **done)
         else:
-            part, more = item["content"][0], {}
+            part, optional = item["content"][0], {}
             if item["type"] == "message":
                 self._take_logprobs(part)
-                more["logprobs"] = part["logprobs"]
+                optional["logprobs"] = part["logprobs"]
             kind = f"{part['type']}.done"
-            yield self._event(kind, **self._place(0), text=part["text"], **more)
+            yield self._event(kind, **self._place(0), text=part["text"], **optional)
             yield self._event("content_part.done", **self._place(0), part=part)
         yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
 

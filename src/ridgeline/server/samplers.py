@@ -69,10 +69,10 @@ REFUSED: Mapping[str, _Refused] = {
 }
 
 
-def refusal(name: str, given: Mapping[str, Any]) -> LiteralString | None:
+def refusal(name: str, values: Mapping[str, Any]) -> LiteralString | None:
     """Return why a field of ``REFUSED`` is refused; None where a value switches it off."""
     why, switch, most_off = REFUSED[name]
-    value = given.get(switch or name)
+    value = values.get(switch or name)
     if most_off is None or isinstance(value, bool) or not isinstance(value, int | float):
         return why
     return None if value <= most_off else why
@@ -110,9 +110,9 @@ class WithSamplers(Strict):
     """A body, or a part of one, that has fields of samplers."""
 
     @classmethod
-    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
+    def _drops(cls, name: str, values: Mapping[str, Any]) -> bool:
         if name not in REFUSED:
-            return super()._drops(name, given)
-        if why := refusal(name, given):
+            return super()._drops(name, values)
+        if why := refusal(name, values):
             raise wrong("unsupported_parameter", name, why)
         return False

@@ -25,7 +25,6 @@ from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
-from ridgeline.server.history import History
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
 from ridgeline.server.lora import Loras, with_adapter
@@ -37,6 +36,7 @@ from ridgeline.server.protocol import (
     ChatRequest,
     CompletionRequest,
 )
+from ridgeline.server.recent_records import History
 from ridgeline.server.replies import OpenAiShape, Reply, Shape
 from ridgeline.server.spans import emit, parent_of
 from ridgeline.server.stream import Stream
@@ -204,7 +204,7 @@ class Service:
         options = self.options
         biases = (params.logit_bias or {}).values()
         logprobs = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
-        for name, value, most in (
+        for name, value, maximum in (
             ("n", params.n, options.max_n),
             ("best_of", params.best_of or 0, options.max_n),
             ("stop", len(params.stop), options.max_stop),
@@ -212,24 +212,24 @@ class Service:
             ("temperature", body.temperature or 0, options.max_temperature),
             ("logit_bias", max(map(abs, biases), default=0), options.max_logit_bias),
         ):
-            if value > most:
-                message = f"{name} asks for {value:g}: this server allows at most {most:g}"
+            if value > maximum:
+                message = f"{name} asks for {value:g}: this server allows at most {maximum:g}"
                 raise ApiError(400, message, param=name, code="invalid_value")
 
     def check_count(self, num_prompts: int, param: str = "prompt") -> None:
         """Raise ApiError if a request has no prompt, or more than could ever wait."""
-        most = self.options.max_queued_requests
-        if not 0 < num_prompts <= most:
-            message = f"{param} has {num_prompts} prompts: 1 to {most}"
+        max_queued = self.options.max_queued_requests
+        if not 0 < num_prompts <= max_queued:
+            message = f"{param} has {num_prompts} prompts: 1 to {max_queued}"
             raise ApiError(400, message, param=param, code="invalid_value")
 
     def check_queue(self, num_prompts: int) -> None:
         """Raise ApiError if there is no room for this many prompts to wait."""
-        most = self.options.max_queued_requests
-        if self.bridge.num_queued + num_prompts > most:
+        max_queued = self.options.max_queued_requests
+        if self.bridge.num_queued + num_prompts > max_queued:
             raise ApiError(
                 429,
-                f"the queue is full ({most} prompts): try again later",
+                f"the queue is full ({max_queued} prompts): try again later",
                 code="server_is_overloaded",
                 headers={"retry-after": "5"},
             )

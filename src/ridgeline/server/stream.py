@@ -102,7 +102,7 @@ class Stream:
 
     def deliver(self, events: list[StreamEvent]) -> bool:
         """Take the events of a step; return False if the reader is too far behind."""
-        records = [what for _, what in events if isinstance(what, RequestRecord)]
+        records = [payload for _, payload in events if isinstance(payload, RequestRecord)]
         for record in records:
             self.on_record(record)
         if self.is_over:

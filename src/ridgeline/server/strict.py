@@ -48,15 +48,15 @@ class Strict(BaseModel):
     def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
             return make(data)
-        given = {name: value for name, value in data.items() if value is not None}
-        others = [name for name in given if name not in cls.model_fields]
-        dropped = tuple(name for name in others if cls._drops(name, given))
-        model = make({name: given[name] for name in given if name in cls.model_fields})
+        values = {name: value for name, value in data.items() if value is not None}
+        others = [name for name in values if name not in cls.model_fields]
+        dropped = tuple(name for name in others if cls._drops(name, values))
+        model = make({name: values[name] for name in values if name in cls.model_fields})
         model._dropped = dropped
         return model
 
     @classmethod
-    def _drops(cls, name: str, given: Mapping[str, Any]) -> bool:
+    def _drops(cls, name: str, values: Mapping[str, Any]) -> bool:
         """Return whether dropping a field loses something.
 
         Raises the error that refuses the request if that could change the answer.
@@ -65,9 +65,9 @@ class Strict(BaseModel):
             return True
         if name not in cls.not_yet:
             raise wrong("unknown_parameter", name, "is not a parameter here")
-        if any(_same(given[name], void) for void in cls.not_yet[name]):
+        if any(_same(values[name], void) for void in cls.not_yet[name]):
             return False
-        if given.get(_MAY_CALL.get(name, "")) == "none":
+        if values.get(_MAY_CALL.get(name, "")) == "none":
             return True
         why = cls.instead.get(name, "is not supported yet: leave it out")
         raise wrong("unsupported_parameter", name, why)
@@ -81,9 +81,9 @@ def _same(value: object, other: object) -> bool:
     return type(value) is type(other) and value == other  # 0 is not False here
 
 
-def wrong(code: LiteralString, field: str, what: LiteralString) -> PydanticCustomError:
+def wrong(code: LiteralString, field: str, problem: LiteralString) -> PydanticCustomError:
     """Return an error about a field of the model, or the pair of the map, that is validated."""
-    return PydanticCustomError(code, what, {"field": field})
+    return PydanticCustomError(code, problem, {"field": field})
 
 
 def contradiction(param: str, why: str) -> ApiError:
@@ -110,7 +110,7 @@ def kind_of(default: str) -> Callable[[Any], str]:
     """Return what names the member of a union: an object's type, or the default."""
 
     def kind(value: Any) -> str:
-        found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"[{found or default}]"
+        type_name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"[{type_name or default}]"
 
     return kind

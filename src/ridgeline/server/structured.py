@@ -26,44 +26,44 @@ _KEYS = tuple(field.name for field in fields(StructuredOutputsParams))
 class Form(NamedTuple):
     """What was asked for, and which field says so."""
 
-    wish: StructuredOutputsParams
+    structured_outputs: StructuredOutputsParams
     param: str
 
 
-def wanted_form(given: dict[str, Any]) -> Form | None:
+def wanted_form(form_fields: dict[str, Any]) -> Form | None:
     """Return the form that a request's fields ask for, if they do.
 
     Args:
-        given: the request's fields of ``FIELDS`` that are set, and ``guided_whitespace_pattern``.
+        form_fields: those of ``FIELDS`` that a request sets, and ``guided_whitespace_pattern``.
 
     Raises ApiError, which names the field, for what is not understood and for more than one form.
     """
-    found = list(_found(given))
-    if not found:
+    forms = list(_forms_in(form_fields))
+    if not forms:
         return None
-    (param, values), *more = found
-    if more:
-        raise _bad(more[0][0], f"{param} asks for another form already: leave one of them out")
+    (param, values), *others = forms
+    if others:
+        raise _bad(others[0][0], f"{param} asks for another form already: leave one of them out")
     try:
         return Form(StructuredOutputsParams(**values), param)
     except ValueError as error:
         raise _bad(param.split(".")[0], str(error)) from None
 
 
-def _found(given: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _forms_in(form_fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each form that is asked for: the field that says so, and its values."""
-    if (form := given.get("response_format")) is not None:
+    if (form := form_fields.get("response_format")) is not None:
         yield from _of_openai(form)
-    if (form := given.get("structured_outputs")) is not None:
+    if (form := form_fields.get("structured_outputs")) is not None:
         for key in form:
             if key not in _KEYS:
                 raise _bad(f"structured_outputs.{key}", f"it is not one of {', '.join(_KEYS)}")
         values = {key: value for key, value in form.items() if value is not None}
         kinds = [kind for kind in KINDS if kind in values]
         yield f"structured_outputs.{kinds[0]}" if kinds else "structured_outputs", values
-    pattern = given.get("guided_whitespace_pattern")
+    pattern = form_fields.get("guided_whitespace_pattern")
     for name, kind in _NAMES.items():
-        if (value := given.get(name)) is not None and value is not False:
+        if (value := form_fields.get(name)) is not None and value is not False:
             spaced = {"whitespace_pattern": pattern} if pattern is not None else {}
             yield name, {kind: value, **spaced}
 

@@ -150,11 +150,11 @@ def address(listener: socket.socket, options: ServeOptions) -> str:
 def obey_signals(stop: Callable[[], None], reload_keys: Callable[[], None]) -> None:
     """From now on SIGTERM and Ctrl-C call ``stop`` on the running loop, SIGHUP ``reload_keys``."""
     loop = asyncio.get_running_loop()
-    for name, what in (("SIGTERM", stop), ("SIGINT", stop), ("SIGHUP", reload_keys)):
+    for name, action in (("SIGTERM", stop), ("SIGINT", stop), ("SIGHUP", reload_keys)):
         signum = getattr(signal, name, None)
         if signum is None:  # Windows has no SIGHUP
             continue
         try:
-            loop.add_signal_handler(signum, what)
+            loop.add_signal_handler(signum, action)
         except NotImplementedError:  # Windows: the interpreter calls, and the loop is woken
-            signal.signal(signum, lambda *_, what=what: loop.call_soon_threadsafe(what))
+            signal.signal(signum, lambda *_, action=action: loop.call_soon_threadsafe(action))

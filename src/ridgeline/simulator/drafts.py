@@ -58,12 +58,12 @@ class Drafter:
 
     def _guess(self, seq: Sequence, most: int) -> tuple[int, ...]:
         number = len(seq.tokens) - len(seq.request.prompt)
-        found: list[int] = []
+        drafts: list[int] = []
         for i in range(1, most + 1):
             if _share(*seq.id, number + i) >= self._acceptance:
-                return (*found, *[_WRONG] * (most - len(found)))
-            found.append(self._token(seq, number + i))
-        return tuple(found)
+                return (*drafts, *[_WRONG] * (most - len(drafts)))
+            drafts.append(self._token(seq, number + i))
+        return tuple(drafts)
 
     def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
         """Nothing is learnt from what was drawn."""

@@ -244,12 +244,12 @@ class _Member:
 
     def num_cached(self, asked: Asked) -> int:
         """Return the tokens of a prompt that came here before, and fit into the cache since."""
-        found = 0
+        num_tokens = 0
         for key in self._blocks(asked.prompt):
             if key not in self._sent:
                 break
-            found += self._settings.block_size
-        return found
+            num_tokens += self._settings.block_size
+        return num_tokens
 
     def _blocks(self, prompt: tuple[int, ...]) -> list[bytes]:
         size, keys, key = self._settings.block_size, list[bytes](), b""
@@ -272,12 +272,12 @@ class _Member:
                     way.first_token_s = self.clock.now_s
         ended_s = self.clock.now_s
         self.clock.now_s += self.pace.after(self.runner.num_rows, len(self.replica.ended))
-        found = []
+        ended = []
         for asked in self.replica.ended:
             way = self.ways.pop(id(asked))
             self.num_pending -= way.num_pending
-            found.append(way.end(self.index, ended_s, is_lost=False))
-        return found
+            ended.append(way.end(self.index, ended_s, is_lost=False))
+        return ended
 
 
 _Fault = Evict | Slow

@@ -199,7 +199,7 @@ def _scheduler(state: State) -> Scheduler:
 
 def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
     """Let requests be where they were: in their queues, with their blocks."""
-    queues, found = scheduler.queues, list[tuple[Sequence, int]]()
+    queues, placed = scheduler.queues, list[tuple[Sequence, int]]()
     for standing in standings:
         request = Request(
             standing.number,
@@ -214,10 +214,10 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
             request.sequences.append(seq)
             queues.alive[seq.id] = seq
             queues.waiting.append(seq)
-            found.append((seq, answer.num_cached))
+            placed.append((seq, answer.num_cached))
             if answer.tables:
                 _hold(queues.kv, seq, answer)
-    for seq, num_cached in found:  # when it is known which blocks are free
+    for seq, num_cached in placed:  # when it is known which blocks are free
         _pretend(queues.kv, seq, num_cached)
     queues.sort()
 

@@ -63,14 +63,14 @@ class _RecordedTimes:
 
 def settings_of(records: Sequence[Json]) -> EngineRecord:
     """Return how the engine of a trace was set up. Raises ValueError if the trace does not say."""
-    found = next((record for record in records if record.get("type") == "engine"), None)
-    if found is None:
+    engine = next((record for record in records if record.get("type") == "engine"), None)
+    if engine is None:
         raise ValueError("this is not a trace: none of its lines describes an engine")
     try:
-        values = {field.name: found[field.name] for field in fields(EngineRecord)}
+        values = {field.name: engine[field.name] for field in fields(EngineRecord)}
     except KeyError as error:
         raise ValueError(f"this is not a trace of this version: {error} is missing") from None
-    return EngineRecord(**(values | {"eos_ids": tuple(found["eos_ids"])}))
+    return EngineRecord(**(values | {"eos_ids": tuple(engine["eos_ids"])}))
 
 
 def asked_in(records: Iterable[Json]) -> dict[int, Asked]:
@@ -124,8 +124,8 @@ def serve_again(records: Sequence[Json]) -> Again:
     settings, asked = settings_of(records), asked_in(records)
     waiting, num_before = list(asked.values()), 0  # who has not come; who has entered
     are_promised = any(one.due_s < inf for one in waiting)
-    clock, times, found = Clock(), _RecordedTimes(), list[Record]()
-    replica, _ = new_replica(settings, clock, times, found.append)
+    clock, times, new_records = Clock(), _RecordedTimes(), list[Record]()
+    replica, _ = new_replica(settings, clock, times, new_records.append)
     num_steps = num_equal = 0
     difference: tuple[int, Json, Json] | None = None
     for step in (record for record in records if record["type"] == "step"):
@@ -147,11 +147,11 @@ def serve_again(records: Sequence[Json]) -> Again:
             for request_id in step[name]:
                 getattr(replica.engine, act)(request_id)
         replica.step(is_read=step["is_read"], num_outside=step["num_outside"])
-        again = next((r for r in reversed(found) if isinstance(r, StepRecord)), None)
+        again = next((r for r in reversed(new_records) if isinstance(r, StepRecord)), None)
         now = json.loads(json.dumps(to_json(again))) if again else {}
-        then, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))
+        recorded, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))
         num_steps += 1
-        num_equal += then == decided
-        if difference is None and then != decided:
-            difference = step["number"], then, decided
-    return Again(found, num_steps, num_equal, difference)
+        num_equal += recorded == decided
+        if difference is None and recorded != decided:
+            difference = step["number"], recorded, decided
+    return Again(new_records, num_steps, num_equal, difference)

@@ -197,9 +197,15 @@ def _fold(scheduler: Scheduler, step: Step, record: Json) -> None:
     failed = {tuple(seq_id): error for seq_id, error in record["errors"]}
     errors = {i: failed[w.seq_id] for i, w in enumerate(step.work) if w.seq_id in failed}
     sampled = tuple(map(tuple, record["sampled"]))
-    ranked = {tuple(seq_id): tuple(map(tuple, found)) for seq_id, found in record["ranked"]}
+    ranked = {
+        tuple(seq_id): tuple(map(tuple, candidates)) for seq_id, candidates in record["ranked"]
+    }
     top = {i: ranked[work.seq_id] for i, work in enumerate(step.work) if work.seq_id in ranked}
-    found = {tuple(seq_id): value for seq_id, value in record["similarities"]}
-    alike = {i: found[work.seq_id] for i, work in enumerate(step.work) if work.seq_id in found}
+    similarities = {tuple(seq_id): value for seq_id, value in record["similarities"]}
+    alike = {
+        i: similarities[work.seq_id]
+        for i, work in enumerate(step.work)
+        if work.seq_id in similarities
+    }
     output = StepOutput(sampled, errors=errors, top=top, similarity=alike)
     commit(scheduler.queues, step, output)

@@ -149,15 +149,15 @@ class VirtualRunner:
             return ()
         request_id, first = work.seq_id
         num = work.start + len(work.tokens) - work.drafts + 1 - work.sampling.prompt_len
-        most = work.sampling.params.max_tokens
+        max_tokens = work.sampling.params.max_tokens
         if not work.drafts:  # num is that of the next token
             if num_seeds == 1:
-                return (self._token(request_id, first, num, most),)
+                return (self._token(request_id, first, num, max_tokens),)
             each = range(first, first + num_seeds)
-            return tuple([self._token(request_id, index, num, most) for index in each])
+            return tuple([self._token(request_id, index, num, max_tokens) for index in each])
         tokens: list[int] = []
         for draft in (*work.tokens[-work.drafts :], None):
-            tokens.append(self._token(request_id, first, num + len(tokens), most))
+            tokens.append(self._token(request_id, first, num + len(tokens), max_tokens))
             if tokens[-1] != draft:
                 break
         return tuple(tokens)
@@ -166,9 +166,9 @@ class VirtualRunner:
         """Return what a sequence's token of this number will be; 1 is the first of the answer."""
         return self._token(*seq.id, number, seq.request.params.max_tokens)
 
-    def _token(self, request_id: int, index: int, num: int, most: int | None) -> int:
+    def _token(self, request_id: int, index: int, num: int, max_tokens: int | None) -> int:
         asked = self._asked[request_id]
-        if num >= asked.num_new[index] and num != most:  # at its longest it ends without that
+        if num >= asked.num_new[index] and num != max_tokens:  # at its longest it ends without that
             return self._end
         known = asked.answers[index] if asked.answers else ()
         return known[num - 1] if num <= len(known) else _WORD + request_id

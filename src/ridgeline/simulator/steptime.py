@@ -60,10 +60,10 @@ def of_record(record: StepRecord, windows: Windows = ()) -> Features:
     """Return the features of a step that was computed; items that failed count as without rows."""
     rows = [1 if tokens else 0 for tokens in record.sampled]
     if record.drafts or record.ranked:
-        more = {seq_id: 1 + len(drafts) for seq_id, drafts in record.drafts}
-        more |= dict.fromkeys((seq_id for seq_id, _ in record.ranked), 1)
+        rows_by_seq = {seq_id: 1 + len(drafts) for seq_id, drafts in record.drafts}
+        rows_by_seq |= dict.fromkeys((seq_id for seq_id, _ in record.ranked), 1)
         work = zip(record.work, rows, strict=True)
-        rows = [more.get(seq_id, count) for (seq_id, _, _), count in work]
+        rows = [rows_by_seq.get(seq_id, count) for (seq_id, _, _), count in work]
     items = zip(record.work, rows, strict=True)
     return _features([(start, count, of_item) for (_, start, count), of_item in items], windows)
 

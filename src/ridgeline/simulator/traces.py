@@ -68,11 +68,11 @@ def parse_trace(text: str, name: str) -> Trace:
     lines = text.split("\n")
     rows = _json_rows if lines[0].lstrip().startswith("{") else _csv_rows
     requests, num_left_out = [], 0
-    for found in rows(lines, name):
-        if isinstance(found, Traced):
-            requests.append(found)
+    for row in rows(lines, name):
+        if isinstance(row, Traced):
+            requests.append(row)
         else:
-            num_left_out += found
+            num_left_out += row
     if not requests:
         raise ValueError(f"{name}: the trace has no requests that were answered")
     requests.sort(key=lambda request: request.arrival_s)
@@ -114,12 +114,12 @@ class _Row:
         expected = "seconds or a date-time" if scale == 1 else "milliseconds"
         value = self.value(field, expected)
         try:
-            found = _time_s(value) if scale == 1 else float(value) * scale
+            time_s = _time_s(value) if scale == 1 else float(value) * scale
         except (TypeError, ValueError):
             raise self.wrong(field, expected) from None
-        if isinstance(value, bool) or not math.isfinite(found):
+        if isinstance(value, bool) or not math.isfinite(time_s):
             raise self.wrong(field, expected)
-        return found
+        return time_s
 
     def ids(self, field: str, expected: str) -> tuple[int, ...]:
         """Return a list of whole numbers."""

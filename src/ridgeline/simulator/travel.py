@@ -45,14 +45,14 @@ def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
     kinds = {f.name: type(getattr(settings, f.name)) for f in fields(settings)}
     kinds = {name: kind for name, kind in kinds.items() if name not in _FIXED}
     for change in changes:
-        given, equals, value = change.partition("=")
-        name = given.removeprefix("--").replace("-", "_")
+        key, equals, value = change.partition("=")
+        name = key.removeprefix("--").replace("-", "_")
         if not equals:
             raise ValueError(f"--set {change!r}: write NAME=VALUE, as max_num_seqs=64")
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
-            raise ValueError(f"--set {change!r}: there is no setting {given!r}; {hint}")
+            raise ValueError(f"--set {change!r}: there is no setting {key!r}; {hint}")
         settings = replace(settings, **{name: _value(change, value, kinds[name])})
     if not 1 <= settings.max_num_seqs <= settings.max_num_batched_tokens:
         raise ValueError(
@@ -104,9 +104,9 @@ def run(load: Sequence[Asked], settings: EngineRecord, times: Times) -> list[Rec
 
     Raises ValueError if a request can never run with these settings.
     """
-    found = simulate(load, settings, times)
-    numbers = {r.request_id: int(r.name) for r in found if isinstance(r, RequestRecord)}
-    return [_renumbered(record, numbers) for record in found]
+    records = simulate(load, settings, times)
+    numbers = {r.request_id: int(r.name) for r in records if isinstance(r, RequestRecord)}
+    return [_renumbered(record, numbers) for record in records]
 
 
 def _renumbered(record: Record, numbers: Mapping[int, int]) -> Record:

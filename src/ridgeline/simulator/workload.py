@@ -94,8 +94,8 @@ class Workload:
     def _check_lengths(self) -> None:
         """Raise ValueError if lengths come from two places, or are none."""
         if self.trace_file is not None and (self.lengths_from is not None or self.turns > 1):
-            other = "--turns" if self.turns > 1 else "--lengths-from"
-            raise ValueError(f"--trace-file says itself what follows what, so not with {other}")
+            flag = "--turns" if self.turns > 1 else "--lengths-from"
+            raise ValueError(f"--trace-file says itself what follows what, so not with {flag}")
         is_bound = self.trace_file is not None or self.lengths_from is not None
         for name in ("prompt_words", "max_tokens"):
             if parse_length(getattr(self, name) or "1", name)[1] and is_bound:
@@ -112,15 +112,15 @@ def parse_length(text: str, name: str) -> tuple[int, float]:
     """
     mean, _, variation = str(text).partition(":")
     try:
-        found = int(mean), float(variation or 0)
-        if found[0] < 1 or not 0 <= found[1] < math.inf:
+        length = int(mean), float(variation or 0)
+        if length[0] < 1 or not 0 <= length[1] < math.inf:
             raise ValueError
     except ValueError:
         raise ValueError(
             f"--{name.replace('_', '-')} is {text}: a whole number of at least 1, please, or "
             "MEAN:CV such as 128:0.5"
         ) from None
-    return found
+    return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +232,10 @@ def make_plan(
     # Warm-up requests are like the last ones that are measured.
     order = [i % num for i in range(-load.num_warmups, num)]
     if traced:
-        most = [int(bound or sys.maxsize) for bound in (load.prompt_words, load.max_tokens)]
+        bounds = [int(bound or sys.maxsize) for bound in (load.prompt_words, load.max_tokens)]
         traced = [traced[i] for i in order]
-        num_words = [min(one.num_prompt_tokens, most[0]) for one in traced]
-        max_tokens = [min(one.num_answer_tokens, most[1]) for one in traced]
+        num_words = [min(one.num_prompt_tokens, bounds[0]) for one in traced]
+        max_tokens = [min(one.num_answer_tokens, bounds[1]) for one in traced]
     else:
         rng = Random(f"{load.seed} lengths")
         num_words, max_tokens = (

@@ -131,8 +131,8 @@ class ChatTemplate:
         text = self._filled(shielded, shown, add_generation_prompt)
         if not continue_final_message:
             return text
-        text, found, _ = text.rpartition(_CUT)
-        if not found:
+        text, separator, _ = text.rpartition(_CUT)
+        if not separator:
             raise ValueError(
                 "the chat template leaves out the last message; it has no continuation"
             )

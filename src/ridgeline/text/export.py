@@ -39,8 +39,8 @@ def export_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path)
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(checkpoint.tokenizer, Mapping):
-        found = sorted({one for name in _FILES for one in checkpoint.path.glob(name)})
-        return [Path(shutil.copyfile(one, folder / one.name)) for one in found]
+        files = sorted({one for name in _FILES for one in checkpoint.path.glob(name)})
+        return [Path(shutil.copyfile(one, folder / one.name)) for one in files]
     contents = {
         "tokenizer.json": _complete(tokenizer_json(checkpoint.tokenizer), checkpoint),
         "tokenizer_config.json": tokenizer_config(checkpoint, tokenizer),
@@ -66,11 +66,13 @@ def _complete(spec: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
         first, last = (
             [{"SpecialToken": {"id": names[i], "type_id": 0}} for i in ids] for ids in around
         )
-        text, other = ({"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB"))
+        text, second_text = (
+            {"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB")
+        )
         spec["post_processor"] = {
             "type": "TemplateProcessing",
             "single": [*first, text, *last],
-            "pair": [*first, text, *last, other, *last],
+            "pair": [*first, text, *last, second_text, *last],
             "special_tokens": {
                 name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()
             },

@@ -141,8 +141,8 @@ def _framed(frame: str, grammar: str) -> str:
 
 def _line(text: str) -> str:
     """Return what an error says, on one line and safe to show."""
-    first, *more = text.strip().splitlines() or ["it is not a grammar"]
-    reasons = [line for line in more if line.startswith("error:")]  # of a regular expression
+    first, *details = text.strip().splitlines() or ["it is not a grammar"]
+    reasons = [line for line in details if line.startswith("error:")]  # of a regular expression
     shown = " ".join([first, *reasons[:1]])
     shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
     return shown[:_MAX_ERROR_CHARS]

@@ -86,22 +86,22 @@ def find_fim_tokens(
         source: GGUF metadata, whose ids go before the vocabulary's spellings.
     """
     metadata = source if isinstance(source, Mapping) else {}
-    found: dict[str, int | None] = {
+    ids_by_role: dict[str, int | None] = {
         role: _named(tokenizer, metadata, keys) for role, keys in _KEYS.items()
     }
-    if None in (found["prefix"], found["suffix"], found["middle"]):
+    if None in (ids_by_role["prefix"], ids_by_role["suffix"], ids_by_role["middle"]):
         for spellings in _SPELLINGS:
             ids = [tokenizer.control_id(spelling) for spelling in spellings]
             if None not in ids:
-                found |= dict(zip(("prefix", "suffix", "middle"), ids, strict=True))
+                ids_by_role |= dict(zip(("prefix", "suffix", "middle"), ids, strict=True))
                 break
         else:
             return None
     for role, names in (("pad", _PADS), ("repo", _REPOS), ("file", _FILES)):
-        if found[role] is None:
+        if ids_by_role[role] is None:
             known = (i for name in names if (i := tokenizer.control_id(name)) is not None)
-            found[role] = next(known, None)
-    return FimTokens(**found)  # type: ignore[arg-type]  # the first three are not None
+            ids_by_role[role] = next(known, None)
+    return FimTokens(**ids_by_role)  # type: ignore[arg-type]  # the first three are not None
 
 
 def _named(tokenizer: Tokenizer, metadata: Mapping[str, Any], keys: Sequence[str]) -> int | None:

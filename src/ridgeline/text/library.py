@@ -45,8 +45,8 @@ def _renamed(
     try:
         "".join(ids).encode()
     except UnicodeEncodeError:
-        found = next(number for piece, number in ids.items() if _SURROGATE.search(piece))
-        raise ModelFileError(f"token {found} has a lone surrogate") from None
+        bad_id = next(number for piece, number in ids.items() if _SURROGATE.search(piece))
+        raise ModelFileError(f"token {bad_id} has a lone surrogate") from None
     return ids
 
 

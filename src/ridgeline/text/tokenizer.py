@@ -314,12 +314,12 @@ class _Spellings:
 
     def starts(self, text: str) -> list[int]:
         """Return, in order, every place where a spelling begins, overlapping ones too."""
-        found = {match.start() for match in self._pattern.finditer(text)}
+        places = {match.start() for match in self._pattern.finditer(text)}
         body = text.rstrip()  # a template may trim, so that its own text follows the last character
         for k in range(max(0, len(body) - self._longest), len(body)):
             if any(s.startswith(body[k:]) for s in self._spellings):
-                found.add(k)
-        return sorted(found)
+                places.add(k)
+        return sorted(places)
 
 
 def _any_of(spellings: Iterable[str]) -> str:

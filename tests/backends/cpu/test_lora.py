@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
-from ridgeline.backends.cpu.layout.load import model_sizes
 from ridgeline.backends.cpu.layout.lora import pack_adapter
+from ridgeline.backends.cpu.layout.model_weights import model_sizes
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams

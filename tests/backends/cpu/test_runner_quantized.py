@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ridgeline.backends.cpu.layout.load import load_weights, model_sizes
+from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.models.quantized.floats import microscaled
 from ridgeline.models.safetensors_dir import load_directory

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import ridgeline
-from ridgeline.backends.cpu.layout import load as weights
+from ridgeline.backends.cpu.layout import model_weights as weights
 from ridgeline.backends.cpu.layout import store as packed
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.models.checkpoint import load_checkpoint

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
-from ridgeline.backends.cpu.layout.load import footprint as _footprint
+from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
 from ridgeline.backends.cpu.layout.shapes import (
     MIXED_ROWS,

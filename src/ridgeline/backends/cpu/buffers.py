@@ -15,7 +15,7 @@ from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.cache_places import part_bytes, put_places
-from ridgeline.backends.cpu.layout.load import Weights, logits_stride, scores_stride
+from ridgeline.backends.cpu.layout.model_weights import Weights, logits_stride, scores_stride
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Sizes
 from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.cache_groups import CacheGroup
@@ -123,13 +123,13 @@ class Buffers:
         small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables, self._segments]
         small.append(self.sequences)
         small += self.by_row.values()
-        found: dict[str, list[NDArray[Any]]] = {
+        scratch: dict[str, list[NDArray[Any]]] = {
             "x": [self.x],
             "logits": [self.logits],
             "rows": small,
         }
-        found |= {name: [array] for name, array in self.scratch.items()}
-        return {"kv_cache": [self.cache]} | {f"scratch.{k}": v for k, v in found.items()}
+        scratch |= {name: [array] for name, array in self.scratch.items()}
+        return {"kv_cache": [self.cache]} | {f"scratch.{k}": v for k, v in scratch.items()}
 
     def put(self, **words: int) -> None:
         """Set arguments."""

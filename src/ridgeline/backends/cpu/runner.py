@@ -25,8 +25,8 @@ from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, 
 from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.cache_places import has_unlike_records
 from ridgeline.backends.cpu.layout.draw_entries import Draws
-from ridgeline.backends.cpu.layout.load import load_weights
 from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
+from ridgeline.backends.cpu.layout.model_weights import load_weights
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import Counters
@@ -168,18 +168,18 @@ class CpuRunner:
         """Return what every array takes, and by how much the process grew for the kernels."""
         weights, grown_bytes = self.weights, self._kernels.grown_bytes
         packed, made = weights.packed().items(), weights.made().items()
-        found = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
-        found |= {f"weights.{k}": held(v) for k, v in made}
-        found |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
+        by_name = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
+        by_name |= {f"weights.{k}": held(v) for k, v in made}
+        by_name |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
         if self._scorer:
-            found[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
-        found |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
-        found["recurrent_states"] = held([self._slots.states])
+            by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
+        by_name |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
+        by_name["recurrent_states"] = held([self._slots.states])
         if self._inputs is not None:
-            found["weights.inputs_table"] = held([self._inputs.stored], is_mapped=True)
+            by_name["weights.inputs_table"] = held([self._inputs.stored], is_mapped=True)
         if adapters := list(self._adapters.values()):
-            found["adapters"] = held(array for one in adapters for array in one.arrays)
-        return found | {"kernels": Held(grown_bytes, grown_bytes)}
+            by_name["adapters"] = held(array for one in adapters for array in one.arrays)
+        return by_name | {"kernels": Held(grown_bytes, grown_bytes)}
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""
@@ -318,13 +318,13 @@ class CpuRunner:
             -1 if greedy else self._enter(ask) for ask, greedy in zip(asks, is_greedy, strict=True)
         ]
         best = self._head(rows, logits_rows)
-        found = iter(draws.results())
+        results = iter(draws.results())
         answers: list[Answer] = []
         for ask, row, (likeliest, is_finite) in zip(asks, logits_rows, best, strict=True):
             is_plain = ask.is_plain and row >= 0
             count = 1 if is_plain else len(ask.draws) or 1
             greedy: list[Pick] = [(likeliest, None)] * count
-            answer = Answer(list(islice(found, count)) if row >= 0 else greedy, is_finite)
+            answer = Answer(list(islice(results, count)) if row >= 0 else greedy, is_finite)
             if is_plain and is_finite:
                 answer = answered(self._buffers.logits[row, : self.arch.vocab_size], ask)
             answers.append(answer)

@@ -44,19 +44,19 @@ def segments(work: tuple[Work, ...]) -> list[tuple[int, int, int, int]]:
     First token and end, the slot that has the state before them (-1 for zeros), and the one that
     keeps it. A state to be saved is copied by a segment without tokens.
     """
-    found = []
+    cuts = []
     first = 0
     for item in work:
         source, begin = item.state if item.start else -1, 0
         for end, slot in (*item.save, (len(item.tokens), item.state)):
             if end > begin:
-                found.append((first + begin, first + end, source, item.state))
+                cuts.append((first + begin, first + end, source, item.state))
                 source = item.state
             if slot != item.state:
-                found.append((first + end, first + end, source, slot))
+                cuts.append((first + end, first + end, source, slot))
             begin = end
         first += len(item.tokens)
-    return found
+    return cuts
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,11 +70,11 @@ class Done:
         """Return the rows of some of its items, in their order; None if one is another."""
         ends = [0, *accumulate(len(item.tokens) for item in self.work)]
         rows = self.batch.row_of_token
-        found: list[int] = []
+        row_of_token: list[int] = []
         for item in work:
             if item not in self.work:
                 return None
             place = self.work.index(item)
-            found += rows[ends[place] : ends[place + 1]]
+            row_of_token += rows[ends[place] : ends[place + 1]]
         of_items = list(accumulate(len(item.tokens) for item in work))
-        return replace(self.batch, row_of_token=found, ends=of_items)
+        return replace(self.batch, row_of_token=row_of_token, ends=of_items)

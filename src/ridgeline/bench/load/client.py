@@ -112,13 +112,13 @@ async def _watch(lag_s: list[float]) -> None:
 
 def sessions(plan: Sequence[Planned]) -> list[Session]:
     """Return the plan's sessions, each with its turns in order."""
-    found: list[Session] = []
+    grouped: list[Session] = []
     for planned in plan:
         if planned.turn:
-            found[-1].append(planned)
+            grouped[-1].append(planned)
         else:
-            found.append([planned])
-    return found
+            grouped.append([planned])
+    return grouped
 
 
 class _Run:

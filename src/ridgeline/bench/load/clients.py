@@ -53,17 +53,17 @@ def drive_many(
     with ProcessPoolExecutor(
         num_clients, mp_context=context, initializer=_begin, initargs=(barrier, counter)
     ) as pool:
-        found = [
+        futures = [
             pool.submit(_client, target, warmups[i::num_clients], parts[i], seats[i])
             for i in range(num_clients)
         ]
-        while not all(one.done() for one in found):
+        while not all(one.done() for one in futures):
             report(counter.value, len(plan))
             time.sleep(_POLL_S)
-    errors = [error for one in found if (error := one.exception())]
+    errors = [error for one in futures if (error := one.exception())]
     if errors:  # what went wrong itself, before what only waited for it
         raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
-    outcomes, healths = zip(*(one.result() for one in found), strict=True)
+    outcomes, healths = zip(*(one.result() for one in futures), strict=True)
     merged = sorted((one for part in outcomes for one in part), key=lambda one: one.index)
     return merged, worst(healths)
 
@@ -77,12 +77,12 @@ def share(num_workers: int | None, num_clients: int) -> list[int | None]:
 
 def worst(healths: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return of each measure of health the worst of all processes."""
-    found: dict[str, Any] = {"num_clients": len(healths)}
+    merged: dict[str, Any] = {"num_clients": len(healths)}
     for name in ("event_loop_lag", "send_lateness"):
         known = [health[name] for health in healths if health[name]]
-        found[name] = max(known, key=lambda one: float(one["p99_ms"]), default=None)
-    found["cpu_share_of_one_core"] = max(one["cpu_share_of_one_core"] for one in healths)
-    return found
+        merged[name] = max(known, key=lambda one: float(one["p99_ms"]), default=None)
+    merged["cpu_share_of_one_core"] = max(one["cpu_share_of_one_core"] for one in healths)
+    return merged
 
 
 def _begin(barrier: Any, counter: Any) -> None:

@@ -67,17 +67,17 @@ def serve(
         outcomes, client = drive_many(
             asking.target(), warmups, measured, load.max_concurrency, num_clients, report
         )
-    found = summarise(outcomes, limits_ms)
+    summary = summarise(outcomes, limits_ms)
     asked = asked_of(load, planned, num_left_out)
-    said = warnings(found, client, asked)
-    print_result(found, said)
+    said = warnings(summary, client, asked)
+    print_result(summary, said)
     if out:
-        write_out(out, [flat(found)], latencies_svg(outcomes, asking.model))
+        write_out(out, [flat(summary)], latencies_svg(outcomes, asking.model))
         say(f"written: {out}")
     flags = flags_of(asking, load, goodput, clients=num_clients)
     notes = {"client": client, "warnings": said, "definitions": DEFINITIONS}
-    print(json.dumps({"flags": flags, "asked": asked} | found | notes, allow_nan=False))
-    return bool(found["num_successful"])
+    print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
+    return bool(summary["num_successful"])
 
 
 def asked_of(load: Workload, planned: Sequence[Planned], num_left_out: int) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def flags_of(
 ) -> dict[str, Any]:
     """Return the flags that repeat a run, for the document; without the key."""
     asked = asdict(asking) if asking else {}
-    given = {"goodput": list(goodput)} | more
+    further_flags = {"goodput": list(goodput)} | more
     return {
         name: str(v) if isinstance(v, Path) or v == math.inf else v
-        for name, v in (asked | asdict(load) | given).items()
+        for name, v in (asked | asdict(load) | further_flags).items()
         if name != "api_key"
     }
 
@@ -131,29 +131,29 @@ def _read(path: Path) -> str:
 
 
 def print_result(
-    found: Mapping[str, Any],
+    summary: Mapping[str, Any],
     said: Sequence[str],
     title: str = "Serving Benchmark Result",
-    more: Mapping[str, str | float | None] | None = None,
+    further_rows: Mapping[str, str | float | None] | None = None,
 ) -> None:
-    """Print vLLM's block, with ``more`` lines at its end, and then what went wrong."""
+    """Print vLLM's block, with ``further_rows`` at its end, and then what went wrong."""
     out, err = (Console(stderr=b, highlight=False, soft_wrap=True) for b in (False, True))
     out.print(f"{f' {title} ':=^50}", style="bold")
     for label, key in _COUNTS.items():
-        _print_row(out, label, found[key])
-    if found["goodput"]:
-        _print_row(out, "Request goodput (req/s)", found["goodput"]["requests_per_s"])
+        _print_row(out, label, summary[key])
+    if summary["goodput"]:
+        _print_row(out, "Request goodput (req/s)", summary["goodput"]["requests_per_s"])
     for key, (title, short) in _SECTIONS.items():
-        if found[key]:
+        if summary[key]:
             out.print(f"{title:-^50}", style="bold")
             for label, column in {"Mean": "mean", "Median": "p50", "P99": "p99"}.items():
-                _print_row(out, f"{label} {short} (ms)", found[key][f"{column}_ms"])
-    if more:
+                _print_row(out, f"{label} {short} (ms)", summary[key][f"{column}_ms"])
+    if further_rows:
         out.print(f"{'Prediction':-^50}", style="bold")
-        for label, value in more.items():
+        for label, value in further_rows.items():
             _print_row(out, label, value)
     out.print("=" * 50, style="bold")
-    for failure in found["failures"]:
+    for failure in summary["failures"]:
         err.print(f"failed: {failure['num']} x {failure['error']}", style="red", markup=False)
     for line in said:
         err.print(f"warning: {line}", style="yellow", markup=False)

@@ -63,17 +63,17 @@ class Outcome:
 
     def latencies_s(self) -> dict[str, float]:
         """Return the known ones of ``LATENCIES``, without the pooled one."""
-        found = {"e2e": self.end_s - self.sent_s}
+        latencies = {"e2e": self.end_s - self.sent_s}
         if self.num_tokens:
-            found["tpot_incl_first"] = found["e2e"] / self.num_tokens
+            latencies["tpot_incl_first"] = latencies["e2e"] / self.num_tokens
         if self.chunk_s:
-            found["ttft_from_send"] = self.chunk_s[0] - self.sent_s
+            latencies["ttft_from_send"] = self.chunk_s[0] - self.sent_s
             if self.arrival_s is not None:
-                found["ttft_from_scheduled_arrival"] = self.chunk_s[0] - self.arrival_s
+                latencies["ttft_from_scheduled_arrival"] = self.chunk_s[0] - self.arrival_s
             if self.num_tokens > 1:
                 decode_s = self.end_s - self.chunk_s[0]
-                found["tpot_excl_first"] = decode_s / (self.num_tokens - 1)
-        return found
+                latencies["tpot_excl_first"] = decode_s / (self.num_tokens - 1)
+        return latencies
 
 
 def summary_ms(values_s: Sequence[float]) -> dict[str, float] | None:
@@ -81,10 +81,10 @@ def summary_ms(values_s: Sequence[float]) -> dict[str, float] | None:
     if not values_s:
         return None
     ms = np.array(values_s) * 1e3
-    found = {"mean_ms": ms.mean(), "std_ms": ms.std(ddof=1) if len(ms) > 1 else 0.0}
+    statistics = {"mean_ms": ms.mean(), "std_ms": ms.std(ddof=1) if len(ms) > 1 else 0.0}
     for name, percent in {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}.items():
-        found[f"{name}_ms"] = np.percentile(ms, percent)
-    return {"num": len(ms)} | {name: round(float(value), 3) for name, value in found.items()}
+        statistics[f"{name}_ms"] = np.percentile(ms, percent)
+    return {"num": len(ms)} | {name: round(float(value), 3) for name, value in statistics.items()}
 
 
 def summarise(outcomes: Sequence[Outcome], limits_ms: Mapping[str, float]) -> dict[str, Any]:
@@ -131,13 +131,13 @@ def summarise(outcomes: Sequence[Outcome], limits_ms: Mapping[str, float]) -> di
 
 def failures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return each error with the requests that had it, the most frequent first."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
+    by_error: defaultdict[str, list[int]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:
-            found[outcome.error].append(outcome.index)
+            by_error[outcome.error].append(outcome.index)
     return [
         {"error": error, "num": len(which), "request_indices": which}
-        for error, which in sorted(found.items(), key=lambda item: -len(item[1]))
+        for error, which in sorted(by_error.items(), key=lambda item: -len(item[1]))
     ]
 
 
@@ -173,15 +173,15 @@ def client_warnings(client: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(
-    found: Mapping[str, Any], client: Mapping[str, Any], asked: Mapping[str, Any]
+    summary: Mapping[str, Any], client: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> list[str]:
     """Return warnings about what makes the numbers mean less than they seem to.
 
-    ``found`` is a summary, ``client`` has the client's own delays, ``asked`` what was sent.
+    ``summary`` is a summary, ``client`` has the client's own delays, ``asked`` what was sent.
     """
-    num, num_good = found["num_requests"], found["num_successful"]
-    num_input, num_cached = found["total_input_tokens"], found["total_cached_input_tokens"] or 0
-    num_output, num_chunks = found["total_output_tokens"], found["total_output_chunks"]
+    num, num_good = summary["num_requests"], summary["num_successful"]
+    num_input, num_cached = summary["total_input_tokens"], summary["total_cached_input_tokens"] or 0
+    num_output, num_chunks = summary["total_output_tokens"], summary["total_output_chunks"]
     share = 1.0 if asked["prefix_share"] is None else asked["prefix_share"]
     num_left_out = asked.get("num_left_out_of_trace", 0)
     texts = {
@@ -198,7 +198,7 @@ def warnings(
             not asked["num_warmups"]
         ),
         "not all answers came with usage: chunks are counted there, not tokens": (
-            "counted_chunks" in found["token_source"]
+            "counted_chunks" in summary["token_source"]
         ),
         f"{num_output} tokens came in {num_chunks} chunks: itl_chunk_pooled is not per token": (
             num_output > 1.1 * num_chunks

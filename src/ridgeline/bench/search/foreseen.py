@@ -80,5 +80,5 @@ def _choice(asking: Asking, body: dict[str, Any], rate_per_s: float) -> dict[str
     request = urllib.request.Request(url, data, headers)
     with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
         (choice,) = json.load(response)["choices"]
-    found: dict[str, Any] = choice
-    return found
+    answer: dict[str, Any] = choice
+    return answer

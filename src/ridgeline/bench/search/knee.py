@@ -62,14 +62,14 @@ class Interval:
 
 def points(trials: Sequence[Trial]) -> list[Point]:
     """Return what the trials say of each load, in order of load."""
-    found = []
+    merged = []
     for load in sorted({trial.load for trial in trials}):
         same = [trial for trial in trials if trial.load == load]
         columns = zip(*(trial.tallies for trial in same), strict=True)
         together = [pooled(column) for column in columns]
         # One overload of two may be chance; the pooled requests decide.
         is_overloaded = sum(trial.is_overloaded for trial in same) * 2 > len(same)
-        found.append(
+        merged.append(
             Point(
                 load,
                 len(same),
@@ -79,14 +79,14 @@ def points(trials: Sequence[Trial]) -> list[Point]:
                 sum(trial.completed_per_s for trial in same) / len(same),
             )
         )
-    return found
+    return merged
 
 
 def interval(trials: Sequence[Trial]) -> Interval:
     """Return between which loads the answer lies. What held above one that failed was luck."""
-    found = points(trials)
-    high = next((point for point in found if not point.holds), None)
-    below = [point for point in found if high is None or point.load < high.load]
+    ordered = points(trials)
+    high = next((point for point in ordered if not point.holds), None)
+    below = [point for point in ordered if high is None or point.load < high.load]
     return Interval(below[-1] if below else None, high)
 
 
@@ -110,8 +110,8 @@ class Search:
 
     def next_load(self) -> float | None:
         """Return the load of the next trial, or None: the answer is ``interval(trials)``."""
-        found = interval(self.trials)
-        low, high = found.low, found.high
+        bounds = interval(self.trials)
+        low, high = bounds.low, bounds.high
         if not self.trials:
             return self._start
         if high is None:

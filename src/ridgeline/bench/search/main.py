@@ -102,8 +102,8 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
         foreseen = foreseen_rate(asking, setting.slos, first) if setting.is_open else None
         if foreseen is not None and wish.start is None:
             say(f"the server foresees that it holds up to {setting.describe(foreseen)}")
-        found, records = _trials(wish, setting, foreseen)
-    answer = _answer(setting, found, records)
+        bounds, records = _trials(wish, setting, foreseen)
+    answer = _answer(setting, bounds, records)
     Console(highlight=False, soft_wrap=True).print(f"\n{answer['text']}", markup=False)
     if wish.out:
         picture = curve_svg(answer, records, setting.is_open, [str(s) for s in setting.slos])
@@ -199,9 +199,9 @@ def _missed(one: dict[str, Any]) -> str:
     return f"{one['num_met']} of {one['num']} met {one['slo']}"
 
 
-def _answer(setting: Setting, found: Interval, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(setting: Setting, bounds: Interval, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the interval, whether it is confirmed, and the sentence that says so."""
-    low, high = found.low, found.high
+    low, high = bounds.low, bounds.high
     slos = " and ".join(str(slo) for slo in setting.slos)
     is_confirmed = all(end is not None and end.num_trials > 1 for end in (low, high))
     nearest: list[str] = []

@@ -143,7 +143,7 @@ def tally(
     It stops before the first request whose fate is open: those behind it that have ended are the
     quick ones, and would flatter the server.
     """
-    found = []
+    tallies = []
     for slo in slos:
         fates = {o.index: slo.is_met_so_far(o, now_s) for o in under_way}
         fates |= {o.index: slo.is_met(o) for o in ended}
@@ -152,7 +152,7 @@ def tally(
             known = known[: known.index(None)]
         num_met = sum(bool(fate) for fate in known)
         if slo.percent is not None:
-            found.append(Tally(slo, num_met, len(known)))
+            tallies.append(Tally(slo, num_met, len(known)))
             continue
         latencies = {o.index: 1e3 * slo.value_s(o) for o in ended}
         latencies |= {o.index: 1e3 * (o.chunk_s[0] - o.sent_s) for o in under_way if o.chunk_s}
@@ -161,8 +161,8 @@ def tally(
         mean_ms = sum(values) / max(len(values), 1)
         spread = sum((value - mean_ms) ** 2 for value in values) if mean_ms < math.inf else 0.0
         error_ms = math.sqrt(spread / max(len(values) - 1, 1) / max(len(values), 1))
-        found.append(Tally(slo, num_met, len(known), mean_ms, error_ms))
-    return found
+        tallies.append(Tally(slo, num_met, len(known), mean_ms, error_ms))
+    return tallies
 
 
 def verdict(tallies: Sequence[Tally]) -> bool | None:

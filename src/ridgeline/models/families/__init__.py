@@ -24,7 +24,7 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
-from ridgeline.models.families.layers import (
+from ridgeline.models.families.layer_configs import (
     NO_LIMIT,
     layers_from_config,
     layers_from_gguf,
@@ -219,15 +219,15 @@ def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model's text half, under the names of a model of text alone."""
-    found = {}
+    tensors = {}
     for name, tensor in raw.items():
         if name.startswith(_OTHER_HALVES):
             continue
         for prefix in TEXT_HALVES:
             if name.startswith(prefix):
                 name = "model." + name.removeprefix(prefix)
-        found[name.removeprefix("language_model.")] = tensor
-    return found
+        tensors[name.removeprefix("language_model.")] = tensor
+    return tensors
 
 
 def _with_prefix(raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -254,11 +254,11 @@ def _model(
         num_rows = raw[in_file].shape[0]
         known |= {"position_rows": num_rows * family.num_segments}
         known |= {"num_segments": family.num_segments}
-    found = family.read(facts) | known
+    fields = family.read(facts) | known
     if "positions" in family.outer:
-        longest = num_rows - found.get("position_offset", 0)
-        found["max_position"] = min(found["max_position"], longest)
-    arch = ModelArch(layers=layers, **found)
+        longest = num_rows - fields.get("position_offset", 0)
+        fields["max_position"] = min(fields["max_position"], longest)
+    arch = ModelArch(layers=layers, **fields)
     if "layer.input_size" in family.facts:
         num_rows = facts.get("vocab_size_per_layer_input")
         if arch.input_size and num_rows not in (None, arch.vocab_size):

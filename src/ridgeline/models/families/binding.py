@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.rows import expert_halves, row_order
+from ridgeline.models.families.head_order import expert_halves, row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.portable_math import log
 from ridgeline.models.tensors import Tensor
@@ -39,8 +39,8 @@ def bind(
             number, in_file = int(index), family.layer[part]
             if in_file.startswith(_BEFORE):
                 number, in_file = number - 1, in_file.removeprefix(_BEFORE)
-            prefix, other = family.prefix.format(number), family.instead.get(part, "")
-            in_file = prefix + (other if prefix + other in raw else in_file)
+            prefix, instead = family.prefix.format(number), family.instead.get(part, "")
+            in_file = prefix + (instead if prefix + instead in raw else in_file)
         stacked.setdefault(in_file, []).append(name)
 
     tensors: dict[str, Tensor] = {}

@@ -33,47 +33,47 @@ def heads_of_config(
     Raises:
         ModelFileError: a value is out of range, or layers of one kind differ.
     """
-    found = {"sliding": sliding, "full": sliding}
+    by_kind = {"sliding": sliding, "full": sliding}
     if family.heads_by_layer:
         is_key = config.flag("attention_k_eq_v", False)
         head_dim = config.integer("global_head_dim", 512)
         others = config.integer("num_global_key_value_heads", sliding.num_kv_heads)
         full = Heads(others if is_key else sliding.num_kv_heads, head_dim, is_key)
-        found["full"] = full
+        by_kind["full"] = full
         if config.get("per_layer_config") is not None:  # newer files have this instead
             changes = _changes_by_kind(config, kinds)
-            found = {kind: Heads(**(sliding._asdict() | changes[kind])) for kind in found}
-            found["full"] = found["full"]._replace(v_is_k=is_key)
-    for heads in found.values():
+            by_kind = {kind: Heads(**(sliding._asdict() | changes[kind])) for kind in by_kind}
+            by_kind["full"] = by_kind["full"]._replace(v_is_k=is_key)
+    for heads in by_kind.values():
         if num_heads % heads.num_kv_heads:
             config.fail(f"{num_heads} heads cannot share {heads.num_kv_heads} key and value heads "
                         f"evenly")  # fmt: skip
-    return found
+    return by_kind
 
 
 def _changes_by_kind(config: Facts, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return what ``per_layer_config`` changes in layers of each kind."""
-    given: Any = config.get("per_layer_config")
+    per_layer: Any = config.get("per_layer_config")
     known = ("head_dim", "num_key_value_heads")
-    if type(given) is not dict or not all(
+    if type(per_layer) is not dict or not all(
         str(number).isdigit()
         and int(number) < len(kinds)
         and type(changes) is dict
         and all(key in known for key in changes)
-        for number, changes in given.items()
+        for number, changes in per_layer.items()
     ):
         config.fail(f"per_layer_config must have {' and '.join(known)} by the number of a layer")
-    by_number = {int(number): changes for number, changes in given.items()}
-    found: dict[str, dict[str, int]] = {"full": {}, "sliding": {}}
-    for kind in found:
+    by_number = {int(number): changes for number, changes in per_layer.items()}
+    by_kind: dict[str, dict[str, int]] = {"full": {}, "sliding": {}}
+    for kind in by_kind:
         of_kind = [by_number.get(i, {}) for i, name in enumerate(kinds) if name == kind]
         if any(changes != of_kind[0] for changes in of_kind):
             config.fail("per_layer_config: layers of one kind differ, which is not supported")
         for changes in of_kind[:1]:
             of_layer = Facts(changes, f"{config.where}: per_layer_config")
             names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
-            found[kind] = {names[key]: of_layer.integer(key) for key in changes}
-    return found
+            by_kind[kind] = {names[key]: of_layer.integer(key) for key in changes}
+    return by_kind
 
 
 def heads_of_gguf(
@@ -95,7 +95,7 @@ def heads_of_gguf(
         return dict.fromkeys(("full", "sliding"), Heads(max(kv_heads), full_dim))
     sliding_dim = meta.integer("attention.key_length_swa", full_dim)
     _check_values(meta, "attention.value_length_swa", sliding_dim)
-    found = {}
+    by_kind = {}
     own = len(kinds) - meta.integer("attention.shared_kv_layers", 0, low=0)
     for kind, head_dim in (("full", full_dim), ("sliding", sliding_dim)):
         numbers = [i for i, name in enumerate(kinds) if name == kind]
@@ -104,8 +104,8 @@ def heads_of_gguf(
         if len({kv_heads[i] for i in numbers}) > 1 or len(has_values) > 1:
             meta.fail("layers of one kind differ in their heads, which is not supported")
         of_kind = kv_heads[numbers[0]] if numbers else max(kv_heads)
-        found[kind] = Heads(of_kind, head_dim, v_is_k=False in has_values)
-    return found
+        by_kind[kind] = Heads(of_kind, head_dim, v_is_k=False in has_values)
+    return by_kind
 
 
 def _check_values(meta: Facts, key: str, head_dim: int) -> None:
@@ -116,13 +116,13 @@ def _check_values(meta: Facts, key: str, head_dim: int) -> None:
 def widths(meta: Facts, num_layers: int) -> tuple[Facts, list[int]]:
     """Return metadata with one width of feed-forward networks, and the width in each layer."""
     key = "feed_forward_length"
-    given = meta.get(key)
-    if not isinstance(given, np.ndarray | list):
+    stored = meta.get(key)
+    if not isinstance(stored, np.ndarray | list):
         return meta, []
-    found = [int(value) for value in given]
-    if len(found) != num_layers or min(found) < 1:
+    layer_widths = [int(value) for value in stored]
+    if len(layer_widths) != num_layers or min(layer_widths) < 1:
         meta.fail(f"{meta.prefix}{key} must have a width for each of the layers")
-    return replace(meta, values={**meta.values, meta.prefix + key: found[0]}), found
+    return replace(meta, values={**meta.values, meta.prefix + key: layer_widths[0]}), layer_widths
 
 
 def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
@@ -133,7 +133,7 @@ def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
     Raises:
         ModelFileError: it is out of range, or a layer finds none of its kind before.
     """
-    shared, found = facts.integer(key, 0, low=0), list(layers)
+    shared, new_layers = facts.integer(key, 0, low=0), list(layers)
     first = len(layers) - shared
     for i in range(max(first, 0), len(layers)):
         mixer = layers[i].mixer
@@ -144,8 +144,8 @@ def with_shared(facts: Facts, key: str, layers: Sequence[Layer]) -> list[Layer]:
                     f"{facts.prefix}{key} is {shared}: layer {i} finds no layer of its kind that "
                     f"has keys and values"
                 )
-            found[i] = replace(layers[i], mixer=replace(mixer, kv_of=alike[-1]))
-    return found
+            new_layers[i] = replace(layers[i], mixer=replace(mixer, kv_of=alike[-1]))
+    return new_layers
 
 
 def widened(layer: Layer, size: int) -> Layer:

@@ -49,8 +49,8 @@ class Reader(NamedTuple):
             case "number":
                 return facts.number(key, self.default)
             case "numbers":
-                given = facts.get(key)
-                return self.default if given is None else facts.numbers(key, len(self.default))
+                numbers = facts.get(key)
+                return self.default if numbers is None else facts.numbers(key, len(self.default))
             case "count":
                 return facts.integer(key, 0, low=0)
             case "optional":
@@ -70,13 +70,13 @@ class Reader(NamedTuple):
             case "bias":
                 return self.argument in facts.tensors
             case "choice":
-                found = facts.text(key, self.default)
-                if found not in self.argument:
+                choice = facts.text(key, self.default)
+                if choice not in self.argument:
                     known = ", ".join(self.argument)
                     facts.fail(
-                        f"{facts.prefix}{key} {found!r} is not supported; supported: {known}"
+                        f"{facts.prefix}{key} {choice!r} is not supported; supported: {known}"
                     )
-                return self.argument[found]
+                return self.argument[choice]
 
 
 def const(value: Any) -> Reader:
@@ -255,9 +255,9 @@ class Family:
 
     def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
         """Return the facts of a part, such as "mixer"; of the model if none is named."""
-        found = {}
+        values = {}
         for name, reader in self.facts.items():
             where, _, fact = name.rpartition(".")
             if where == part:
-                found[fact] = reader.read(facts)
-        return found
+                values[fact] = reader.read(facts)
+        return values

@@ -73,18 +73,18 @@ def read_quantized(config: Mapping[str, Any], raw: Mapping[str, Tensor], where: 
     Raises:
         ModelFileError: an unknown method, a value out of range, or parts that do not fit.
     """
-    rest = {key: value for key, value in config.items() if key != "quantization_config"}
-    found = config.get("quantization_config")
+    plain_config = {key: value for key, value in config.items() if key != "quantization_config"}
+    quantization = config.get("quantization_config")
     text = config.get("text_config")
     if type(text) is dict and "quantization_config" in text:
-        found = found or text["quantization_config"]
-        rest["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
+        quantization = quantization or text["quantization_config"]
+        plain_config["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
     facts = Facts({}, where)
     tensors, description, spare = dict(raw), "", set[str]()
-    if found:
-        if type(found) is not dict:
-            facts.fail(f"quantization_config is {found!r}, not an object")
-        facts = Facts(found, f"{where}: quantization_config")
+    if quantization:
+        if type(quantization) is not dict:
+            facts.fail(f"quantization_config is {quantization!r}, not an object")
+        facts = Facts(quantization, f"{where}: quantization_config")
         method = _method(facts)
         description = method.description
         tensors, spare = _converted(raw, method, facts)
@@ -92,7 +92,7 @@ def read_quantized(config: Mapping[str, Any], raw: Mapping[str, Tensor], where: 
         if tensor.make is None and tensor.dtype not in _FLOATS:
             supported = ", ".join(_FLOATS)
             facts.fail(f"tensor {name!r} has type {tensor.dtype}; supported: {supported}")
-    return Quantized(rest, tensors, description, frozenset(spare))
+    return Quantized(plain_config, tensors, description, frozenset(spare))
 
 
 def _method(facts: Facts) -> Method:

@@ -50,8 +50,8 @@ def compressed(facts: Facts) -> Method:
         facts.fail(f"sparsity_config has format {sparsity['format']!r}; supported: dense")
     if facts.values.get("transform_config"):
         facts.fail("transform_config is set, which is not supported: it rotates activations")
-    found = [_weights_of(facts, name, group, layout) for name, group in groups.items()]
-    blocks = {block for _, block in found if block}
+    described = [_weights_of(facts, name, group, layout) for name, group in groups.items()]
+    blocks = {block for _, block in described if block}
     if len(blocks) > 1:
         facts.fail("config_groups have blocks of different sizes, which is not supported")
     block = blocks.pop() if blocks else None
@@ -72,9 +72,9 @@ def compressed(facts: Facts) -> Method:
         return _packed(module, parts, facts)
 
     ends = (".weight_packed", ".weight_scale")
-    rest = (".weight", ".weight_shape", ".weight_zero_point", ".weight_g_idx")
-    words = "; ".join(dict.fromkeys(words for words, _ in found))
-    return Method(f"compressed-tensors ({words})", ends, (*ends, *rest), convert)
+    extra_ends = (".weight", ".weight_shape", ".weight_zero_point", ".weight_g_idx")
+    description = "; ".join(dict.fromkeys(description for description, _ in described))
+    return Method(f"compressed-tensors ({description})", ends, (*ends, *extra_ends), convert)
 
 
 def _weights_of(
@@ -102,21 +102,21 @@ def _weights_of(
     if strategy not in ("tensor", "channel", "group", "block"):
         inner.fail(f"strategy is {strategy!r}; supported: tensor, channel, group, block")
     block = None
-    words = f"{kind}{inner.integer('num_bits')} per {strategy}"
+    description = f"{kind}{inner.integer('num_bits')} per {strategy}"
     if strategy == "block":
         block = sizes_of_block(inner, "block_structure", weights.get("block_structure"))
     if strategy == "group":
         size = inner.integer("group_size")
-        words = f"{kind}{inner.integer('num_bits')}, {in_groups(size)}"
-    return words, block
+        description = f"{kind}{inner.integer('num_bits')}, {in_groups(size)}"
+    return description, block
 
 
 def _scales(
     module: str, parts: Parts, facts: Facts, outputs: int, inputs: int, *, ordered: bool
 ) -> Tensor:
     """Return the scales of an integer matrix: one, one per output, or one per group."""
-    found = parts.get(".weight_scale")
-    shape = found.shape if found is not None else (outputs, 1)
+    scales = parts.get(".weight_scale")
+    shape = scales.shape if scales is not None else (outputs, 1)
     if shape in ((), (1,)):
         check_groups(facts, module, inputs, 1, -1)
         return part(parts, ".weight_scale", module, facts, shape, *_FLOATS)

@@ -68,12 +68,12 @@ def scaled_bytes(
     weight = part(parts, ".weight", module, facts, shape, "F8_E4M3")
     if inputs % BLOCK:
         facts.fail(f"{module!r} has {inputs} inputs; supported: multiples of {BLOCK}")
-    found = parts[end].shape
-    every = block or (1, inputs) if math.prod(found) > 1 or block else (outputs, inputs)
+    scales_shape = parts[end].shape
+    every = block or (1, inputs) if math.prod(scales_shape) > 1 or block else (outputs, inputs)
     wanted = (-(-outputs // every[0]), -(-inputs // every[1]))
-    if found not in (wanted, wanted[:1] if wanted[1] == 1 else wanted, ()):
-        facts.fail(f"tensor {module + end!r} has shape {found}, wanted {wanted}")
-    scales = part(parts, end, module, facts, found, *_FLOATS)
+    if scales_shape not in (wanted, wanted[:1] if wanted[1] == 1 else wanted, ()):
+        facts.fail(f"tensor {module + end!r} has shape {scales_shape}, wanted {wanted}")
+    scales = part(parts, end, module, facts, scales_shape, *_FLOATS)
 
     def make() -> Bytes:
         by_block = scales.to_f32().reshape(wanted)
@@ -91,13 +91,13 @@ def mxfp4(facts: Facts) -> Method:
     facts.get("quant_method")
 
     def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
-        found = parts["_blocks"].shape
-        if len(found) != 4 or found[3] != BLOCK // 2:
-            facts.fail(f"tensor {module + '_blocks'!r} has shape {found}, wanted (experts, "
+        blocks_shape = parts["_blocks"].shape
+        if len(blocks_shape) != 4 or blocks_shape[3] != BLOCK // 2:
+            facts.fail(f"tensor {module + '_blocks'!r} has shape {blocks_shape}, wanted (experts, "
                        f"outputs, blocks, {BLOCK // 2})")  # fmt: skip
-        blocks = part(parts, "_blocks", module, facts, found, "U8")
-        scales = part(parts, "_scales", module, facts, found[:3], "U8")
-        shape = (*found[:2], found[2] * BLOCK)
+        blocks = part(parts, "_blocks", module, facts, blocks_shape, "U8")
+        scales = part(parts, "_scales", module, facts, blocks_shape[:3], "U8")
+        shape = (*blocks_shape[:2], blocks_shape[2] * BLOCK)
         return microscaled(module, shape, blocks, scales)
 
     return Method("MXFP4", _MXFP4_ENDS[:1], _MXFP4_ENDS, convert)
@@ -203,11 +203,11 @@ def _nf4(module: str, parts: Parts, facts: Facts) -> Tensor:
 def _state(module: str, parts: Parts, facts: Facts) -> dict[str, Any]:
     """Return what a matrix of NF4 says of itself, checked."""
     name = f"{_STATE}nf4"
-    found = parts.get(name)
-    if found is None:
+    tensor = parts.get(name)
+    if tensor is None:
         facts.fail(f"tensor {module + name!r} is missing")
     try:
-        state = json.loads(found.data.tobytes())
+        state = json.loads(tensor.data.tobytes())
         shape, sizes = state["shape"], [state["blocksize"]]
         if "nested_blocksize" in state:
             sizes.append(state["nested_blocksize"])

@@ -126,11 +126,11 @@ def awq(facts: Facts) -> Method:
 def _layout(facts: Facts, keys: tuple[str, ...], *known: str) -> str:
     """Return the layout that the first of these keys names, the first known one if none does."""
     for key in keys:
-        found = facts.text(key, known[0])
-        if found.lower() not in known:
-            facts.fail(f"{key} is {found!r}; supported: {', '.join(known)}")
+        layout = facts.text(key, known[0])
+        if layout.lower() not in known:
+            facts.fail(f"{key} is {layout!r}; supported: {', '.join(known)}")
         if facts.get(key):
-            return found.lower()
+            return layout.lower()
     return known[0]
 
 
@@ -140,12 +140,12 @@ def hqq(facts: Facts) -> Method:
 
     def convert(module: str, parts: Parts, facts: Facts) -> Tensor:
         def number(end: str, default: int) -> int:
-            found = parts.get(end)
-            if found is None:
+            tensor = parts.get(end)
+            if tensor is None:
                 return default
-            if found.dtype not in ("I32", "I64", "U8") or array(found).size != 1:
+            if tensor.dtype not in ("I32", "I64", "U8") or array(tensor).size != 1:
                 facts.fail(f"tensor {module + end!r} is not a whole number")
-            return int(array(found).reshape(-1)[0])
+            return int(array(tensor).reshape(-1)[0])
 
         bits = number_of_bits(facts, number(".nbits", 4), 4, 8)
         if number(".axis", 1) != 1:

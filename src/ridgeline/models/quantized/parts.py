@@ -42,14 +42,14 @@ def part(
     parts: Parts, end: str, module: str, facts: Facts, shape: tuple[int, ...], *dtypes: str
 ) -> Tensor:
     """Return a part of a matrix. It must be there, have this shape, and one of these types."""
-    found = parts.get(end)
-    if found is None:
+    tensor = parts.get(end)
+    if tensor is None:
         facts.fail(f"tensor {module + end!r} is missing")
-    if found.dtype not in dtypes:
-        facts.fail(f"tensor {module + end!r} has type {found.dtype}, wanted {' or '.join(dtypes)}")
-    if found.shape != shape:
-        facts.fail(f"tensor {module + end!r} has shape {found.shape}, wanted {shape}")
-    return found
+    if tensor.dtype not in dtypes:
+        facts.fail(f"tensor {module + end!r} has type {tensor.dtype}, wanted {' or '.join(dtypes)}")
+    if tensor.shape != shape:
+        facts.fail(f"tensor {module + end!r} has shape {tensor.shape}, wanted {shape}")
+    return tensor
 
 
 def number_of_bits(facts: Facts, bits: int, *supported: int) -> int:
@@ -122,11 +122,11 @@ def file_bytes(parts: Parts) -> int:
 
 def check_groups(facts: Facts, module: str, inputs: int, groups: int, size: int | None) -> None:
     """Refuse groups that are not whole blocks, or not of ``size`` inputs; -1 is all of them."""
-    found = inputs // groups if groups and inputs % groups == 0 else 0
-    wanted = inputs if size == -1 else size or found
-    if found != wanted:
+    group_size = inputs // groups if groups and inputs % groups == 0 else 0
+    wanted = inputs if size == -1 else size or group_size
+    if group_size != wanted:
         facts.fail(f"{module!r} has {groups} groups of {inputs} inputs, not {in_groups(wanted)}")
-    if found == 0 or found % BLOCK:
+    if group_size == 0 or group_size % BLOCK:
         facts.fail(
             f"{module!r} has {groups} groups of {inputs} inputs; supported: multiples of {BLOCK} "
             f"inputs"
@@ -141,9 +141,9 @@ def is_every(tensor: Tensor, add: int, wanted: int) -> bool:
 
 def matrix_shape(parts: Parts, end: str, module: str, facts: Facts) -> tuple[int, int]:
     """Return the shape of a part that must be a matrix."""
-    found = parts.get(end)
-    if found is None:
+    tensor = parts.get(end)
+    if tensor is None:
         facts.fail(f"tensor {module + end!r} is missing")
-    if len(found.shape) != 2:
-        facts.fail(f"tensor {module + end!r} has shape {found.shape}, not that of a matrix")
-    return found.shape[0], found.shape[1]
+    if len(tensor.shape) != 2:
+        facts.fail(f"tensor {module + end!r} has shape {tensor.shape}, not that of a matrix")
+    return tensor.shape[0], tensor.shape[1]

@@ -89,9 +89,9 @@ def _format(form: dict[str, Any]) -> dict[str, Any]:
     raise ApiError(400, message, param="output_config.format", code="invalid_value")
 
 
-def _tool(given: dict[str, Any]) -> dict[str, Any]:
-    function = {name: given[name] for name in ("name", "description", "strict") if name in given}
-    return {"type": "function", "function": function | {"parameters": given["input_schema"]}}
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
 
 
 def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:

@@ -106,9 +106,9 @@ class MessageShape:
         self._blocks[-1][kind] += text
         yield self._grown(f"{kind}_delta", **{kind: text})
 
-    def _grown(self, kind: str, **what: str) -> bytes:
+    def _grown(self, kind: str, **fields: str) -> bytes:
         index = len(self._blocks) - 1
-        return self._event("content_block_delta", index=index, delta={"type": kind, **what})
+        return self._event("content_block_delta", index=index, delta={"type": kind, **fields})
 
     def _open(self, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()

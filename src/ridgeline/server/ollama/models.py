@@ -33,8 +33,8 @@ def loaded(
     will be unloaded, in seconds since 1970, None for never.
     """
     expires = _NEVER if expires_s is None else _time(expires_s)
-    more = {"size_vram": 0, "context_length": max_model_len, "expires_at": expires}
-    return entry(name, summary) | {"size": num_bytes} | more
+    loaded_fields = {"size_vram": 0, "context_length": max_model_len, "expires_at": expires}
+    return entry(name, summary) | {"size": num_bytes} | loaded_fields
 
 
 def shown(
@@ -77,5 +77,5 @@ def _count(number: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    found = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return found.isoformat().replace("+00:00", "Z")
+    utc = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return utc.isoformat().replace("+00:00", "Z")

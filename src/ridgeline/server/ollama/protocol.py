@@ -161,8 +161,8 @@ class EmbedAsked(Strict):
     @property
     def texts(self) -> list[str]:
         """The texts; none of an empty input, by which clients load a model."""
-        given = [self.input] if isinstance(self.input, str) else self.input
-        return [] if given == [""] else given
+        inputs = [self.input] if isinstance(self.input, str) else self.input
+        return [] if inputs == [""] else inputs
 
     @property
     def truncate_prompt_tokens(self) -> int | None:

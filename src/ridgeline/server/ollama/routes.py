@@ -88,11 +88,11 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
 
         def answer(vectors: Vectors | None) -> dict[str, Any]:
-            found = vectors.found if vectors else []
+            values = vectors.values if vectors else []
             prompt_ms = vectors.timings().get("time_to_first_token_ms", 0.0) if vectors else 0.0
             return {
                 "model": body.model,
-                "embeddings": [shaped(vector, body.dimensions) for vector in found],
+                "embeddings": [shaped(vector, body.dimensions) for vector in values],
                 "total_duration": int(prompt_ms * NS_PER_MS),
                 "load_duration": 0,
                 "prompt_eval_count": vectors.usage()["prompt_tokens"] if vectors else 0,
@@ -109,7 +109,7 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
 
         def answer(vectors: Vectors) -> dict[str, Any]:
-            return {"embedding": shaped(vectors.found[0], normalises=False)}
+            return {"embedding": shaped(vectors.values[0], normalises=False)}
 
         if not body.prompt:
             return JSONResponse({"embedding": []})

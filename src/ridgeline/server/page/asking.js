@@ -35,10 +35,10 @@ export async function explain({ message, code }, conversation) {
 const number = (value) => Math.round(value).toLocaleString('en');
 
 function tooLong(conversation, model) {
-  const most = model.max_model_len;
+  const contextTokens = model.max_model_len;
   const asked = conversation.settings.max_tokens;
-  const limit = `the model takes ${number(most)} tokens (about ${number(0.75 * most)} words), question and answer together`;
-  if (asked >= most) {
+  const limit = `the model takes ${number(contextTokens)} tokens (about ${number(0.75 * contextTokens)} words), question and answer together`;
+  if (asked >= contextTokens) {
     return { error: `“Max tokens” asks for an answer of ${number(asked)} tokens, but ${limit}. Choose fewer in the settings.` };
   }
   if (canLeaveOut(conversation)) return { error: `This conversation has become too long: ${limit}.`, isTooLong: true };

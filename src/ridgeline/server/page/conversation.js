@@ -10,8 +10,8 @@
 
 export const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
 
-export function newMessage(role, content, parent, more = {}) {
-  return { id: newId(), parent, changedAt: Date.now(), role, content, ...more };
+export function newMessage(role, content, parent, extra = {}) {
+  return { id: newId(), parent, changedAt: Date.now(), role, content, ...extra };
 }
 
 const key = (parent, role) => `${role} ${parent}`;

@@ -145,22 +145,22 @@ function inline(text, depth = 0) {
   const made = [];
   let end = 0;
   for (const match of depth < MAX_DEPTH ? text.matchAll(INLINE) : []) {
-    const found = match.groups;
-    made.push(text.slice(end, match.index), styled(found, depth + 1) ?? match[0]);
+    const groups = match.groups;
+    made.push(text.slice(end, match.index), styled(groups, depth + 1) ?? match[0]);
     end = match.index + match[0].length;
   }
   return [...made, text.slice(end)].filter((node) => node !== '');
 }
 
-function styled(found, depth) {
-  if (found.code !== undefined) return element('code', {}, found.code);
-  if (found.strong !== undefined) return element('strong', {}, ...inline(found.strong, depth));
-  const em = found.em ?? found.em2;
+function styled(groups, depth) {
+  if (groups.code !== undefined) return element('code', {}, groups.code);
+  if (groups.strong !== undefined) return element('strong', {}, ...inline(groups.strong, depth));
+  const em = groups.em ?? groups.em2;
   if (em !== undefined) return element('em', {}, ...inline(em, depth));
-  if (found.del !== undefined) return element('del', {}, ...inline(found.del, depth));
-  if (found.label !== undefined) return link(found.target, found.label);
-  if (found.math !== undefined) return found.math; // as it is: its signs are not Markdown's
-  return found.url ? link(found.url, found.url) : found.plain;
+  if (groups.del !== undefined) return element('del', {}, ...inline(groups.del, depth));
+  if (groups.label !== undefined) return link(groups.target, groups.label);
+  if (groups.math !== undefined) return groups.math; // as it is: its signs are not Markdown's
+  return groups.url ? link(groups.url, groups.url) : groups.plain;
 }
 
 /** Return a link, or null unless it goes to http(s). */

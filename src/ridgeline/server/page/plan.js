@@ -44,14 +44,14 @@ function fillChoices({ models, devices, dtypes, kv_cache_dtypes: caches, engines
 
 /** Return what the form says, without what is left open. */
 function readForm() {
-  const found = {};
+  const values = {};
   for (const field of form.elements) {
     if (!field.name) continue;
     const value = field.multiple ? [...field.selectedOptions].map((one) => one.value).join(',') : field.value.trim();
-    if (value) found[field.name] = value;
+    if (value) values[field.name] = value;
   }
-  if (found.model) delete found.config;
-  return found;
+  if (values.model) delete values.config;
+  return values;
 }
 
 /** Return the body of a request. Throws an Error in words for a config that is no JSON object. */
@@ -139,15 +139,15 @@ async function update() {
     at('problem').textContent = '';
     return;
   }
-  const mine = asking = new AbortController();
+  const controller = asking = new AbortController();
   form.setAttribute('aria-busy', 'true');
   try {
     const body = bodyOf(state);
     computed = compute(state);
     if (!at('computing').hidden) at('plan').classList.add('stale');
-    const found = await (await post({ ...body, picture: true }, mine.signal)).json();
-    showPlan(found, chooseDevice);
-    showChoices(found, body.slo ?? []);
+    const answer = await (await post({ ...body, picture: true }, controller.signal)).json();
+    showPlan(answer, chooseDevice);
+    showChoices(answer, body.slo ?? []);
     at('problem').textContent = '';
     at('plan').classList.remove('stale');
   } catch (error) {
@@ -155,7 +155,7 @@ async function update() {
     at('problem').textContent = error.message;
     at('plan').classList.add('stale'); // what is shown belongs to what was asked before
   }
-  if (asking !== mine) return;
+  if (asking !== controller) return;
   computed();
   form.removeAttribute('aria-busy');
 }

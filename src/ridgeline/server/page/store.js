@@ -41,11 +41,11 @@ const fresh = (id) => {
 };
 
 /** Return what was kept or exported as a conversation; null if it is none. */
-export function toConversation(found, id) {
-  if (!Array.isArray(found?.messages) || !found.messages.every(isMessage)) return null;
-  const messages = found.messages.map(placed);
+export function toConversation(stored, id) {
+  if (!Array.isArray(stored?.messages) || !stored.messages.every(isMessage)) return null;
+  const messages = stored.messages.map(placed);
   const areUnique = new Set(messages.map((message) => message.id)).size === messages.length;
-  return areUnique ? { ...fresh(id), ...found, id, messages } : null;
+  return areUnique ? { ...fresh(id), ...stored, id, messages } : null;
 }
 
 const readConversation = (id) => toConversation(read(PREFIX + id), id);

@@ -18,16 +18,16 @@ export function exportAll() {
 
 /** Add the conversations of a file that was exported; of one that is here already, what is new. */
 export async function importFile(file) {
-  let found;
+  let exported;
   try {
-    found = JSON.parse(await file.text());
+    exported = JSON.parse(await file.text());
   } catch (error) {
     return refused(file, `it is not JSON (${error.message})`);
   }
-  if (found?.format !== FORMAT || !Array.isArray(found.conversations)) {
+  if (exported?.format !== FORMAT || !Array.isArray(exported.conversations)) {
     return refused(file, `its format is not “${FORMAT}”`);
   }
-  const read = found.conversations.map((one) => (isWhole(one) ? toConversation(one, one.id) : null));
+  const read = exported.conversations.map((one) => (isWhole(one) ? toConversation(one, one.id) : null));
   const wrong = read.indexOf(null);
   if (wrong >= 0) return refused(file, `conversation ${wrong + 1} of ${read.length} is damaged`);
   const hasRoom = add(read);

@@ -125,11 +125,11 @@ def _emit_best(module: object) -> None:
     among = select(top.get().equals(highest.splat(16)), place.get(), _NOWHERE)
     first = among.reduce(lambda a, b: select(a < b, a, b))
     so_far, its_place = fn.load(argmax, F32, 4), fn.load(argmax + 8, I64, 8)
-    mine = -1 - (first.signed(I64) + first_id)
-    is_first = highest.equals(so_far) & (mine > its_place)
+    negated_id = -1 - (first.signed(I64) + first_id)
+    is_first = highest.equals(so_far) & (negated_id > its_place)
     with fn.when((first < _NOWHERE) & ((highest > so_far) | is_first)):
         fn.store(highest, argmax, 4)
-        fn.store(mine, argmax + 8, 8)
+        fn.store(negated_id, argmax + 8, 8)
     flagged = non_finite.get().reduce(lambda a, b: a + b) + fn.load(argmax + 4, F32, 4)
     fn.store(flagged, argmax + 4, 4)
     with fn.when(flagged.equals(0.0).equals(0)):
@@ -250,7 +250,7 @@ def _pruned(thread: Thread) -> None:
     # Each candidate prefetches the next, or memory would idle between them.
     candidate = fn.var(fn.i64(-1))
     with fn.loop(num_tiles, start=thread.number, step=args["num_threads"]) as t:
-        found = fn.var(fn.i64(0))
+        is_candidate = fn.var(fn.i64(0))
         with fn.loop(num_rows) as j:
             length, floor = (
                 fn.load(at + j * 4, F32, 4).splat(16)
@@ -258,9 +258,11 @@ def _pruned(thread: Thread) -> None:
             )
             for place in (t * (TILE * 4), t * (TILE * 4) + 64):
                 distance = fn.load(args["distances"] + place, FLOATS, 64)
-                most = fma(distance, length, fn.load(proxy_logits + j * stride + place, FLOATS, 64))
-                found.set(found.get() | (most >= floor).bits(I16).unsigned(I64))
-        with fn.when(found.get() > 0):
+                bound = fma(
+                    distance, length, fn.load(proxy_logits + j * stride + place, FLOATS, 64)
+                )
+                is_candidate.set(is_candidate.get() | (bound >= floor).bits(I16).unsigned(I64))
+        with fn.when(is_candidate.get() > 0):
             with fn.when(candidate.get() >= 0):
                 _exact(thread, candidate.get(), t)
             candidate.set(t)

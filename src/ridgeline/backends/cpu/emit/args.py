@@ -65,8 +65,8 @@ class Thread:
         slower still. A GEMV takes tiles in groups: see ``gemm``.
         """
         fn, num_threads = self.fn, self.args["num_threads"]
-        least = select(self.args["num_rows"].equals(1), fn.i64(GEMV_TILES), fn.i64(1))
-        size = size or maximum(num_tiles // (num_threads * _PIECES * least), 1) * least
+        multiple = select(self.args["num_rows"].equals(1), fn.i64(GEMV_TILES), fn.i64(1))
+        size = size or maximum(num_tiles // (num_threads * _PIECES * multiple), 1) * multiple
 
         def share(i: Value) -> tuple[Value, Value]:
             return self.first_tile(num_tiles, i), self.first_tile(num_tiles, i + 1)

@@ -189,12 +189,12 @@ def _rotated(
             scale = scale_of_head(heads, x)
         x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
     pairs = heads.half // 16
-    first, second, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
+    first, second, unrotated = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
     c = [fn.load(cos + 64 * i, FLOATS, 4) for i in range(pairs)]
     s = [fn.load(sin + 64 * i, FLOATS, 4) for i in range(pairs)]
     rotated = [a * c[i] - b * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
     rotated += [b * c[i] + a * s[i] for i, (a, b) in enumerate(zip(first, second, strict=True))]
-    return rotated + rest
+    return rotated + unrotated
 
 
 def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
@@ -264,10 +264,10 @@ def _store_floats(
     # Only finite values: a block is read whole, later by its next owner, and 0 times infinity is
     # not a number.
     size, narrow = heads.value_bytes, heads.cache == "f16"
-    most = 65504.0 if narrow else 3.4028234663852886e38
+    limit = 65504.0 if narrow else 3.4028234663852886e38
     v_row = record + TOKENS * heads.size * size + token * (heads.size * size)
     for i in range(len(k)):
-        key, value = (maximum(minimum(x, most), -most) for x in (k[i], v[i]))
+        key, value = (maximum(minimum(x, limit), -limit) for x in (k[i], v[i]))
         if narrow:
             key, value = key.signed(F16), value.signed(F16)
         fn.store(value, v_row + 16 * size * i, size)
@@ -293,11 +293,11 @@ def _emit_scores(module: object, form: Dot, heads: Heads, queries: int, number: 
 
     def score(block: Value, num_blocks: int) -> None:
         at = [fn.lower(block + b, count - 1) for b in range(num_blocks + BLOCKS_AHEAD)]
-        found = [record_at(fn, records, stride, table, b) for b in at]
+        places = [record_at(fn, records, stride, table, b) for b in at]
         for low in range(0, len(rows), _MOST_ROWS):
             part = rows[low : low + _MOST_ROWS]
-            ahead = found[BLOCKS_AHEAD:] if low == 0 else []
-            of_part = _scores(fn, form, heads, part, found[:num_blocks], ahead)
+            ahead = places[BLOCKS_AHEAD:] if low == 0 else []
+            of_part = _scores(fn, form, heads, part, places[:num_blocks], ahead)
             for r, of_row in enumerate(of_part, start=low):
                 for b, value in enumerate(of_row):
                     fn.store(value, out + out_stride * r + (block + b) * 64, 4)
@@ -403,8 +403,9 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     for first in range(0, heads.group, _MOST_ROWS):
         group = range(first, min(first + _MOST_ROWS, heads.group))
         rows = [scores + score_stride * g for g in group]
-        tops, totals, mosts = (
-            [fn.var(fn.lanes(F32, [least] * 16)) for _ in group] for least in (_LOWEST, 0.0, 0.0)
+        tops, totals, row_maxima = (
+            [fn.var(fn.lanes(F32, [initial] * 16)) for _ in group]
+            for initial in (_LOWEST, 0.0, 0.0)
         )
         for block, visible in blocks():
             for row, top in zip(rows, tops, strict=True):
@@ -420,19 +421,19 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
         highest = [top.get().reduce(maximum).splat(16) for top in tops]
         for block, visible in blocks():
             values = record_at(fn, records, stride, table, block) + heads.scales_at
-            for row, peak, total, most in zip(rows, highest, totals, mosts, strict=True):
+            for row, peak, total, row_max in zip(rows, highest, totals, row_maxima, strict=True):
                 p = visible(exp(fn.load(row + block * 64, FLOATS, 4) - peak), 0.0)
                 total.set(total.get() + p)
                 if is_int8:
                     p = visible(p * fn.load(values, FLOATS, 64), 0.0)
-                    most.set(maximum(p, most.get()))
+                    row_max.set(maximum(p, row_max.get()))
                 fn.store(p, row + block * 64, 4)
         if heads.sinks:  # in one lane, as the sums have sixteen
             for sink, peak, total in zip(of_rows, highest, totals, strict=True):
                 total.set(total.get() + select(lanes < 1, exp(sink - peak), 0.0))
         factors = [fn.value(1.0, F32) for _ in group]
         if is_int8:
-            largest = [most.get().reduce(maximum) for most in mosts]
+            largest = [row_max.get().reduce(maximum) for row_max in row_maxima]
             factors = [value * (1.0 / _STEPS) for value in largest]
             steps = [select(x > NOTHING, _STEPS / x, fn.value(0.0, F32)) for x in largest]
             with fn.loop(count) as block:

@@ -103,13 +103,13 @@ def _emit_pick(module: object) -> None:
     """``draw_pick``: the first that passes the mark, or -1."""
     fn = PICK.begin(module)
     weights, count, before, mark, out = fn.args
-    reached, found = fn.var(before), fn.var(fn.i64(-1))
+    reached, picked = fn.var(before), fn.var(fn.i64(-1))
     i = fn.var(fn.i64(0))
-    with fn.loop_while(lambda: (i.get() < count) & (found.get() < 0)):
+    with fn.loop_while(lambda: (i.get() < count) & (picked.get() < 0)):
         reached.set(reached.get() + fn.load(weights + i.get() * 8, I64, 8))
-        found.set(select(reached.get() > mark, i.get(), found.get()))
+        picked.set(select(reached.get() > mark, i.get(), picked.get()))
         i.set(i.get() + 1)
-    fn.store(found.get(), out, 8)
+    fn.store(picked.get(), out, 8)
     fn.finish()
 
 
@@ -129,11 +129,11 @@ def _emit_peaks(module: object, num_blocks: int) -> None:
     """
     fn = PEAKS.begin(module)
     row, peaks, out = fn.args
-    least = fn.lanes(F32, [-math.inf] * 16)
-    top = fn.var(least)
+    lowest = fn.lanes(F32, [-math.inf] * 16)
+    top = fn.var(lowest)
     with fn.loop(num_blocks) as block:
         begin = row + block * (BLOCK_LOGITS * 4)
-        sides = [least] * 4
+        sides = [lowest] * 4
         for i in range(VECTORS):
             sides[i % 4] = maximum(fn.load(begin + 64 * i, FLOATS, 4), sides[i % 4])
         peak = maximum(maximum(sides[0], sides[1]), maximum(sides[2], sides[3]))
@@ -150,11 +150,11 @@ def _emit_gather(module: object, num_blocks: int) -> None:
     """
     fn = GATHER.begin(module)
     row, peaks, bound, ids, values, out = fn.args
-    least = bound.signed(I32).bits(F32).splat(16)
+    threshold = bound.signed(I32).bits(F32).splat(16)
     count = fn.var(fn.i64(0))
 
     def reaching(at: Value) -> Value:
-        return (fn.load(at, FLOATS, 4) >= least).bits(I16).unsigned(I64)
+        return (fn.load(at, FLOATS, 4) >= threshold).bits(I16).unsigned(I64)
 
     with (
         fn.loop(num_blocks) as block,

@@ -172,9 +172,9 @@ def kernel_sources() -> list[Path]:
     """Return the files that say what kernels compute; two stand outside."""
     backend = Path(__file__).parents[1]
     folders = (backend / "emit", backend / "layout")
-    found = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
     outside = backend.parent / "sampling.py", backend.parents[1] / "physics" / "recurrent.py"
-    return [*found, *outside]
+    return [*files, *outside]
 
 
 def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:

@@ -73,7 +73,7 @@ _RESTORE = Kernel("draw_restore", ("row", "undo", "count"))
 _MASK = Kernel("draw_mask", ("row", "mask", "out"))
 _UNIFORM = Kernel("draw_uniform", ("seed", "position", "stream", "out"))
 _RANK = Kernel("draw_rank", ("row", "token", "value", "ahead"))
-_FIRST_LOOK = 64  # bounds: top-p alone tries this many, then four times as many, ...
+_FIRST_LISTED = 64  # bounds: top-p alone tries this many, then four times as many, ...
 
 
 def emit_draw(module: object, vocab_size: int) -> None:
@@ -125,22 +125,22 @@ def _emit_find(module: object, num_blocks: int) -> None:
     """
     fn = _FIND.begin(module)
     row, greatest, factor, least, sums, mark, weights, out = fn.args
-    before, found = fn.var(fn.i64(0)), fn.var(fn.i64(-1))
-    with fn.loop(num_blocks) as block, fn.when(found.get() < 0):
+    before, block_index = fn.var(fn.i64(0)), fn.var(fn.i64(-1))
+    with fn.loop(num_blocks) as block, fn.when(block_index.get() < 0):
         reached = before.get() + fn.load(sums + block * 8, I64, 8)
         passes = reached > mark
-        found.set(select(passes, block, found.get()))
+        block_index.set(select(passes, block, block_index.get()))
         before.set(select(passes, before.get(), reached))
-    fn.store(found.get(), out, 8)
-    with fn.when(found.get() >= 0):
-        begin = row + found.get() * (BLOCK_LOGITS * 4)
+    fn.store(block_index.get(), out, 8)
+    with fn.when(block_index.get() >= 0):
+        begin = row + block_index.get() * (BLOCK_LOGITS * 4)
         with fn.loop(VECTORS) as i:
             x = fn.load(begin + i * 64, FLOATS, 4)
             for half, weight in enumerate(weigh(x, greatest.bits(F64), factor.bits(F64))):
                 kept = select(weight >= least.splat(8), weight, 0)
                 fn.store(kept, weights + i * 128 + 64 * half, 8)
         PICK.call(fn, weights=weights, count=BLOCK_LOGITS, before=before.get(), mark=mark, out=out)
-        fn.store(fn.load(out, I64, 8) + found.get() * BLOCK_LOGITS, out, 8)
+        fn.store(fn.load(out, I64, 8) + block_index.get() * BLOCK_LOGITS, out, 8)
     fn.finish()
 
 
@@ -175,8 +175,8 @@ def _emit_adjust(module: object) -> None:
     with fn.loop(entry["history_len"]) as i:
         token = fn.load(entry["history"] + i * 4, I32, 4).signed(I64)
         seen = fn.load(counts + token * 4, I32, 4)
-        more = select(i >= entry["prompt_len"], fn.value(2, I32), 0)
-        fn.store((seen + more) | 1, counts + token * 4, 4)
+        increment = select(i >= entry["prompt_len"], fn.value(2, I32), 0)
+        fn.store((seen + increment) | 1, counts + token * 4, 4)
         with fn.when(seen.equals(0)):
             _changed(fn, row, token, undo, noted, repeated)
     num_seen = noted.get()
@@ -331,13 +331,13 @@ class _List:
             sums = self.of["draw_sums"]
             _SUMS.call(fn, row=self.row, **self.scale, least=1, sums=sums)
             wanted.set(high_product(share, fn.load(sums + num_blocks * 8, I64, 8)))
-            look, is_enough = fn.var(fn.i64(_FIRST_LOOK)), fn.var(fn.i64(0))
+            num_listed, is_enough = fn.var(fn.i64(_FIRST_LISTED)), fn.var(fn.i64(0))
             with fn.loop_while(lambda: is_enough.get().equals(0)):
-                self.narrow(look.get())
+                self.narrow(num_listed.get())
                 self.weigh()
                 reaches = self.total(fn.i64(0)) >= wanted.get()
-                is_enough.set((reaches | (look.get() >= num_blocks * 16)).unsigned(I64))
-                look.set(look.get() * 4)
+                is_enough.set((reaches | (num_listed.get() >= num_blocks * 16)).unsigned(I64))
+                num_listed.set(num_listed.get() * 4)
         self.cut(BOUND_WEIGHT, CUT_WEIGHT, maximum(wanted.get(), 1))
 
 

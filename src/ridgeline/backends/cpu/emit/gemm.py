@@ -90,8 +90,8 @@ def _tile(kind: str, rows: int, halves: int) -> Kernel:
 
     It prefetches ``prefetch_step`` bytes for each record, from ``prefetch_at`` on.
     """
-    rest = (*Operand._fields, "prefetch_at", "prefetch_step")
-    return Kernel(f"tile_{kind}_{rows}x{halves}", ("weights", "half", "num_records", *rest))
+    more_params = (*Operand._fields, "prefetch_at", "prefetch_step")
+    return Kernel(f"tile_{kind}_{rows}x{halves}", ("weights", "half", "num_records", *more_params))
 
 
 def shapes(kind: str, form: Dot) -> tuple[tuple[int, int], ...]:
@@ -129,8 +129,8 @@ def emit_matmul(module: object, kinds: Sequence[str]) -> None:
 
 def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
     fn = _linear(kind).begin(module)
-    tiles, first, last, num_records, num_rows, *rest, next_address = fn.args
-    operand = Operand(*rest)
+    tiles, first, last, num_records, num_rows, *of_operand, next_address = fn.args
+    operand = Operand(*of_operand)
     packed = FORMATS[kind]
     stride = num_records * packed.record_bytes + packed.tail_bytes
     begin = fn.var(first)
@@ -169,8 +169,8 @@ def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
 
 def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halves: int) -> None:
     fn = _tile(kind, rows, halves).begin(module)
-    weights, half, num_records, *rest, prefetch_at, prefetch_step = fn.args
-    operand = Operand(*rest)
+    weights, half, num_records, *of_operand, prefetch_at, prefetch_step = fn.args
+    operand = Operand(*of_operand)
     act_scales = [operand.act_scales + operand.act_scales_stride * m for m in range(rows)]
     packed = FORMATS[kind]
     if packed.activations == "rows":
@@ -238,7 +238,7 @@ def _add_groups(
     # Where small bytes are quicker to multiply, sums move to the left instead.
     left = packed.shift_to_middle or 0
     before = left if form is Dot.VNNI512 else 0
-    most = 255 if table is not None else ((1 << packed.bits) - 1) << before
+    max_weight = 255 if table is not None else ((1 << packed.bits) - 1) << before
     for h, (record, block, half) in enumerate(places):
         weights = _values(fn, packed, record, half, before)
         if table is not None:
@@ -250,7 +250,7 @@ def _add_groups(
             which = range(4 * part, 4 * part + 4)
             parts = [broadcast4(fn, x_rows[m] + 4 * v) for v in which]
             own, zero = [weights[v] for v in which], fn.lanes(I32, [0] * 16)
-            total = dots(form, zero, own, parts, max_weight=most)
+            total = dots(form, zero, own, parts, max_weight=max_weight)
             return (total << (left - before)).signed(F32)
 
         def act_scale(m: int, number: int) -> Value:

@@ -184,10 +184,10 @@ def scale_to_bytes(largest: Value) -> tuple[Value, Value]:
 def largest_of(values: list[Value]) -> Value:
     """Return the largest magnitude in some vectors; not a number if there is one that is not."""
     words = [absolute(value).bits(vec(I32, 16)) for value in values]  # the same order
-    most = words[0]
+    largest = words[0]
     for word in words[1:]:
-        most = maximum(most, word)
-    return most.reduce(maximum).bits(F32)
+        largest = maximum(largest, word)
+    return largest.reduce(maximum).bits(F32)
 
 
 def to_integers(value: Value, inverse: Value) -> Value:
@@ -238,11 +238,11 @@ def _emit_row_bytes(module: object) -> None:
     x, out, scales, size, rotated = fn.args
     _HADAMARD.call(fn, x=x, out=rotated, size=size)
     zero = fn.lanes(I32, [0] * 16)
-    most, total = fn.var(zero), fn.var(zero)
+    largest, total = fn.var(zero), fn.var(zero)
     with fn.loop(size * 4, step=64) as at:
         word = absolute(fn.load(rotated + at, FLOATS, 4)).bits(vec(I32, 16))  # the same order
-        most.set(maximum(most.get(), word))
-    scale, inverse = scale_to_bytes(most.get().reduce(maximum).bits(F32))
+        largest.set(maximum(largest.get(), word))
+    scale, inverse = scale_to_bytes(largest.get().reduce(maximum).bits(F32))
     with fn.loop(size, step=16) as i:
         integers = to_integers(fn.load(rotated + i * 4, FLOATS, 4), inverse)
         fn.store(integers.signed(I8), out + i, 1)

@@ -178,8 +178,8 @@ class Draws:
         count = len(self._entries)
         self._table.hold(count * ENTRY_BYTES)
         self._pairs.hold(8 * self._num_pairs)
-        _put(self._bounds, array("i", [*self._firsts, count]))
-        _put(self._tokens, self._token_ids)
+        _write_array(self._bounds, array("i", [*self._firsts, count]))
+        _write_array(self._tokens, self._token_ids)
         self._biases.hold(16 * len(self._bias_pairs))
         for i, bias in enumerate(self._bias_pairs):
             _BIAS.pack_into(self._biases.view, 16 * i, *bias)
@@ -203,25 +203,25 @@ class Draws:
 
     def results(self) -> list[tuple[int | None, TokenLogprobs | None]]:
         """Return each entry's token and its log-probabilities, if they were wanted."""
-        found: list[tuple[int | None, TokenLogprobs | None]] = []
+        results: list[tuple[int | None, TokenLogprobs | None]] = []
         at = _RESULT_AT
         for entry, places, _, _ in self._entries:
             token, value, greatest, total, ahead = _RESULT.unpack_from(self._table.view, at)
             at += ENTRY_BYTES
             num_top = int(entry[-1])
             if token < 0 or num_top < 0:
-                found.append((None if token < 0 else token, None))
+                results.append((None if token < 0 else token, None))
                 continue
             is_finite = math.isfinite(greatest) and total > 0
             norm = log_sum_exp(greatest, total) if is_finite else math.nan
             begin = places[-1]
             part = self._pairs.view[begin : begin + 8 * num_top]
             top = sorted(_PAIR.iter_unpack(part), key=lambda pair: (-pair[1], pair[0]))
-            found.append((token, ranked(token, value, ahead, norm, top)))
-        return found
+            results.append((token, ranked(token, value, ahead, norm, top)))
+        return results
 
 
-def _put(memory: _Memory, values: array[int]) -> None:
+def _write_array(memory: _Memory, values: array[int]) -> None:
     content = values.tobytes()
     memory.hold(len(content))
     memory.view[: len(content)] = content

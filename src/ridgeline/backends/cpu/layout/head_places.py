@@ -29,8 +29,8 @@ def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:
     rope_order = np.full(heads.size, -1)
     rope_order[:pairs] = np.arange(pairs)
     rope_order[heads.half : heads.half + pairs] = np.arange(pairs, 2 * pairs)
-    rest = num_channels - 2 * pairs
-    rope_order[2 * heads.half : 2 * heads.half + rest] = np.arange(2 * pairs, num_channels)
+    num_unrotated = num_channels - 2 * pairs
+    rope_order[2 * heads.half : 2 * heads.half + num_unrotated] = np.arange(2 * pairs, num_channels)
     plain = np.full(heads.size, -1)
     plain[:num_channels] = np.arange(num_channels)
     return rope_order, plain

@@ -92,9 +92,9 @@ def _has_bias(layer: Layer) -> bool:
 
 
 def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
-    found = FeedForward(padded(ffn.size), ffn.activation, ffn.gated, ffn.bias)
+    feed_forward = FeedForward(padded(ffn.size), ffn.activation, ffn.gated, ffn.bias)
     if isinstance(ffn, arch_parts.Mlp):
-        return replace(found, gate_scale=ffn.gate_scale, out_scale=ffn.out_scale)
+        return replace(feed_forward, gate_scale=ffn.gate_scale, out_scale=ffn.out_scale)
     dense = ffn.shared or ffn.beside
     experts = Experts(
         ffn.num,
@@ -107,7 +107,7 @@ def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
         ffn.shared_gated,
         ffn.beside is not None,
     )
-    return replace(found, experts=experts)
+    return replace(feed_forward, experts=experts)
 
 
 def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
@@ -139,8 +139,8 @@ def _heads(arch: ModelArch, layer: Layer, cache: str) -> Heads:
 
 def _check_layers(arch: ModelArch) -> None:
     for i, layer in enumerate(arch.layers):
-        if what := _has_no_code(arch, layer):
-            raise ValueError(f"layer {i} has {what}: use --backend reference")
+        if feature := _has_no_code(arch, layer):
+            raise ValueError(f"layer {i} has {feature}: use --backend reference")
     if len({layer.recurrent for layer in arch.layers if layer.recurrent}) > 1:
         raise ValueError("layers keep states of different shapes: use --backend reference")
     ropes = {(mixer.rope, mixer.head_dim) for mixer in arch.attentions}
@@ -179,7 +179,7 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
         "an input of its own and a scale of what is added": layer.input_size
         and arch.residual_scale != 1.0,
     }
-    return next((what for what, is_there in has.items() if is_there), "")
+    return next((feature for feature, is_there in has.items() if is_there), "")
 
 
 def rotating_pairs(arch: ModelArch, layer: Layer) -> int:

@@ -82,7 +82,7 @@ def pack(
     if kind == packed_kind(tensor, dtype, columns_moved=columns_moved):
         has_blocks = FORMATS[kind].head_bytes > 0
         parts = k_blocks(tensor) if has_blocks else simple_blocks(tensor)
-        values, *scales = (_taken(part, rows) for part in parts)
+        values, *scales = (_select_rows(part, rows) for part in parts)
         if kind == "t4":
             return _pack_t4(levels(tensor.dtype), values, *scales)
         if kind == "z4":
@@ -91,7 +91,7 @@ def pack(
             return _pack_k(kind, values, *scales)
         return pack_nibbles(kind, values, *scales) if kind != "w8" else _pack_w8(values, *scales)
     if dtype == "int8" and kind == "s5":
-        q, scale = (_taken(part, rows) for part in simple_blocks(tensor))
+        q, scale = (_select_rows(part, rows) for part in simple_blocks(tensor))
         return _pack_w8(q.astype(np.int8) - np.int8(16), scale)
     weights = _placed(tensor.to_f32(), rows, columns)
     return (
@@ -125,7 +125,7 @@ def _placed(weights: NDArray[np.float32], rows: Index, columns: Index) -> NDArra
     return out
 
 
-def _taken(values: NDArray[_T], rows: Index) -> NDArray[_T]:
+def _select_rows(values: NDArray[_T], rows: Index) -> NDArray[_T]:
     """Return rows by index; row -1 has all zeros, so its weights are zero whatever the bits."""
     out = values[np.maximum(rows, 0)]
     out[rows < 0] = 0

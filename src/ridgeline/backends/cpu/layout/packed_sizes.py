@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
-from ridgeline.backends.cpu.layout.load import (
+from ridgeline.backends.cpu.layout.model_weights import (
     PLAIN,
     embedding_type,
     file_names,
@@ -33,33 +33,33 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
     """Return the bytes of the arrays that ``load.load_weights`` makes, by part of the model."""
     arch, sizes = checkpoint.arch, model_sizes(checkpoint.arch, dtype, cache_dtype)
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
-    found = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
-    found |= {"recurrent": 0} if sizes.recurrence else {}
+    by_part = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
+    by_part |= {"recurrent": 0} if sizes.recurrence else {}
     outer = outer_sizes(arch, sizes)
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("layers."):
             _, index, part = name.split(".")
             layer = sizes.layers[int(index)]
             group, size = _part_bytes(layer, part, tensor, dtype, norm_bias=sizes.norm_bias)
-            found[group] += size
+            by_part[group] += size
         elif name in outer:
-            found["norms"] += outer[name] * 4
-    found["embedding"] += arch.position_rows * sizes.hidden * 4
+            by_part["norms"] += outer[name] * 4
+    by_part["embedding"] += arch.position_rows * sizes.hidden * 4
     if sizes.inputs:  # their table stays in the file
         kind = packed_kind(checkpoint.tensors["inputs_proj"], dtype)
-        found["embedding"] += _matrix_bytes(kind, sizes.inputs_stride // 4, arch.hidden_size)
-        found["norms"] += sizes.inputs.size * 4
+        by_part["embedding"] += _matrix_bytes(kind, sizes.inputs_stride // 4, arch.hidden_size)
+        by_part["norms"] += sizes.inputs.size * 4
     if arch.is_encoder:
-        return found
+        return by_part
     name = "embed" if arch.tied_embeddings else "head"
     tensor = checkpoint.tensors[name]
     kind = packed_kind(tensor, head_dtype(dtype, tensor.dtype))
-    found["head"] = _matrix_bytes(kind, *tensor.shape)
+    by_part["head"] = _matrix_bytes(kind, *tensor.shape)
     if kind == "w8" and not arch.head_bias:
         outputs = padded(tensor.shape[0]) + TILE  # one tile more, of what all have in common
-        found["proxy of the head"] = _matrix_bytes("s5", outputs, tensor.shape[1])
-        found["proxy of the head"] += padded(tensor.shape[0]) * 4
-    return found
+        by_part["proxy of the head"] = _matrix_bytes("s5", outputs, tensor.shape[1])
+        by_part["proxy of the head"] += padded(tensor.shape[0]) * 4
+    return by_part
 
 
 def _part_bytes(

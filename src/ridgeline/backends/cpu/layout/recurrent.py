@@ -147,52 +147,52 @@ def vectors(shape: Recurrence, tensor: Callable[[str], Floats]) -> dict[str, Flo
     space's parts are in the weights of its convolution, as far as they go through it.
     """
     mixer, channels = shape.mixer, _channels(shape)
-    found = {"conv": np.stack([_placed(row, channels) for row in tensor("conv").T])}
+    by_name = {"conv": np.stack([_placed(row, channels) for row in tensor("conv").T])}
     if has_conv_bias(mixer):
-        found["conv_bias"] = _placed(tensor("conv_bias"), channels)
+        by_name["conv_bias"] = _placed(tensor("conv_bias"), channels)
     if isinstance(mixer, Conv):
         if mixer.bias:
             (rows, _) = places(shape)["in"]
-            found["in_bias"] = _placed(tensor("in_bias"), rows, 3 * shape.channels)
-            found["o_bias"] = _placed(tensor("out_bias"), None, padded(shape.hidden_size))
-        return found
+            by_name["in_bias"] = _placed(tensor("in_bias"), rows, 3 * shape.channels)
+            by_name["o_bias"] = _placed(tensor("out_bias"), None, padded(shape.hidden_size))
+        return by_name
     rates = np.zeros((shape.num_heads, RATES), np.float32)
     rates[:, 0] = -np.exp(tensor("a_log"))
     rates[:, 1] = tensor("dt_bias")
     if isinstance(mixer, Ssm):
         rates[:, 2] = tensor("skip")
-        found["conv"] *= _conv_scales(mixer, shape)
+        by_name["conv"] *= _conv_scales(mixer, shape)
         if mixer.bias:
             (rows, _) = places(shape)["in"]
             size = shape.width - padded(mixer.num_heads)
-            found["in_bias"] = _placed(tensor("in_bias"), rows, size) / np.float32(mixer.in_scale)
+            by_name["in_bias"] = _placed(tensor("in_bias"), rows, size) / np.float32(mixer.in_scale)
             rates[:, 1] += tensor("in_bias")[-mixer.num_heads :] * np.float32(mixer.part_scales[4])
             bias = tensor("out_bias") * np.float32(mixer.out_scale)
-            found["o_bias"] = _placed(bias, None, padded(shape.hidden_size))
+            by_name["o_bias"] = _placed(bias, None, padded(shape.hidden_size))
         if mixer.gated_norm:
             inner = _heads(mixer.num_heads, mixer.head_dim)
-            found["gated_scale"] = _placed(tensor("gated_scale"), inner)
+            by_name["gated_scale"] = _placed(tensor("gated_scale"), inner)
     else:
         scales = np.tile(tensor("gated_scale"), mixer.num_value_heads)
         values = _heads(mixer.num_value_heads, mixer.value_dim)
-        found["gated_scale"] = _placed(scales, values)
-    return found | {"rates": rates}
+        by_name["gated_scale"] = _placed(scales, values)
+    return by_name | {"rates": rates}
 
 
 def vector_sizes(shape: Recurrence) -> dict[str, int]:
     """Return how many floats each of ``vectors`` has."""
     mixer = shape.mixer
-    found = {"conv": mixer.kernel * shape.channels}
+    lengths = {"conv": mixer.kernel * shape.channels}
     if has_conv_bias(mixer):
-        found["conv_bias"] = shape.channels
+        lengths["conv_bias"] = shape.channels
     if not isinstance(mixer, Delta) and mixer.bias:
         unused = padded(mixer.num_heads) if isinstance(mixer, Ssm) else 0
-        found |= {"in_bias": shape.width - unused, "o_bias": padded(shape.hidden_size)}
+        lengths |= {"in_bias": shape.width - unused, "o_bias": padded(shape.hidden_size)}
     if isinstance(mixer, Delta) or (isinstance(mixer, Ssm) and mixer.gated_norm):
-        found["gated_scale"] = shape.made
+        lengths["gated_scale"] = shape.made
     if shape.num_heads:
-        found["rates"] = shape.num_heads * RATES
-    return found
+        lengths["rates"] = shape.num_heads * RATES
+    return lengths
 
 
 def has_conv_bias(mixer: Recurrent) -> bool:
@@ -232,9 +232,9 @@ def _channels(shape: Recurrence) -> Index:
 
 def _heads(count: int, size: int, first: int = 0) -> Index:
     """Return which channel stands where in padded heads of ``size``, the first of them given."""
-    found = np.full((count, _to_lanes(size)), -1)
-    found[:, :size] = first + np.arange(count * size).reshape(count, size)
-    flat = found.reshape(-1)
+    channels = np.full((count, _to_lanes(size)), -1)
+    channels[:, :size] = first + np.arange(count * size).reshape(count, size)
+    flat = channels.reshape(-1)
     return np.concatenate([flat, np.full(padded(len(flat)) - len(flat), -1)])
 
 

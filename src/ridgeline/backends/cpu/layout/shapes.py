@@ -234,20 +234,20 @@ class LayerKind:
     @property
     def matrices(self) -> tuple[str, ...]:
         """All matrices in the order in which they are read; of experts the place is the first's."""
-        found = [*self.heads.projections]
+        names = [*self.heads.projections]
         if self.heads.gated:
-            found.append("q_gate")
+            names.append("q_gate")
         if self.recurrence:
-            found += [name for name, _ in self.recurrence.columns]
+            names += [name for name, _ in self.recurrence.columns]
         if self.heads.num_heads:
-            found.append("o")
+            names.append("o")
         if self.recurrence:
-            found.append("out")
+            names.append("out")
         if self.ffn.size:
-            found += [*self.ffn.inner, "down"]
+            names += [*self.ffn.inner, "down"]
         for prefix, ffn in (("dense_", self.dense), ("input_", self.input)):
-            found += [prefix + name for name in (*ffn.inner, "down")] if ffn else []
-        return tuple(found)
+            names += [prefix + name for name in (*ffn.inner, "down")] if ffn else []
+        return tuple(names)
 
     @property
     def dense(self) -> FeedForward | None:

@@ -43,8 +43,8 @@ def file_name(path: Path, dtype: str) -> str:
     for source in sources():
         digest.update(source.read_bytes())
     for file in sorted(path.iterdir()) if path.is_dir() else part_paths(path):
-        found = file.stat()
-        digest.update(f"{file.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
+        stat = file.stat()
+        digest.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     return f"{path.stem}.{dtype}.{place}.{digest.hexdigest()[:32]}.weights"
 
@@ -57,12 +57,12 @@ def sources() -> list[Path]:
     package = Path(__file__).parents[3]
     folders = (package / "models", Path(__file__).parent)
     facts = ("arch.py", "recurrent.py", "text_defaults.py")
-    found = [package / "physics" / name for name in facts]
-    found += [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    files = [package / "physics" / name for name in facts]
+    files += [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     spec = find_spec("gguf")
     if spec is not None and spec.origin is not None:
-        found += [Path(spec.origin).with_name(name) for name in ("constants.py", "quants.py")]
-    return found
+        files += [Path(spec.origin).with_name(name) for name in ("constants.py", "quants.py")]
+    return files
 
 
 def read(path: Path) -> dict[str, Packed] | None:
@@ -80,14 +80,14 @@ def read(path: Path) -> dict[str, Packed] | None:
             area = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_WILLNEED"):
             area.madvise(mmap.MADV_WILLNEED)
-        found, content = {}, np.frombuffer(area, np.uint8)
+        arrays, content = {}, np.frombuffer(area, np.uint8)
         for name, (kind, dtype, shape, begin) in index.items():
             count = int(np.prod(shape)) * np.dtype(dtype).itemsize
             part = content[begin : begin + count].view(dtype)
-            found[name] = Packed(kind, part.reshape(shape))
+            arrays[name] = Packed(kind, part.reshape(shape))
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return None
-    return found
+    return arrays
 
 
 def write(path: Path, arrays: Mapping[str, Packed]) -> None:

@@ -19,7 +19,7 @@ class Counters:
         """Begin to count; ``clock`` is the compiled function."""
         self._clock = clock
         self._words: NDArray[np.int64] = aligned((num_threads, ROW_WORDS), np.int64)
-        self._taken = self._words.copy()
+        self._previous = self._words.copy()
         self._begin = self._now()
 
     @property
@@ -33,7 +33,7 @@ class Counters:
         Of the kind "experts" it is how many experts' matrices it read.
         """
         now = self._words.copy()
-        cycles, self._taken = now - self._taken, now
+        cycles, self._previous = now - self._previous, now
         return {kind: cycles[:, i] for i, kind in enumerate(KINDS)}
 
     def seconds_per_cycle(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ridgeline.backends.cpu.layout.load import Weights
+from ridgeline.backends.cpu.layout.model_weights import Weights
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
 from ridgeline.backends.face import Traffic
 from ridgeline.core.records import StepRecord
@@ -85,13 +85,13 @@ def step_traffic(
 
 def _kv_bytes(arch: ModelArch, sizes: Sizes, start: int, num_tokens: int) -> int:
     """Return the bytes of the cache that a chunk reads, of all layers."""
-    found = 0
+    num_bytes = 0
     for heads in sizes.all_heads:
         pairs = zip(arch.layers, sizes.layers, strict=True)
         alike = replace(arch, layers=tuple(one for one, kind in pairs if kind.heads == heads))
         bytes_per_value = heads.record_bytes / (2 * TOKENS * heads.num_channels)
-        found += kv_read_bytes(alike, start, num_tokens, bytes_per_value)
-    return found
+        num_bytes += kv_read_bytes(alike, start, num_tokens, bytes_per_value)
+    return num_bytes
 
 
 def _layer_bytes(

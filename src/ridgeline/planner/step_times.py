@@ -59,25 +59,25 @@ def clock_of(subject: Subject, placement: Placement) -> Clocked:
     if placement.device.id == HERE:
         return _here(subject)
     setting, device = placement.setting, placement.device
-    found = efficiency_of(device, setting.engine.name, efficiencies())
+    efficiency = efficiency_of(device, setting.engine.name, efficiencies())
     times = device_time(
-        *(subject.shape, placement.storage, setting.kv_value_bytes, device, found),
+        *(subject.shape, placement.storage, setting.kv_value_bytes, device, efficiency),
         *(setting.tp, setting.pp),
     )
-    factor = found.factor_90
+    factor = efficiency.factor_90
     return Clocked(
         times,
         1 / factor,
         factor,
         "published",
-        f"times of {device.id} come from a formula fitted to {found.num_points} figures "
-        f"({found.source}); nine in ten{_whose(found, setting.engine.name)} are within "
+        f"times of {device.id} come from a formula fitted to {efficiency.num_points} figures "
+        f"({efficiency.source}); nine in ten{_whose(efficiency, setting.engine.name)} are within "
         f"{_per_cent(factor)} of it",
     )
 
 
-def _whose(found: Efficiency, engine: str) -> str:
-    return "" if found.engine == engine else " of other engines"
+def _whose(efficiency: Efficiency, engine: str) -> str:
+    return "" if efficiency.engine == engine else " of other engines"
 
 
 def _per_cent(factor: float) -> str:
@@ -92,12 +92,14 @@ def _here(subject: Subject) -> Clocked:
             f"model's files, or name other devices with --on"
         )
     config = resolve(Options(), checkpoint.arch)
-    found = known(default_home(), checkpoint.path, checkpoint.arch, config)
-    low, _, high = found.interval()
-    if found.source == "assumed":
+    calibration = known(default_home(), checkpoint.path, checkpoint.arch, config)
+    low, _, high = calibration.interval()
+    if calibration.source == "assumed":
         note = "times of this machine are assumed: `ridgeline calibrate` measures them in a minute"
-        return Clocked(found.times, low, high, "assumed", note)
-    return Clocked(found.times, low, high, "calibrated", "times of this machine were measured")
+        return Clocked(calibration.times, low, high, "assumed", note)
+    return Clocked(
+        calibration.times, low, high, "calibrated", "times of this machine were measured"
+    )
 
 
 @cache

@@ -215,18 +215,18 @@ def _num_kv_heads(facts: Facts, key: str, num_heads: int) -> int:
 def _kv_heads_by_layer(meta: Facts, family: Family, num_heads: int, num_layers: int) -> list[int]:
     """Return each layer's key and value heads; if the family says no more, one number or none."""
     key = "attention.head_count_kv"
-    given = meta.get(key)
-    if not isinstance(given, np.ndarray | list):
+    stored = meta.get(key)
+    if not isinstance(stored, np.ndarray | list):
         return [_num_kv_heads(meta, key, num_heads)] * num_layers
-    found = [int(value) for value in given]
-    several = {number for number in found if number}
-    most = 2 if family.heads_by_layer else 1
-    if len(found) != num_layers or not 1 <= len(several) <= most or min(found) < 0:
+    by_layer = [int(value) for value in stored]
+    distinct = {number for number in by_layer if number}
+    max_distinct = 2 if family.heads_by_layer else 1
+    if len(by_layer) != num_layers or not 1 <= len(distinct) <= max_distinct or min(by_layer) < 0:
         meta.fail(f"{meta.prefix}{key} must have one number, or 0, for each of the layers")
-    for number in several:
+    for number in distinct:
         if num_heads % number:
             meta.fail(f"{num_heads} heads cannot share {number} key and value heads evenly")
-    return found
+    return by_layer
 
 
 def _windows_of_config(
@@ -266,10 +266,10 @@ def num_guessing_layers(meta: Facts) -> int:
     Raises ModelFileError if all do.
     """
     key = "nextn_predict_layers"
-    found = meta.integer(key, 0, low=0)
-    if found >= meta.integer("block_count"):
-        meta.fail(f"{meta.prefix}{key} is {found}, of all blocks")
-    return found
+    count = meta.integer(key, 0, low=0)
+    if count >= meta.integer("block_count"):
+        meta.fail(f"{meta.prefix}{key} is {count}, of all blocks")
+    return count
 
 
 def _reach(window: int | None, mixer: Mapping[str, Any]) -> int | None:
@@ -280,20 +280,20 @@ def _reach(window: int | None, mixer: Mapping[str, Any]) -> int | None:
 def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:
     """Return kinds by the layers with attention: a list of them, or one in every few."""
     key = family.attention_layers
-    given = config.get(key)
-    if given is None or type(given) is int:
+    value = config.get(key)
+    if value is None or type(value) is int:
         every = config.integer(key, family.pattern)
         return ["recurrent" if (i + 1) % every else "full" for i in range(num_layers)]
-    if type(given) is not list or any(type(i) is not int for i in given):
+    if type(value) is not list or any(type(i) is not int for i in value):
         config.fail(f"{key} must be a list of numbers of layers")
-    return ["full" if i in given else "recurrent" for i in range(num_layers)]
+    return ["full" if i in value else "recurrent" for i in range(num_layers)]
 
 
 def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[str]:
     """Return kinds in turn: one layer in every few is full; or as an array says."""
-    given = facts.get(key)
-    if isinstance(given, np.ndarray | list):
-        flags = [bool(value) for value in given]
+    stored = facts.get(key)
+    if isinstance(stored, np.ndarray | list):
+        flags = [bool(value) for value in stored]
         if len(flags) != num_layers:
             facts.fail(f"{facts.prefix}{key} has {len(flags)} values for {num_layers} layers")
         return ["sliding" if value else "full" for value in flags]
@@ -306,26 +306,26 @@ def _ropes_of_config(
     config: Facts, family: Family, heads: Mapping[str, Heads]
 ) -> tuple[_Ropes, int]:
     """Return the rope of each kind of layer, and the context length."""
-    given: Any = config.get("rope_parameters")
-    by_kind = type(given) is dict and given and all(kind in _KINDS for kind in given)
+    stored: Any = config.get("rope_parameters")
+    by_kind = type(stored) is dict and stored and all(kind in _KINDS for kind in stored)
     if by_kind and family.windows == "pattern":
-        found: dict[str, Rope | None] = {}
-        for kind, parameters in given.items():
+        ropes: dict[str, Rope | None] = {}
+        for kind, parameters in stored.items():
             of_kind = replace(config, values={**config.values, "rope_parameters": parameters})
             head_dim = heads[_KINDS[kind]].head_dim
-            found[_KINDS[kind]], max_position = rope_from_config(of_kind, head_dim)
-        if found.keys() != {"full", "sliding"}:
+            ropes[_KINDS[kind]], max_position = rope_from_config(of_kind, head_dim)
+        if ropes.keys() != {"full", "sliding"}:
             config.fail("rope_parameters must describe full_attention and sliding_attention")
     elif family.heads_by_layer:
         config.fail("rope_parameters must describe full_attention and sliding_attention")
     else:
         rope, max_position = rope_from_config(config, heads["full"].head_dim)
-        found = {"full": rope, "sliding": rope}
+        ropes = {"full": rope, "sliding": rope}
         if local := family.ropes.get("sliding"):
-            found["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)
+            ropes["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)
     if family.ropes.get("full") == "none":
-        found["full"] = None
-    return found, max_position
+        ropes["full"] = None
+    return ropes, max_position
 
 
 def _no_rope_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
@@ -333,9 +333,9 @@ def _no_rope_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]
     if "no_rope_layers" not in family.ropes:
         return [True] * num_layers
     every = facts.integer("no_rope_layer_interval", 4)
-    given = facts.get("no_rope_layers")
-    if given is None:
+    flags = facts.get("no_rope_layers")
+    if flags is None:
         return [(i + 1) % every != 0 for i in range(num_layers)]
-    if type(given) is not list or len(given) != num_layers or any(v not in (0, 1) for v in given):
+    if type(flags) is not list or len(flags) != num_layers or any(v not in (0, 1) for v in flags):
         facts.fail("no_rope_layers must have 0 or 1 for each of the layers")
-    return [bool(value) for value in given]
+    return [bool(value) for value in flags]

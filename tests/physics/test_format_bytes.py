@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.models.gguf import _TENSOR_TYPES
 from ridgeline.physics.config_shape import shape_of_config
-from ridgeline.physics.formats import (
+from ridgeline.physics.format_bytes import (
     FORMATS,
     Storage,
     format_named,

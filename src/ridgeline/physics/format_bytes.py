@@ -112,10 +112,10 @@ def format_named(name: str) -> Format:
     Raises ValueError, with all names, if there is none of this name.
     """
     short = name.lower().removeprefix("torch.")
-    found = FORMATS.get(_NAMES.get(short, short))
-    if found is None:
+    named_format = FORMATS.get(_NAMES.get(short, short))
+    if named_format is None:
         raise ValueError(f"there is no format {name!r}: give one of {', '.join(FORMATS)}")
-    return found
+    return named_format
 
 
 def kv_bytes_of(name: str) -> float:
@@ -140,12 +140,12 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     known here.
     """
     inner = config.get("text_config")
-    found = config.get("torch_dtype") or config.get("dtype")
-    if found is None and isinstance(inner, Mapping):
-        found = inner.get("torch_dtype") or inner.get("dtype")
-    if not isinstance(found, str | None):
-        raise ValueError(f"{where}: torch_dtype is {found!r}, not a string")
-    plain = format_named(found or "bf16")
+    dtype = config.get("torch_dtype") or config.get("dtype")
+    if dtype is None and isinstance(inner, Mapping):
+        dtype = inner.get("torch_dtype") or inner.get("dtype")
+    if not isinstance(dtype, str | None):
+        raise ValueError(f"{where}: torch_dtype is {dtype!r}, not a string")
+    plain = format_named(dtype or "bf16")
     quantised = config.get("quantization_config")
     if quantised is None:
         return Storage(plain, plain)
@@ -242,6 +242,6 @@ def stored_bytes(storage: Storage, matrices: Iterable[tuple[str, Matrix]]) -> in
     """Return the bytes of all of these matrices, with their full names."""
     total = 0.0
     for name, matrix in matrices:
-        found = storage.of(name, matrix)
-        total += found.values_bytes(matrix) + found.scales_bytes(matrix)
+        matrix_format = storage.of(name, matrix)
+        total += matrix_format.values_bytes(matrix) + matrix_format.scales_bytes(matrix)
     return round(total)

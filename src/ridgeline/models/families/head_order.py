@@ -56,12 +56,12 @@ def expert_halves(
     ffn = arch.layers[int(parts[0].split(".")[1])].ffn
     if not isinstance(ffn, Experts):
         return None
-    found: list[Tensor] = []
+    halves: list[Tensor] = []
     for half in range(2):
         begins = ((2 * e + half) * ffn.size for e in range(ffn.num))
         rows = [tensor.rows(slice(begin, begin + ffn.size)) for begin in begins]
-        found.append(Tensor.stacked(f"{tensor.name}/{parts[half]}", rows))
-    return found
+        halves.append(Tensor.stacked(f"{tensor.name}/{parts[half]}", rows))
+    return halves
 
 
 def _by_part(sizes: tuple[int, ...], num_heads: int) -> Order:

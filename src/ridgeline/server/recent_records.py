@@ -95,8 +95,8 @@ class History:
             usual: Predict | None = predictor(self._score.calibration.times)
         else:
             usual = usual_steps(recorded)
-        found = explain(recorded.engine, request, recorded.of(request), usual)
-        return found, [*map(_stood_in, recorded.around(request, BEFORE, BEHIND))]
+        explanation = explain(recorded.engine, request, recorded.of(request), usual)
+        return explanation, [*map(_stood_in, recorded.around(request, BEFORE, BEHIND))]
 
 
 def _stood_in(record: Json) -> Json:

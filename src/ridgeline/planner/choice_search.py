@@ -18,7 +18,6 @@ from ridgeline.physics.device_time import DeviceTime
 from ridgeline.physics.hardware import Device
 from ridgeline.planner.catalogue import HERE, prices_of
 from ridgeline.planner.choice import MOST_BUSY, Choice, Seen, seen_of, with_frontier
-from ridgeline.planner.clock import Clocked, clock_of
 from ridgeline.planner.load import METRICS, PERCENTILES, Load, LoadWishes, Slo
 from ridgeline.planner.place import Placement, place
 from ridgeline.planner.spot import (
@@ -33,6 +32,7 @@ from ridgeline.planner.spot import (
     up_share,
 )
 from ridgeline.planner.steady import Bounds, Steady, knee, steady, steady_closed
+from ridgeline.planner.step_times import Clocked, clock_of
 from ridgeline.planner.subject import Subject
 from ridgeline.planner.wishes import AUTO, Wishes
 from ridgeline.simulator.fleet import serve_fleet
@@ -109,7 +109,7 @@ class _Candidate:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Found:
+class SearchResult:
     """The choices, the best first, and what was left out and why."""
 
     choices: tuple[Choice, ...]
@@ -120,27 +120,29 @@ class Found:
 def search(
     subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
     today: date, report: Report, alive: Alive,
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
 
     ``alive`` is called at every simulated step; what it raises ends the search. Raises ValueError
     if a price is damaged, or nothing holds the model.
     """
     warnings: list[str] = []
-    found: list[tuple[_Candidate, int]] = []
+    sized: list[tuple[_Candidate, int]] = []
     slos = asked.slos()
     for device in devices:
         alive()
         of_device = _candidates(subject, wishes, asked, load, device, today, warnings, alive)
-        found += [(one, _replicas(one, load, slos, asked)) for one in of_device]
-    found.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
-    choices, most = list[Choice](), asked.max_usd_per_hour
-    for number, (candidate, replicas) in enumerate(found):
+        sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
+    sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
+    choices, most_usd = list[Choice](), asked.max_usd_per_hour
+    for number, (candidate, replicas) in enumerate(sized):
         alive()
-        report(min(number, _MOST_SIMULATED), min(len(found), _MOST_SIMULATED))
+        report(min(number, _MOST_SIMULATED), min(len(sized), _MOST_SIMULATED))
         is_near = number < _MOST_SIMULATED
         choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
-        if most is None or (choice.usd_per_hour is not None and choice.usd_per_hour <= most):
+        if most_usd is None or (
+            choice.usd_per_hour is not None and choice.usd_per_hour <= most_usd
+        ):
             choices.append(choice)
     report(_MOST_SIMULATED, _MOST_SIMULATED)
     choices.sort(key=_order)
@@ -149,7 +151,7 @@ def search(
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
     notes = dict.fromkeys(choice.clock.note for choice in choices[:1])
-    return Found(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
+    return SearchResult(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
 
 
 def _candidates(
@@ -224,12 +226,12 @@ def _settled(
     if load.concurrency is not None:
         return steady_closed(times, load, bounds, load.concurrency / replicas)
     rate = (load.rate_per_s or 0.0) / replicas
-    most = candidate.knee(factor)
-    return steady(times, load, bounds, rate) if rate <= MOST_BUSY * most else None
+    knee_per_s = candidate.knee(factor)
+    return steady(times, load, bounds, rate) if rate <= MOST_BUSY * knee_per_s else None
 
 
-def _by_formula(found: Steady, load: Load) -> Seen:
-    means = {"ttft": 1e3 * found.ttft_s, "tpot": 1e3 * found.tpot_s}
+def _by_formula(settled: Steady, load: Load) -> Seen:
+    means = {"ttft": 1e3 * settled.ttft_s, "tpot": 1e3 * settled.tpot_s}
     means["e2el"] = means["ttft"] + (load.mean_new - 1) * means["tpot"]
     ms = {
         m: {p: means[m] * (_TAIL[p] if m == "ttft" else 1) for p in ("mean", *PERCENTILES)}
@@ -247,12 +249,12 @@ def _replicas(candidate: _Candidate, load: Load, slos: Sequence[Slo], asked: Loa
         return int(asked.replicas)
     fewest = 1
     if load.rate_per_s is not None:
-        most = MOST_BUSY * candidate.knee()
-        fewest = max(1, math.ceil(load.rate_per_s / most)) if most else _MOST_REPLICAS
+        most_per_s = MOST_BUSY * candidate.knee()
+        fewest = max(1, math.ceil(load.rate_per_s / most_per_s)) if most_per_s else _MOST_REPLICAS
 
     def does(replicas: int) -> bool:
-        found = _settled(candidate, load, replicas)
-        return found is not None and _by_formula(found, load).meets(slos)
+        settled = _settled(candidate, load, replicas)
+        return settled is not None and _by_formula(settled, load).meets(slos)
 
     low, high = fewest, fewest
     while not does(high):
@@ -269,8 +271,8 @@ def _cost(
     candidate: _Candidate, replicas: int, load: Load, slos: Sequence[Slo]
 ) -> tuple[bool, bool, float]:
     """Return what to look at first: what meets bounds, what has a price, what is cheap."""
-    found = _settled(candidate, load, replicas)
-    does = found is not None and _by_formula(found, load).meets(slos)
+    settled = _settled(candidate, load, replicas)
+    does = settled is not None and _by_formula(settled, load).meets(slos)
     num = replicas * candidate.placement.num_devices
     if candidate.price is None:
         return not does, True, float(num * candidate.placement.device.usable_bytes)
@@ -291,10 +293,10 @@ def _simulated(
     candidate: _Candidate, load: Load, replicas: int, slos: Sequence[Slo]
 ) -> Seen | None:
     """Return what requests of one of the replicas see; None above 85 % of the knee."""
-    found = _settled(candidate, load, replicas)
-    if found is None:
+    settled = _settled(candidate, load, replicas)
+    if settled is None:
         return None
-    held = math.ceil(found.num_seqs)
+    held = math.ceil(settled.num_seqs)
     num = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, 4 * held))
     clients = None
     if load.concurrency is not None:
@@ -313,8 +315,8 @@ def _decide(
     slos = asked.slos()
     seen = None
     if not is_simulated:
-        found = _settled(candidate, load, replicas)
-        seen = _by_formula(found, load) if found is not None else None
+        settled = _settled(candidate, load, replicas)
+        seen = _by_formula(settled, load) if settled is not None else None
     else:
         seen = _simulated(candidate, load, replicas, slos)
         if asked.replicas == AUTO and slos:
@@ -341,8 +343,8 @@ def _nearby(
         return replicas, seen
     first = replicas, seen
     for _ in range(5):
-        more = math.ceil(1.2 * replicas)
-        replicas = more if more > replicas else replicas + 1
+        more_replicas = math.ceil(1.2 * replicas)
+        replicas = more_replicas if more_replicas > replicas else replicas + 1
         seen = _simulated(candidate, load, replicas, slos)
         if seen is not None and seen.meets(slos):
             return replicas, seen
@@ -404,8 +406,8 @@ def _rates(
 
     def answered(factor: float) -> float:
         if load.rate_per_s is None:
-            found = settled[factor]
-            return found.rate_per_s * replicas if found is not None else 0.0
+            state = settled[factor]
+            return state.rate_per_s * replicas if state is not None else 0.0
         if settled[factor] is not None:
             return load.rate_per_s
         return min(load.rate_per_s, replicas * knee(clock.at(factor), load, candidate.bounds))
@@ -414,14 +416,18 @@ def _rates(
 
 
 def _limit(
-    candidate: _Candidate, load: Load, slos: Sequence[Slo], seen: Seen | None, found: Steady | None
+    candidate: _Candidate,
+    load: Load,
+    slos: Sequence[Slo],
+    seen: Seen | None,
+    settled: Steady | None,
 ) -> str:
     """Return what gives in first: a bound, the cache, or what steps spend their time with."""
     if seen is not None and slos and not seen.meets(slos):
         return max(slos, key=seen.over).name
-    if found is None:
+    if settled is None:
         return "request rate"
-    if found.num_seqs > 0.9 * candidate.bounds.most_seqs(load):
+    if settled.num_seqs > 0.9 * candidate.bounds.most_seqs(load):
         return (
             "kv cache"
             if candidate.bounds.most_seqs(load) < candidate.bounds.max_num_seqs
@@ -429,7 +435,7 @@ def _limit(
         )
     if not isinstance(candidate.clock.times, DeviceTime):
         return "measured step time"
-    parts = candidate.clock.times.parts(found.step)
+    parts = candidate.clock.times.parts(settled.step)
     return max(parts, key=lambda name: parts[name])
 
 

@@ -82,11 +82,11 @@ class Weights:
 
         Norms are with biases, and the distances of the proxy with that.
         """
-        found: dict[str, list[NDArray[Any]]] = {}
+        by_part: dict[str, list[NDArray[Any]]] = {}
         for name, (kind, data) in self.arrays.items():
             last = name.rpartition(".")[2]
-            found.setdefault(_PARTS.get(last, "norms" if not kind else last), []).append(data)
-        return found
+            by_part.setdefault(_PARTS.get(last, "norms" if not kind else last), []).append(data)
+        return by_part
 
     def made(self) -> dict[str, list[NDArray[Any]]]:
         """Return what is made of that, and of the model's facts, at each start."""
@@ -240,10 +240,10 @@ def _pack_all(
         if (
             arrays["head"].kind == "w8"
             and not arch.head_bias
-            and (found := proxy(Matrix(*arrays["head"])))
+            and (of_proxy := proxy(Matrix(*arrays["head"])))
         ):
-            arrays["proxy"] = Packed(found[0].kind, aligned_copy(found[0].data))
-            arrays["distances"] = Packed("", aligned_copy(found[1]))
+            arrays["proxy"] = Packed(of_proxy[0].kind, aligned_copy(of_proxy[0].data))
+            arrays["distances"] = Packed("", aligned_copy(of_proxy[1]))
     arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
     progress(total, total)
     return arrays
@@ -253,16 +253,16 @@ def _of_heads(
     checkpoint: Checkpoint, prefix: str, heads: Heads, head_rows: dict[str, Index]
 ) -> dict[str, Packed]:
     """Return the biases and norms of a layer's heads, by canonical name."""
-    found: dict[str, Packed] = {}
+    vectors: dict[str, Packed] = {}
     if heads.qkv_bias:
         parts = [(f"{name}_bias", head_rows[name]) for name in heads.projections]
         biases = [_vector(checkpoint, prefix + name, len(rows), rows) for name, rows in parts]
-        found[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
+        vectors[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
     if heads.qkv_bias and heads.owns:
         norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
         sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
         by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
-        found[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
+        vectors[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
     if heads.qk_norm:
         orders = [head_rows[name] for name in heads.projections[:2]]
         if heads.qk_norm == "head":
@@ -271,8 +271,8 @@ def _of_heads(
             _vector(checkpoint, prefix + n, len(order), order)
             for n, order in zip(("q_norm", "k_norm"), orders, strict=False)
         ]
-        found[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
-    return found
+        vectors[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
+    return vectors
 
 
 def _floats(checkpoint: Checkpoint, prefix: str, name: str) -> Floats:
@@ -299,14 +299,14 @@ def _assemble(
 ) -> Weights:
     """Write the addresses and shapes of all weights into words."""
     layers = np.zeros((arch.num_layers, len(LAYER)), np.int64)
-    words = {name: i for i, name in enumerate(LAYER)}
-    layers[:, words["number"]] = np.arange(arch.num_layers)
-    layers[:, words["kind"]] = sizes.kind_of
-    layers[1:, words["state_at"]] = sizes.state_ends[:-1]
-    layers[:, words["state_at"]] *= 4
+    column_of = {name: i for i, name in enumerate(LAYER)}
+    layers[:, column_of["number"]] = np.arange(arch.num_layers)
+    layers[:, column_of["kind"]] = sizes.kind_of
+    layers[1:, column_of["state_at"]] = sizes.state_ends[:-1]
+    layers[:, column_of["state_at"]] *= 4
     for i, one in enumerate(arch.layers):
         mixer = one.attention
-        layers[i, words["window"]] = (mixer.window or 0) if mixer else 0
+        layers[i, column_of["window"]] = (mixer.window or 0) if mixer else 0
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):
             continue
@@ -315,27 +315,27 @@ def _assemble(
         if kind:
             facts = (address(data), *Matrix(kind, data).words)
             for word, value in zip(MATRIX, facts, strict=True):
-                layer[words[f"{part}_{word}"]] = value
+                layer[column_of[f"{part}_{word}"]] = value
         else:
-            layer[words[part]] = address(data)
+            layer[column_of[part]] = address(data)
     biases = list[NDArray[Any]]()
     for i, of_layer in enumerate(sizes.layers):
         if not of_layer.heads.splits_key_bias:
             continue
         if (owner := arch.layers[i].known_attention.kv_of) is not None:
             for word in ("key_bias", "key_bias_pairs"):
-                layers[i, words[word]] = layers[owner, words[word]]
+                layers[i, column_of[word]] = layers[owner, column_of[word]]
             continue
         both = (arrays[f"layers.{i}.{name}"].data for name in ("qkv_bias", "key_spreads"))
         parts = split(of_layer.heads, *both)
         for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
-            layers[i, words[word]] = address(data)
+            layers[i, column_of[word]] = address(data)
             biases.append(data)
     tables = _rope_tables(arch, sizes, max_model_len)
     for row, one, of_layer in zip(layers, arch.layers, sizes.layers, strict=True):
         if one.attention is not None:
             of_rope = tables[one.attention.rope, of_layer.heads.half]
-            row[[words["cos"], words["sin"]]] = [address(table) for table in of_rope]
+            row[[column_of["cos"], column_of["sin"]]] = [address(table) for table in of_rope]
     final_norm, final_norm_bias, head_bias = (
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
@@ -403,34 +403,34 @@ def _scaled(norm: Floats, logit_scale: float) -> Floats:
 def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
     """Return the padded lengths of a layer's norms and biases, but those of its heads."""
     ffn, hidden = kind.ffn, kind.hidden
-    found = dict.fromkeys(kind.norm_names, hidden)
+    lengths = dict.fromkeys(kind.norm_names, hidden)
     if norm_bias:
-        found |= {f"{name}_bias": hidden for name in kind.norm_names}
+        lengths |= {f"{name}_bias": hidden for name in kind.norm_names}
     if kind.o_bias and kind.heads.num_heads:
-        found["o_bias"] = hidden
+        lengths["o_bias"] = hidden
     if kind.heads.sinks:
-        found["sinks"] = kind.heads.num_heads
+        lengths["sinks"] = kind.heads.num_heads
     if ffn.bias:
         num = ffn.experts.num if ffn.experts else 1
-        found |= {f"{name}_bias": num * ffn.size for name in ffn.inner}
-        found["down_bias"] = num * hidden
+        lengths |= {f"{name}_bias": num * ffn.size for name in ffn.inner}
+        lengths["down_bias"] = num * hidden
     if ffn.experts and ffn.experts.bias:
-        found["router_bias"] = ffn.experts.num
+        lengths["router_bias"] = ffn.experts.num
     if ffn.experts and ffn.experts.own_scales:
-        found["expert_scales"] = ffn.experts.num
+        lengths["expert_scales"] = ffn.experts.num
     if kind.out_scale:
-        found["out_scale"] = 1
-    return found
+        lengths["out_scale"] = 1
+    return lengths
 
 
 def outer_sizes(arch: ModelArch, sizes: Sizes) -> dict[str, int]:
     """Return the padded lengths of the vectors behind the layers."""
-    found = {"norm": sizes.hidden}
+    lengths = {"norm": sizes.hidden}
     if arch.norm_bias:
-        found["norm_bias"] = sizes.hidden
+        lengths["norm_bias"] = sizes.hidden
     if arch.head_bias:
-        found["head_bias"] = padded(arch.vocab_size)
-    return found
+        lengths["head_bias"] = padded(arch.vocab_size)
+    return lengths
 
 
 def _rope_tables(
@@ -440,20 +440,20 @@ def _rope_tables(
 
     Where nothing turns they are 1 and 0.
     """
-    found: dict[tuple[Rope | None, int], tuple[Floats, Floats]] = {}
+    tables: dict[tuple[Rope | None, int], tuple[Floats, Floats]] = {}
     for layer, kind in zip(arch.layers, sizes.layers, strict=True):
         if layer.attention is None:
             continue
         rope, half = key = layer.attention.rope, kind.heads.half
-        if key in found:
+        if key in tables:
             continue
         shape = (max_model_len, half)
         cos, sin = np.ones(shape, np.float32), np.zeros(shape, np.float32)
         if rope:
             padding = ((0, 0), (0, half - rope.dim // 2))
             cos, sin = (np.pad(table, padding) for table in rope_tables(rope, max_model_len))
-        found[key] = cos, sin
-    return found
+        tables[key] = cos, sin
+    return tables
 
 
 def _plain_rows(checkpoint: Checkpoint, name: str, sizes: Sizes) -> Packed:

@@ -87,15 +87,15 @@ def read_results(content: Json, name: str) -> list[Result]:
     for is_one, read in _READERS:
         if is_one(content):
             try:
-                found = list(read(content, name))
+                results = list(read(content, name))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 raise ValueError(
                     f"{name}: looks like {read.__name__[1:]}'s result, but {error!r} is wrong or "
                     "missing"
                 ) from error
-            if not found:
+            if not results:
                 raise ValueError(f"{name}: has no benchmarks")
-            return found
+            return results
     keys = ", ".join(list(content)[:6]) or "nothing"
     raise ValueError(
         f"{name}: not a result that is known. Expected the JSON of ridgeline bench serve, vLLM's "
@@ -106,12 +106,12 @@ def read_results(content: Json, name: str) -> list[Result]:
 def _ridgeline(content: Json, name: str) -> Iterator[Result]:
     values: Values = {}
     for key in COUNTS:
-        _put(values, key, content.get(key))
+        _set_value(values, key, content.get(key))
     if content.get("goodput"):
-        _put(values, "goodput_per_s", content["goodput"]["requests_per_s"])
+        _set_value(values, "goodput_per_s", content["goodput"]["requests_per_s"])
     for key in LATENCIES:
         for statistic in STATISTICS:
-            _put(values, f"{key}_{statistic}_ms", (content[key] or {}).get(f"{statistic}_ms"))
+            _set_value(values, f"{key}_{statistic}_ms", (content[key] or {}).get(f"{statistic}_ms"))
     yield Result(name, "ridgeline", values)
 
 
@@ -129,9 +129,9 @@ def _vllm(content: Json, name: str) -> Iterator[Result]:
         "total_tokens_per_s": "total_token_throughput",
     }
     for key, theirs in names.items():
-        _put(values, key, content.get(theirs))
+        _set_value(values, key, content.get(theirs))
     if "failed" not in content and "num_prompts" in content:  # as older ones wrote
-        _put(values, "num_failed", content["num_prompts"] - content["completed"])
+        _set_value(values, "num_failed", content["num_prompts"] - content["completed"])
     metrics = {
         "ttft": "ttft_from_send", "tpot": "tpot_excl_first", "itl": "itl_chunk_pooled",
         "e2el": "e2e",
@@ -139,8 +139,8 @@ def _vllm(content: Json, name: str) -> Iterator[Result]:
     for theirs, key in metrics.items():
         for statistic in STATISTICS:
             word = "median" if statistic == "p50" else statistic
-            found = content.get(f"{word}_{theirs}_ms", content.get(f"{statistic}_{theirs}_ms"))
-            _put(values, f"{key}_{statistic}_ms", found)
+            value = content.get(f"{word}_{theirs}_ms", content.get(f"{statistic}_{theirs}_ms"))
+            _set_value(values, f"{key}_{statistic}_ms", value)
     yield Result(name, "vllm", values)
 
 
@@ -149,24 +149,24 @@ def _guidellm(content: Json, name: str) -> Iterator[Result]:
     for number, run in enumerate(runs, 1):
         metrics, values = run["metrics"], Values()
         totals = metrics.get("request_totals") or run.get("request_totals") or {}
-        _put(values, "num_successful", totals.get("successful"))
+        _set_value(values, "num_successful", totals.get("successful"))
         if totals:
             failed = (totals.get("errored") or 0) + (totals.get("incomplete") or 0)
-            _put(values, "num_failed", failed)
-        _put(values, "duration_s", run.get("duration"))
+            _set_value(values, "num_failed", failed)
+        _set_value(values, "duration_s", run.get("duration"))
         means = {
             "request_throughput_per_s": "requests_per_second",
             "output_tokens_per_s": "output_tokens_per_second",
             "total_tokens_per_s": "tokens_per_second",
         }
         for key, theirs in means.items():
-            _put(values, key, _successful(metrics, theirs).get("mean"))
+            _set_value(values, key, _successful(metrics, theirs).get("mean"))
         sums = {
             "total_input_tokens": "prompt_token_count",
             "total_output_tokens": "output_token_count",
         }
         for key, theirs in sums.items():
-            _put(values, key, _successful(metrics, theirs).get("total_sum"))
+            _set_value(values, key, _successful(metrics, theirs).get("total_sum"))
         latencies = {
             "ttft_from_send": ("time_to_first_token_ms", 1.0),
             "tpot_incl_first": ("time_per_output_token_ms", 1.0),
@@ -174,16 +174,16 @@ def _guidellm(content: Json, name: str) -> Iterator[Result]:
             "e2e": ("request_latency", 1e3),
         }
         for key, (theirs, in_ms) in latencies.items():
-            found = _successful(metrics, theirs)
-            flat = {"mean": found.get("mean"), **(found.get("percentiles") or {})}
-            _put_all(values, key, flat, in_ms)
+            latency = _successful(metrics, theirs)
+            flat = {"mean": latency.get("mean"), **(latency.get("percentiles") or {})}
+            _set_statistics(values, key, flat, in_ms)
         label = name if len(runs) == 1 else f"{name} {number}{_strategy(run)}"
         yield Result(label, "guidellm", values)
 
 
 def _successful(metrics: Json, name: str) -> Json:
-    found: Json = (metrics.get(name) or {}).get("successful") or {}
-    return found
+    successful: Json = (metrics.get(name) or {}).get("successful") or {}
+    return successful
 
 
 def _strategy(run: Json) -> str:
@@ -209,9 +209,9 @@ def _aiperf(content: Json, name: str) -> Iterator[Result]:
         "total_tokens_per_s": "total_token_throughput",
     }
     for key, theirs in averages.items():
-        _put(values, key, (content.get(theirs) or {}).get("avg"))
+        _set_value(values, key, (content.get(theirs) or {}).get("avg"))
     if "error_request_count" not in content and "error_summary" in content:
-        _put(values, "num_failed", sum(one["count"] for one in content["error_summary"]))
+        _set_value(values, "num_failed", sum(one["count"] for one in content["error_summary"]))
     metrics = {
         "ttft_from_send": "time_to_first_token",
         "tpot_excl_first": "inter_token_latency",
@@ -219,9 +219,9 @@ def _aiperf(content: Json, name: str) -> Iterator[Result]:
         "e2e": "request_latency",
     }
     for key, theirs in metrics.items():
-        if found := content.get(theirs):
-            flat = {"mean": found.get("avg"), **found}
-            _put_all(values, key, flat, _IN_MS[found["unit"]])
+        if latency := content.get(theirs):
+            flat = {"mean": latency.get("avg"), **latency}
+            _set_statistics(values, key, flat, _IN_MS[latency["unit"]])
     yield Result(name, "aiperf", values)
 
 
@@ -233,9 +233,9 @@ def _llmperf(content: Json, name: str) -> Iterator[Result]:
         "output_tokens_per_s": "mean_output_throughput_token_per_s",
     }
     for key, theirs in names.items():
-        _put(values, key, content.get(f"results_{theirs}"))
+        _set_value(values, key, content.get(f"results_{theirs}"))
     per_min = content["results_num_completed_requests_per_min"]
-    _put(values, "request_throughput_per_s", per_min / 60)
+    _set_value(values, "request_throughput_per_s", per_min / 60)
     metrics = {
         "ttft_from_send": "ttft_s",
         "tpot_incl_first": "inter_token_latency_s",
@@ -243,27 +243,27 @@ def _llmperf(content: Json, name: str) -> Iterator[Result]:
     }
     for key, theirs in metrics.items():
         flat = {s: content.get(f"results_{theirs}_quantiles_{s}") for s in STATISTICS[1:]}
-        _put_all(values, key, {"mean": content.get(f"results_{theirs}_mean"), **flat}, 1e3)
+        _set_statistics(values, key, {"mean": content.get(f"results_{theirs}_mean"), **flat}, 1e3)
     yield Result(name, "llmperf", values)
 
 
-def _put(values: Values, key: str, value: float | None) -> None:
+def _set_value(values: Values, key: str, value: float | None) -> None:
     """Put a number; one that is none, as of nothing that succeeded, is left out."""
     if value is not None and math.isfinite(value):
         values[key] = float(value)
 
 
-def _put_all(values: Values, key: str, found: Json, in_ms: float) -> None:
+def _set_statistics(values: Values, key: str, latency: Json, in_ms: float) -> None:
     """Put the statistics of a latency; ``in_ms`` milliseconds are its unit."""
     for statistic in STATISTICS:
-        if found.get(statistic) is not None:
-            _put(values, f"{key}_{statistic}_ms", found[statistic] * in_ms)
+        if latency.get(statistic) is not None:
+            _set_value(values, f"{key}_{statistic}_ms", latency[statistic] * in_ms)
 
 
 _READERS: tuple[tuple[Callable[[Json], bool], Callable[[Json, str], Iterator[Result]]], ...] = (
-    (lambda found: "definitions" in found and "ttft_from_send" in found, _ridgeline),
-    (lambda found: "completed" in found and "request_throughput" in found, _vllm),
-    (lambda found: isinstance(found.get("benchmarks"), list), _guidellm),
-    (lambda found: isinstance(found.get("request_latency"), Mapping), _aiperf),
-    (lambda found: "results_num_completed_requests_per_min" in found, _llmperf),
+    (lambda content: "definitions" in content and "ttft_from_send" in content, _ridgeline),
+    (lambda content: "completed" in content and "request_throughput" in content, _vllm),
+    (lambda content: isinstance(content.get("benchmarks"), list), _guidellm),
+    (lambda content: isinstance(content.get("request_latency"), Mapping), _aiperf),
+    (lambda content: "results_num_completed_requests_per_min" in content, _llmperf),
 )
