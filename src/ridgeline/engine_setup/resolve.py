@@ -84,13 +84,8 @@ def resolve(
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     setup = backend.check(
         Setup(
-            options.dtype,
-            options.kv_cache_dtype,
-            options.block_size,
-            threads,
-            model_len,
-            max_num_seqs,
-            batched,
+            *(options.dtype, options.kv_cache_dtype, options.block_size, threads),
+            *(model_len, max_num_seqs, batched),
             max_lora_rank=max_lora_rank,
             groups=groups,
         )
