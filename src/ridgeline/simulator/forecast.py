@@ -218,7 +218,7 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
             if answer.tables:
                 _hold(queues.kv, seq, answer)
     for seq, num_cached in placed:  # when it is known which blocks are free
-        _pretend(queues.kv, seq, num_cached)
+        _pretend(queues.kv, seq, num_cached, scheduler.max_num_batched_tokens)
     queues.sort()
 
 
@@ -233,10 +233,14 @@ def _hold(kv: KVCache, seq: Sequence, answer: Answer) -> None:
         kv.pool.share(block)
 
 
-def _pretend(kv: KVCache, seq: Sequence, num_cached: int) -> None:
-    """Let the cache find this many tokens of a sequence, as if it had run before."""
+def _pretend(kv: KVCache, seq: Sequence, num_cached: int, longest_step: int) -> None:
+    """Let the cache find this many tokens of a sequence, as if it had run before, in such steps."""
     num_cached -= num_cached % kv.block_size
-    if num_cached and kv.admit(seq, num_cached):
-        seq.num_computed = num_cached
-        kv.publish(seq)
+    if num_cached and kv.admit(seq, num_cached, longest_step):
+        while seq.num_computed < num_cached:
+            end = min(seq.num_computed + longest_step, num_cached)
+            if end > seq.capacity and not kv.reserve(seq, end):
+                break
+            seq.num_computed = end
+            kv.publish(seq)
         kv.release(seq)
