@@ -220,11 +220,11 @@ def test_the_same_answers_however_they_are_served(name: str) -> None:
 def test_what_the_backend_says_and_needs() -> None:
     arch = RECURRENT["delta rule"]
     setup = Setup("auto", "auto", 16, 1, MAX_LEN, 4, 64)
-    found = reference.footprint(arch, reference.check(setup))
+    found = reference.footprint(arch, reference.check(setup, arch))
     runner = make("delta rule", num_states=5)
     assert found.state_bytes_per_seq * 5 == sum(a.nbytes for a in runner._recurrent.arrays())
     assert runner.memory()["recurrent_states"].num_bytes == 5 * found.state_bytes_per_seq
-    cpu_setup = cpu.check(setup)
+    cpu_setup = cpu.check(setup, arch)
     beside = RECURRENT["beside attention"].layers[0]
     two = replace(beside, beside=MIXERS["delta rule"])
     other = RECURRENT["short convolution"].layers[0]

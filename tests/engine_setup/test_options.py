@@ -18,7 +18,7 @@ from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import usable_cpus
 from ridgeline.physics import costs
-from tests.tiny import PLAIN, RECURRENT, changed
+from tests.tiny import ENCODERS, PLAIN, RECURRENT, changed
 
 MIB = 1 << 20
 # 48 KiB of K/V per token: cache sizes of some MiB matter, as with real models.
@@ -149,6 +149,14 @@ def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.Monk
     fitting = resolve(Options(kv_cache_memory=chosen.kv_bytes, max_model_len=64, **small), ARCH)
     assert fitting.num_blocks == chosen.num_blocks
     assert not fitting.notes
+
+
+def test_an_encoder_runs_with_a_scale_for_each_row_unless_told() -> None:
+    encoder = ENCODERS["encoder"]
+    assert resolve(Options(), encoder).dtype == "int8-row"
+    assert resolve(Options(dtype="int8"), encoder).dtype == "int8"
+    assert resolve(Options(backend="reference"), encoder).dtype == "f32"
+    assert resolve(Options(), ARCH).dtype == "auto"
 
 
 def test_a_small_cache_shortens_sequences_and_says_so(memory: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,7 @@ def test_random_encoders(tmp_path: Path, name: str, backend: str) -> None:
         ({"dtype": "bf16"}, 0.999),
         ({}, 0.999),
         ({"dtype": "int8"}, 0.999),
+        ({"dtype": "int8-row"}, 0.999),
     ],
 )
 def test_all_minilm_with_its_real_weights(options: dict[str, str], least: float) -> None:

@@ -166,8 +166,8 @@ class BackendRunner(Protocol):
 class Backend(Protocol):
     """The face of a backend, which is all that others import of it."""
 
-    def check(self, setup: Setup) -> Setup:
-        """Return a setup without "auto". Raises ValueError, naming the flag, if it cannot be."""
+    def check(self, setup: Setup, arch: ModelArch) -> Setup:
+        """Return a setup without "auto" where that is open. Raises ValueError if it cannot be."""
 
     def footprint(self, arch: ModelArch, setup: Setup) -> Footprint:
         """Return how much memory a setup takes."""

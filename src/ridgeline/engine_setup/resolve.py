@@ -88,7 +88,8 @@ def resolve(
             *(model_len, max_num_seqs, batched),
             max_lora_rank=max_lora_rank,
             groups=groups,
-        )
+        ),
+        arch,
     )
     footprint = backend.footprint(arch, setup)
     kv_bytes_per_block = max(options.block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)

@@ -172,7 +172,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
     problems: list[ValueError] = []
     for backend in BACKENDS.values():
         try:
-            setup = backend.check(wanted)
+            setup = backend.check(wanted, checkpoint.arch)
             footprint = backend.footprint(checkpoint.arch, setup)
         except ValueError as problem:
             problems.append(problem)
