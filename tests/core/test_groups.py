@@ -161,6 +161,24 @@ def test_a_cut_for_one_group_shows_another_a_hole() -> None:
     assert kv.num_cached(new(range(20))) == 12
 
 
+@pytest.mark.parametrize("windows", [(4,), (None, 4)])
+def test_what_stayed_private_and_is_gone_is_not_published(windows: tuple[int | None, ...]) -> None:
+    """Also when nothing has its key any more."""
+    kv = KVCache(32, 2, windows=windows, hash_block=lambda parent, tokens: b"same")
+    holder = admitted(kv, [7, 7, 7])
+    seq = admitted(kv, range(8))
+    seq.tokens += [99, 98]
+    seq.num_pending += 2
+    assert kv.reserve(seq, 10)
+    kv.release(holder)
+    evicted = [kv.pool.take() for _ in range(len(kv.pool.free))]
+    for block in evicted:
+        kv.pool.release(block)
+    compute(kv, seq)
+    assert seq.num_published == 0
+    kv.check([seq])
+
+
 def test_equal_prefixes_computed_side_by_side_end_up_shared_in_each_group() -> None:
     kv = in_turn(32)
     first, second = new(range(9)), new(range(9))
