@@ -71,7 +71,7 @@ MUTANTS = (
            "checkpoints outlive a step that failed"),
     Mutant(STATES, "        self.checkpoints.move_to_end(prefix[-1])\n", "",
            "a checkpoint in use is evicted first"),
-    Mutant(FOLD, "        queues.kv.publish_states(seq, work)\n", "",
+    Mutant(FOLD, "            queues.kv.publish_states(seq, work)\n", "            pass\n",
            "no state is kept"),
     Mutant(CACHE, "seq.keys[i], chain[i - 1] if i else seq.request.cache_root, tokens",
            "seq.keys[i], seq.request.cache_root, tokens",

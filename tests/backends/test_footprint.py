@@ -19,8 +19,8 @@ from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Runner, Sampling, Step, Work
-from ridgeline.physics.arch import ModelArch
-from tests.tiny import BY_LAYER, PLAIN, checkpoint
+from ridgeline.physics.arch import ModelArch, Rope
+from tests.tiny import BY_LAYER, PLAIN, changed, checkpoint
 
 ARCH = replace(PLAIN, vocab_size=20_000)
 MAX_LEN, PROMPT_LEN, BLOCK_SIZE = 512, 300, 16
@@ -100,3 +100,29 @@ def test_of_the_reference(max_num_seqs: int) -> None:
     of_one = reference.footprint(ARCH, setup(1)).step_bytes
     logits_bytes = (max_draws(max_num_seqs) - max_draws(1)) * ARCH.vocab_size * 5
     assert counted - of_one == pytest.approx(logits_bytes, abs=1)
+
+
+def of_heads(head_dim: int) -> ModelArch:
+    return changed(PLAIN, head_dim=head_dim, rope=Rope(theta=1e4, dim=head_dim))
+
+
+def bytes_per_token(arch: ModelArch, cache: str) -> int:
+    return cpu.footprint(arch, Setup("f32", cache, 16, 2, MAX_LEN, 1, 64)).kv_bytes_per_token
+
+
+@pytest.mark.parametrize("cache", ["int8", "int8-int4"])
+def test_a_token_s_bytes_are_those_of_the_cache(cache: str, kernels: Path) -> None:
+    arch = of_heads(80)
+    runner = CpuRunner(
+        checkpoint(arch), dtype="f32", cache_dtype=cache, num_blocks=9, max_num_batched_tokens=64,
+        kernel_cache=kernels, **SHAPE,
+    )  # fmt: skip
+    held = runner.memory()["kv_cache"].num_bytes
+    runner.close()
+    assert held == 9 * BLOCK_SIZE * bytes_per_token(arch, cache)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
+def test_with_narrow_values_more_tokens_fit(head_dim: int) -> None:
+    arch = of_heads(head_dim)
+    assert bytes_per_token(arch, "int8") >= 1.29 * bytes_per_token(arch, "int8-int4")

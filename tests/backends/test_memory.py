@@ -70,11 +70,13 @@ def test_of_the_reference(arch: str) -> None:
         assert sum(part.num_bytes for part in runner.memory().values()) == all_bytes(runner)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "f32"])
-def test_of_the_cpu_backend(dtype: str, kernels: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cache"), [("int8", "int8"), ("f32", "int8"), ("f32", "int8-int4")]
+)
+def test_of_the_cpu_backend(dtype: str, cache: str, kernels: Path) -> None:
     arch = changed(WIDE, qkv_bias=True)
     runner = CpuRunner(
-        checkpoint(arch), dtype=dtype, cache_dtype="int8", max_num_batched_tokens=64,
+        checkpoint(arch), dtype=dtype, cache_dtype=cache, max_num_batched_tokens=64,
         kernel_cache=kernels, **SHAPE,
     )  # fmt: skip
     for act in (lambda: None, lambda: run(runner)):

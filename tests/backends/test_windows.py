@@ -80,7 +80,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Pair = tuple[Runner, Runner, tuple[CacheGroup, ...]]
 
 
-@pytest.fixture(scope="module", params=["reference", "int8", "f32"])
+@pytest.fixture(scope="module", params=["reference", "int8", "int8-int4", "f32"])
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.bench.search.knee import WIDTH, Search, Trial, interval, points
+from ridgeline.bench.search.knee import (
+    WIDTH,
+    Search,
+    Trial,
+    interval,
+    likely_limit,
+    points,
+)
 from ridgeline.bench.search.main import Wish
 from ridgeline.bench.search.slo import (
     Slo,
@@ -160,6 +167,25 @@ def test_noise_ends_in_an_interval_whose_ends_are_what_their_trials_say(
     if found.high:
         assert not held[found.high.load]
         assert all(holds for load, holds in held.items() if load < found.high.load)
+
+
+@given(st.floats(0.03, 0.9), st.floats(1, 16))
+def test_what_all_trials_speak_for_is_close_to_the_limit(base: float, capacity: float) -> None:
+    oracle, knee = queue(base, capacity)
+    assert likely_limit(searched(oracle, 1.0, 0.02)) == pytest.approx(knee, rel=0.05)
+
+
+def test_one_lucky_trial_moves_the_likely_limit_little() -> None:
+    fair = [trial(load, 0.8 if load <= 10 else 1.2) for load in (2, 9.6, 10, 10.4, 10.8, 40)]
+    luck, bad_luck = trial(10.8, 0.8), trial(9.2, 1.2)
+    assert likely_limit(fair) == pytest.approx(10.2, rel=0.01)
+    assert likely_limit([*fair, luck]) == pytest.approx(10.4, rel=0.02)
+    assert interval([*fair, bad_luck]).high == points([bad_luck])[0]  # the ends move all the way
+    moved = likely_limit([*fair, bad_luck])
+    assert moved is not None
+    assert 9.6 < moved < 10.2
+    assert likely_limit(fair[:3]) is None  # none failed
+    assert likely_limit([]) is None
 
 
 def test_a_second_trial_that_disagrees_opens_the_search_again() -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.bench.search.knee import Search, Trial, interval
+from ridgeline.bench.search.knee import Search, Trial, interval, likely_limit
 from ridgeline.bench.search.slo import Slo
 from ridgeline.bench.search.trial import Judge, Setting, percentile_ms
 from ridgeline.simulator.workload import Workload, gamma_arrivals
@@ -51,14 +52,21 @@ def knee_per_s() -> float:
     return low
 
 
-def run(setting: Setting, load: float, number: int) -> Trial:
+def run(
+    setting: Setting,
+    load: float,
+    number: int,
+    serve: Callable[[list[float], int, int], list[Outcome]] = served,
+) -> Trial:
     planned, _ = setting.plan(load, number)
     arrivals_s = [one.arrival_s or 0.0 for one in planned]
-    outcomes = served(arrivals_s, planned[0].index, 7 + (setting.workload.seed or 0) + number)
+    outcomes = serve(arrivals_s, planned[0].index, 7 + (setting.workload.seed or 0) + number)
     judge = Judge(setting, setting.num_measured, lambda done, total: None)
+    (slo,) = setting.slos
+    look_s = min(0.1, arrivals_s[-1] / 200)
     now_s, is_over = 0.0, False
     while not is_over:
-        now_s += 0.1
+        now_s += look_s
         ended = [one for one in outcomes if one.end_s <= now_s]
         under_way = [
             Outcome(o.index, o.arrival_s, o.sent_s, o.sent_s, [t for t in o.chunk_s if t <= now_s])
@@ -74,7 +82,7 @@ def run(setting: Setting, load: float, number: int) -> Trial:
         load=load,
         tallies=tuple(judge.tallies),
         is_overloaded=judge.is_overloaded,
-        tightness=percentile_ms(TTFT, measured, judge.num_late) / TTFT.limit_ms,
+        tightness=percentile_ms(slo, measured, judge.num_late) / slo.limit_ms,
         completed_per_s=sum(one.end_s >= start_s for one in ended) / (now_s - start_s),
     )
 
@@ -88,7 +96,7 @@ def new_setting(seed: int) -> Setting:
 @pytest.mark.full
 @pytest.mark.parametrize("is_foreseen", [False, True], ids=["from nothing", "foreseen to 15 %"])
 def test_searches_of_a_queue_come_close_to_its_highest_load(is_foreseen: bool) -> None:
-    knee, ratios, nums = knee_per_s(), [], []
+    knee, ratios, likely, nums = knee_per_s(), [], [], []
     for seed in range(40):
         setting = new_setting(seed)
         start = knee * Random(seed).uniform(0.85, 1.15) if is_foreseen else 8.0
@@ -100,15 +108,21 @@ def test_searches_of_a_queue_come_close_to_its_highest_load(is_foreseen: bool) -
         assert found.low is not None
         assert found.high is not None
         ratios.append(math.sqrt(found.low.load * found.high.load) / knee)
+        limit = likely_limit(search.trials)
+        assert limit is not None
+        likely.append(abs(limit / knee - 1))
         nums.append(len(search.trials))
     errors = [abs(ratio - 1) for ratio in ratios]
     print(
         f"knee {knee:.2f}/s; middle of the interval: {statistics.median(ratios):.3f} of it, "
         f"|error| median {statistics.median(errors):.3f}, 90 % {sorted(errors)[35]:.3f}; "
+        f"likely limit: {statistics.median(likely):.3f}, 90 % {sorted(likely)[35]:.3f}; "
         f"trials: median {statistics.median(nums):g}, most {max(nums)}"
     )
     assert statistics.median(errors) < 0.06
     assert sorted(errors)[35] < 0.15
+    assert statistics.median(likely) < 0.06
+    assert sorted(likely)[35] < 0.12
     assert statistics.median(nums) <= 9
 
 

@@ -71,6 +71,20 @@ def test_a_value_that_is_no_choice_gets_the_choices_and_no_jargon() -> None:
         assert ": 'q4' is not one of 'auto', 'f32'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "kind"),
+    [("--port", "80 80", "a whole number"), ("--max-temperature", "warm", "a number")],
+)
+def test_a_value_that_is_no_number_is_named(flag: str, value: str, kind: str) -> None:
+    name = "RIDGELINE_" + flag[2:].replace("-", "_").upper()
+    for done in (
+        ridgeline("serve", "smollm2", flag, value),
+        ridgeline("serve", "smollm2", **{name: value}),
+    ):
+        assert done.returncode == 2
+        assert f"'{flag}' (env var: '{name}'): {value!r} is not {kind}\n" in done.stderr
+
+
 def test_debug_shows_the_traceback() -> None:
     done = ridgeline("run", "smollm3", "x", "--debug")
     assert done.returncode == 1

@@ -46,6 +46,7 @@ NODE = ["openai@latest", "ai@latest", "@ai-sdk/openai-compatible@latest", "zod@l
 def serving() -> Iterator[str]:
     """Run a server for as long as the block lasts; yield its address."""
     command = [sys.executable, "-m", "ridgeline", "serve", MODEL, "--port", "0", "--seed", "1"]
+    command += ["--cors-origin", "*"]  # a page of check_node.mjs calls it
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:

@@ -1,5 +1,9 @@
-// The openai package for Node, and Vercel's AI SDK.
+// The openai package for Node and in a browser's page, and Vercel's AI SDK.
 import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import { readFile } from 'node:fs/promises';
+import { createServer } from 'node:http';
+import path from 'node:path';
 import test from 'node:test';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateObject, generateText, jsonSchema, streamText, tool } from 'ai';
@@ -30,6 +34,42 @@ test('openai: completions, responses, errors, abort', async () => {
     assert.ok(part);
     stop.abort();
     break;
+  }
+});
+
+const PAGE = `<!doctype html><script type="module">
+import OpenAI from '/node_modules/openai/index.mjs';
+const client = new OpenAI({ ...${JSON.stringify({ baseURL, apiKey: 'x', maxRetries: 0 })}, dangerouslyAllowBrowser: true });
+let said = '';
+try {
+  for await (const part of await client.chat.completions.create(${JSON.stringify({ ...ask, stream: true })})) said += part.choices[0]?.delta.content ?? '';
+  const { response } = await client.models.list().withResponse();
+  said += ' ' + response.headers.get('x-request-id').length;
+} catch (error) { said = String(error); }
+await fetch('/said', { method: 'POST', body: said });
+</script>`;
+
+test('openai: in a page of another origin', { skip: spawnSync('chromium', ['--version']).error && 'needs chromium' }, async () => {
+  let hear;
+  const said = new Promise((resolve) => { hear = resolve; });
+  const pages = createServer(async (request, response) => {
+    if (request.url === '/said') {
+      for await (const part of request) hear(String(part));
+      response.end();
+    } else if (request.url.startsWith('/node_modules/openai/')) {
+      response.setHeader('content-type', 'text/javascript');
+      response.end(await readFile(path.join(process.cwd(), path.normalize(request.url))).catch(() => ''));
+    } else response.setHeader('content-type', 'text/html').end(PAGE);
+  });
+  await new Promise((resolve) => { pages.listen(0, '127.0.0.1', resolve); });
+  const flags = ['--headless=new', '--no-sandbox', '--disable-gpu', `--user-data-dir=${path.join(process.cwd(), 'profile')}`];
+  const browser = spawn('chromium', [...flags, `http://127.0.0.1:${pages.address().port}/`], { stdio: 'ignore' });
+  try {
+    assert.match(await said, /\w.* 32$/s);
+  } finally {
+    browser.kill();
+    pages.closeAllConnections();
+    pages.close();
   }
 });
 

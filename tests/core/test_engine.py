@@ -284,6 +284,23 @@ def test_the_engine_describes_itself_first() -> None:
     ]
 
 
+def test_who_hears_of_ends_alone_hears_what_the_others_hear_of_them() -> None:
+    records: list[Record] = []
+    ends: list[RequestRecord] = []
+    engine, _ = make_engine(listeners=[records.append])
+    lean, _ = make_engine()
+    for one in (engine, lean):
+        one.end_listeners.append(ends.append)
+        one.add((1, 2), params(2))
+        one.add((3,), params(3))
+        finish(one)
+    heard = of_kind(records, RequestRecord)
+    assert ends[:2] == heard
+    # Its clock counts looks, and no record of a step looked at it.
+    assert [end.num_generated for end in ends[2:]] == [end.num_generated for end in heard]
+    assert of_kind(records, StepRecord)
+
+
 def test_a_request_record_tells_times_and_numbers() -> None:
     records: list[Record] = []
     engine, _ = make_engine(make_scheduler(budget=4, seats=4), listeners=[records.append])

@@ -24,6 +24,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "cpu-f32": {"backend": "cpu", "dtype": "f32", "kv_cache_dtype": "f32"},
     "cpu-bf16-f16": {"backend": "cpu", "dtype": "bf16", "kv_cache_dtype": "f16"},
     "cpu-int8-row": {"backend": "cpu", "dtype": "int8-row"},
+    "cpu-int8-int4": {"backend": "cpu", "kv_cache_dtype": "int8-int4"},  # keys 8, values 4 bits
     "cpu-int8-f16": {"backend": "cpu", "dtype": "int8", "kv_cache_dtype": "f16"},
 }
 

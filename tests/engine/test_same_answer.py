@@ -30,6 +30,7 @@ CACHE_BYTES = {
     (None, False): 12_600,
     ("f32", False): 46_080,
     ("f16", False): 23_040,
+    ("int8-int4", False): 9_720,
 }
 NUM_BLOCKS = 512  # of the runner; an engine may use fewer
 _STORY = "Once upon a time, in a small village by the sea, there lived an old lighthouse keeper"

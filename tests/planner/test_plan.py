@@ -140,6 +140,8 @@ def test_formats_and_caches_as_wished() -> None:
     assert weights(dtype="fp8") == pytest.approx(linear + 2 * outside, rel=1e-5)
     assert weights(dtype="q4_k") == pytest.approx(linear * 4.5 / 8 + 2 * outside, rel=1e-9)
     assert plan(LLAMA, on="l4", kv_cache_dtype="fp8").best.ledger.kv_bytes == 4096 * 65536
+    ours = plan(LLAMA, on="l4", kv_cache_dtype="int8-int4", engine="ridgeline")
+    assert ours.best.ledger.kv_bytes == 4096 * 65536 * 3 // 4
 
 
 def test_layers_that_read_other_layers_caches_take_none() -> None:
@@ -395,6 +397,7 @@ def test_warnings_and_assumptions_name_what_may_mislead() -> None:
         ({"on": "l4", "gpu_memory_utilization": 1.5}, "--gpu-memory-utilization is 1.5"),
         ({"on": "l4", "dtype": "int3"}, "there is no format 'int3'"),
         ({"on": "l4", "kv_cache_dtype": "int3"}, "cannot be kept in 'int3'"),
+        ({"on": "l4", "kv_cache_dtype": "int8-int4"}, "int8-int4: vllm has none; give fp8"),
         ({"on": "l4", "weights_memory": "much"}, "--weights-memory: 'much' is not a size"),
         ({"on": "l4", "dtype": "fp8", "weights_memory": "3GiB"}, "both say how large"),
         (

@@ -62,6 +62,8 @@ FORMATS = (
     Format("cpu", "bf16", "f32"),
     Format("cpu", "f32", "int8"),
     Format("cpu", "f32", "f32"),
+    Format("cpu", "auto", "int8-int4"),
+    Format("cpu", "f32", "int8-int4"),
     REFERENCE,
 )
 

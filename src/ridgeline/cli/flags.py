@@ -23,9 +23,25 @@ _AS_TYPED = {
     "slo": list[str],
 }
 
+# What a value is not, by pydantic's name for the error.
+_NOT_OF_A_TYPE = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "yes or no",
+}
+
 
 class UsageError(Exception):
     """Flags that contradict each other or the model; ends with status 2."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why click refuses a value, naming the value and without pydantic's words."""
+    for problem in getattr(error.__cause__, "errors", list)():
+        if kind := _NOT_OF_A_TYPE.get(problem["type"]):
+            return f"{problem['input']!r} is not {kind}"
+    return str(getattr(error, "message", None) or error).removeprefix("Value error, ")
 
 
 def flags(

@@ -37,7 +37,7 @@ from ridgeline.cli import models, settings
 from ridgeline.cli.calibrate import calibrate_command
 from ridgeline.cli.doctor import document, report
 from ridgeline.cli.explain import explain_command
-from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
 from ridgeline.cli.plan import plan_command
 from ridgeline.cli.ps import ps
@@ -61,7 +61,7 @@ _ELSEWHERE = {
 
 
 class _Group(TyperGroup):
-    """Typer's commands, without the words that pydantic puts before the reason."""
+    """Typer's commands, with words about a wrong value that name it and are not pydantic's."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command, as typer does; of another program's, say what there is instead."""
@@ -74,7 +74,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
+            error.message = reason_of(error)
             raise
 
 

@@ -52,6 +52,11 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
         models: list[dict[str, Any]] = answer.raise_for_status().json()["data"]
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         why = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in why:  # httpx2 keeps OpenSSL's error as text alone
+            raise ValueError(
+                f"the certificate of {url} is not trusted ({why}): set SSL_CERT_FILE to a file "
+                "with the certificate, or with that of the authority that signed it"
+            ) from error
         raise ValueError(f"no server answers at {url} ({why}): give its --url") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{url} is no server of models: give another --url") from error

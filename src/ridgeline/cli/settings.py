@@ -19,6 +19,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.flags import reason_of
+
 _COMMANDS = ("run", "serve", "bench")  # those that load or load-test a model
 _VARIABLE = "RIDGELINE_CONFIG"
 _SECRET = ("api_key", "ssl_keyfile_password")
@@ -117,8 +119,7 @@ def _check(file: Path, key: str, value: Any, known: Mapping[str, Any], where: st
         listed = flag.multiple and not isinstance(value, list)
         flag.process_value(_context(), [value] if listed else value)
     except Exception as error:  # click's own kinds, wherever they live in this version
-        reason = getattr(error, "message", None) or error
-        raise ValueError(f"{file}: {where}{key} is {value!r}: {reason}") from error
+        raise ValueError(f"{file}: {where}{key} is {value!r}: {reason_of(error)}") from error
 
 
 @cache

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
+from typing import TypeVar
 
 from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
@@ -20,6 +21,7 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 from ridgeline.core.structured import StructuredOutputsParams
 
+R = TypeVar("R")
 _ALONE = Load()
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
 
@@ -51,7 +53,8 @@ class Engine:
     ) -> None:
         """Drive ``scheduler`` and ``runner``; ``clock`` returns seconds and never goes back.
         Each of ``listeners`` is called with every record. More may be added to the attribute of
-        this name later; they miss what came before. ``new_search`` makes a request's search.
+        this name later; they miss what came before. Those of ``end_listeners`` hear of requests
+        that ended and of nothing else. ``new_search`` makes a request's search.
         """
         self.scheduler = scheduler
         self.requests: dict[int, Request] = {}  # those alive
@@ -62,13 +65,14 @@ class Engine:
         self._clock = clock
         self._new_search = new_search
         self.listeners = list(listeners)
+        self.end_listeners: list[Callable[[RequestRecord], None]] = []
         self._times: dict[int, _Times] = {}
         self._next_id = self._num_steps = 0
         self._arrived: list[int] = []
         self._aborted: list[int] = []
         self._paused: list[int] = []
         self._resumed: list[int] = []
-        self._tell(self.describe)
+        self._tell(self.describe, self.listeners)
 
     def add(
         self,
@@ -168,7 +172,7 @@ class Engine:
             return []
         scheduled_s = self._clock()
         self._note_admissions(step, scheduled_s)
-        filled = self._filled()
+        filled = self._filled() if self.listeners else {}
         try:
             output = self.runner.execute(step)
         except BaseException:
@@ -203,10 +207,11 @@ class Engine:
         for event in events:
             request_id = event.seq_id[0]
             times = self._times[request_id]
-            has_news = event.token is not None or event.vector is not None
-            if times.first_token_s is None and has_news:
-                times.first_token_s = now_s
-            times.error = times.error or event.error
+            if times.first_token_s is None:
+                has_news = event.token is not None or event.vector is not None
+                times.first_token_s = now_s if has_news else None
+            if event.error:
+                times.error = times.error or event.error
         for request_id in {event.seq_id[0]: None for event in events if event.finish_reason}:
             if self.requests[request_id].is_finished:
                 self._close(request_id, now_s)
@@ -236,7 +241,8 @@ class Engine:
                 num_accepted_tokens=request.num_accepted_tokens,
                 error=times.error,
                 due_s=None if request.due_s == inf else request.due_s,
-            )
+            ),
+            (*self.listeners, *self.end_listeners),
         )
         request.adapter = NO_ADAPTER  # whose memory others may wait for
 
@@ -293,16 +299,17 @@ class Engine:
                 num_outside=load.num_outside,
                 is_read=load.is_read,
                 **filled,
-            )
+            ),
+            self.listeners,
         )
         self._num_steps += 1
         self._arrived, self._aborted, self._paused, self._resumed = [], [], [], []
 
-    def _tell(self, record: Callable[[], Record]) -> None:
-        """Call all listeners with a record, which is made only if there are some."""
-        if self.listeners:
+    def _tell(self, record: Callable[[], R], listeners: Sequence[Callable[[R], None]]) -> None:
+        """Call listeners with a record, which is made only if there are some."""
+        if listeners:
             made = record()
-            for listener in tuple(self.listeners):  # one may leave meanwhile
+            for listener in tuple(listeners):  # one may leave meanwhile
                 listener(made)
 
     def describe(self) -> EngineRecord:

@@ -34,7 +34,8 @@ def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
             ranked_prompt = output.prompt_logprobs.get(i, ())
             seq.request.prompt_logprobs.update(enumerate(ranked_prompt, work.start + 1))
         _advance(queues, seq, len(work.tokens) - work.drafts)
-        queues.kv.publish_states(seq, work)
+        if work.save:
+            queues.kv.publish_states(seq, work)
         ranked = () if is_plain else output.logprobs.get(i, ())
         if work.drafts:
             events += _verify(queues, seq, work, tokens, ranked)

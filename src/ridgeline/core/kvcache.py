@@ -253,12 +253,12 @@ class KVCache:
 
     def publish_states(self, seq: Sequence, work: Work) -> None:
         """Let later prompts resume from the states that a step saved."""
-        if self.states is not None:
-            for num_tokens, slot in work.save:
-                block = seq.table[(work.start + num_tokens) // self.block_size - 1]
-                content = self.pool.content[block]
-                if content is not None:  # else another content has its key
-                    self.states.publish(slot, block, content)
+        assert self.states is not None, "states are saved where there are none"
+        for num_tokens, slot in work.save:
+            block = seq.table[(work.start + num_tokens) // self.block_size - 1]
+            content = self.pool.content[block]
+            if content is not None:  # else another content has its key
+                self.states.publish(slot, block, content)
 
     def forget_copies(self) -> None:
         """Drop the copies that a step began with."""

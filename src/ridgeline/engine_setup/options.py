@@ -33,8 +33,8 @@ class Options:
     kv_cache_memory: int | str | None = flag_field(
         None, "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free."
     )
-    kv_cache_dtype: Literal["auto", "f32", "f16", "int8"] = flag_field(
-        "auto", "What keys and values are stored in."
+    kv_cache_dtype: Literal["auto", "f32", "f16", "int8", "int8-int4"] = flag_field(
+        "auto", "What keys and values are stored in; int8-int4 has keys of 8 bits, values of 4."
     )
     dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = flag_field(
         "auto", "What the weights are computed in."

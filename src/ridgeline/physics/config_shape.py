@@ -205,7 +205,7 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         between = norms(hidden, family.norms, biased=family.norm_bias)
         layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
-    num_mtp = config.integer("num_nextn_predict_layers", default=0, low=0)
+    num_mtp = config.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0)
     mtp = (
         *layers[-1].matrices,
         Matrix("eh_proj", "head", hidden, 2 * hidden, hidden),

@@ -344,13 +344,17 @@ def decode_counts(batch: int, context: float) -> Batch:
     return Batch(batch, batch, batch, batch * context, batch * context)
 
 
-def batch_seconds(times: DeviceTime, batch: int, prompt: int, new: int) -> float:
-    """Return the seconds of a static batch: all prompts in one step, then all answers."""
-    total_s = times.seconds(prefill_counts(batch, prompt))
+def batch_steps(batch: int, prompt: int, new: int) -> Iterator[tuple[int, Batch]]:
+    """Yield (how many, counts) of a static batch's steps: all prompts in one, then all answers."""
+    yield 1, prefill_counts(batch, prompt)
     for first, last in pairwise(_cuts(new - 1)):
         context = prompt + (first + last + 1) / 2
-        total_s += (last - first) * times.seconds(decode_counts(batch, context))
-    return total_s
+        yield last - first, decode_counts(batch, context)
+
+
+def batch_seconds(times: DeviceTime, batch: int, prompt: int, new: int) -> float:
+    """Return the seconds of a static batch."""
+    return sum(num * times.seconds(counts) for num, counts in batch_steps(batch, prompt, new))
 
 
 def _cuts(num: int) -> Iterator[int]:

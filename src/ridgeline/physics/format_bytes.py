@@ -74,7 +74,9 @@ _NAMES = {
 }  # fmt: skip
 # The formats that "the widest that fits" tries, from the widest to the narrowest.
 BY_WIDTH = ("bf16", "fp8", "int8", "int4")
-KV_BYTES: Mapping[str, float] = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1}
+KV_BYTES: Mapping[str, float] = {
+    "f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int8-int4": 0.75
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def _candidates(
     prices, old = prices_of(device, "on_demand", today, own)
     note = f"{prices[0].provider}, {prices[0].date or 'no date'}" if prices else ""
     for placement in _divisions(subject, wishes, device):
-        bounds = _bounds(placement)
+        bounds = bounds_of(placement)
         try:
             clock = clock_of(subject, placement)
         except ValueError as error:
@@ -204,7 +204,8 @@ def _divisions(subject: Subject, wishes: Wishes, device: Device) -> Iterator[Pla
             return
 
 
-def _bounds(placement: Placement) -> Bounds:
+def bounds_of(placement: Placement) -> Bounds:
+    """Return what a placement has room for."""
     ledger, setting = placement.ledger, placement.setting
     tokens = min(int(ledger.max_concurrency_exact * setting.context), _MOST_TOKENS)
     return Bounds(
@@ -455,7 +456,7 @@ def _with_spot(
     again = lost = requests = 0
     goodput: float | None = None
     if is_near and load.rate_per_s is not None:
-        bounds = _bounds(choice.placement)
+        bounds = bounds_of(choice.placement)
         candidate = _Candidate(choice.placement, choice.clock, bounds, None, "", load, alive)
         some = min(num, 4)  # whether others are beside those does not change what one loses
         part = load.share(1, 120 * some, is_read=candidate.is_ours)

@@ -129,6 +129,10 @@ def _setting(
     kv_dtype = wishes.kv_cache_dtype if wishes.kv_cache_dtype != AUTO else engine.kv_dtype
     if kv_dtype == AUTO:
         kv_dtype = storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
+    if kv_dtype == "int8-int4" and engine.name != "ridgeline":
+        raise ValueError(
+            f"--kv-cache-dtype int8-int4: {engine.name} has none; give fp8, or --engine ridgeline"
+        )
     max_position = subject.shape.max_position
     if wishes.context and max_position and wishes.context > max_position:
         raise ValueError(

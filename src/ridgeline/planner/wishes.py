@@ -31,7 +31,9 @@ class Wishes:
         None, "Groups of devices that divide the layers, or auto. Default: 1."
     )
     dtype: str = flag_field(AUTO, "Store the weights as bf16, fp8, int8, int4, mxfp4, q4_k, ...")
-    kv_cache_dtype: str = flag_field(AUTO, "Keep keys and values as f32, bf16, f16, fp8 or int8.")
+    kv_cache_dtype: str = flag_field(
+        AUTO, "Keep keys and values as f32, bf16, f16, fp8, int8, or int8-int4 (ridgeline alone)."
+    )
     block_size: int | None = flag_field(None, "Tokens per block of the KV cache.")
     max_num_batched_tokens: int | None = flag_field(None, "Tokens of the largest step.")
     engine: str | None = flag_field(

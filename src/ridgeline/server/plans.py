@@ -40,7 +40,7 @@ _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
 _PLANNER = ThreadPoolExecutor(1, "plans")  # one at a time: answers to requests come first
 _NUM_KEPT = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
-_KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8")
+_KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "int8-int4")
 
 _NO_FILES = ("trace_file", "prices", "lora")  # flags that a request cannot give: they name files
 _LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the command line

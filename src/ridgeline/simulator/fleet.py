@@ -18,7 +18,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ridgeline.core.kvcache import hash_block
-from ridgeline.core.records import EngineRecord, Record, RequestRecord
+from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.simulator.drafts import Drafts
 from ridgeline.simulator.run import Asked, Clock, Times, new_replica
 from ridgeline.simulator.steptime import Features, Windows
@@ -158,11 +158,23 @@ class _Way:
     def __init__(self, asked: Asked, arrival_s: float) -> None:
         self.asked, self.arrival_s = asked, arrival_s
         self.now = replace(asked, arrival_s=arrival_s)  # what a replica is asked; shorter if moved
-        self.first_token_s: float | None = None
-        self.num_new = self.num_moves = self.num_again = 0
-        self.num_here = 0  # of num_new, those made by the replica that it is on
-        self.token_s: list[float] = []
+        self.num_moves = self.num_again = 0
+        self.token_s: list[float] = []  # when each token was there
         self.num_cached = 0
+        self._num_before = 0  # of these tokens, those that other replicas made
+        self._first_s: float | None = None  # once it moved; the token itself may be lost
+
+    @property
+    def num_here(self) -> int:
+        """Tokens that the replica made that it is on."""
+        return len(self.token_s) - self._num_before
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When its first token was there."""
+        if self._first_s is None and self.token_s:
+            return self.token_s[0]
+        return self._first_s
 
     @property
     def num_pending(self) -> int:
@@ -170,16 +182,16 @@ class _Way:
 
     def move(self, now_s: float) -> None:
         """Be what is left, for another replica: the answer so far becomes part of the prompt."""
+        self._first_s = self.first_token_s
         left = sum(self.now.num_new) - self.num_here
         if self.num_here and len(self.now.num_new) == 1:
             prompt = self.now.prompt + (0,) * self.num_here
             self.now = replace(self.now, prompt=prompt, num_new=(left,), params=None)
         else:  # several answers begin again
-            self.num_new -= self.num_here
-            del self.token_s[self.num_new :]
+            del self.token_s[self._num_before :]
         self.num_again += len(self.now.prompt)
         self.num_moves += 1
-        self.num_here = 0
+        self._num_before = len(self.token_s)
         self.now = replace(self.now, arrival_s=now_s)
 
     def end(self, replica: int | None, now_s: float, *, is_lost: bool) -> Ended:
@@ -189,7 +201,7 @@ class _Way:
             arrival_s=self.arrival_s,
             first_token_s=self.first_token_s,
             finish_s=now_s,
-            num_new=self.num_new,
+            num_new=len(self.token_s),
             is_lost=is_lost,
             num_moves=self.num_moves,
             num_again=self.num_again,
@@ -219,16 +231,16 @@ class _Member:
         self.clock = Clock()
         self.clock.now_s = max(0.0, now_s)
         self.replica, self.runner = new_replica(
-            self._settings, self.clock, self.pace, self._note, self._drafts
+            self._settings, self.clock, self.pace, None, self._drafts
         )
+        self.replica.engine.end_listeners.append(self._note)
         self.ways: dict[int, _Way] = {}  # by the id of what the replica was asked
         self.num_pending = 0
         self._sent: dict[bytes, None] = {}
 
-    def _note(self, record: Record) -> None:
-        if isinstance(record, RequestRecord):
-            way = self.ways[id(self.runner.asked(record.request_id))]
-            way.num_cached = record.num_cached_tokens
+    def _note(self, record: RequestRecord) -> None:
+        way = self.ways[id(self.runner.asked(record.request_id))]
+        way.num_cached = record.num_cached_tokens
 
     def take(self, way: _Way, now_s: float) -> None:
         """Let a request wait here."""
@@ -261,16 +273,12 @@ class _Member:
     def step(self) -> list[Ended]:
         """Run a step; return the requests that ended in it."""
         self.replica.admit()
-        for event in self.replica.step():
-            if event.token is not None:
-                way = self.ways[id(self.runner.asked(event.seq_id[0]))]
-                way.num_new += 1
-                way.num_here += 1
-                self.num_pending -= 1
-                way.token_s.append(self.clock.now_s)
-                if way.first_token_s is None:
-                    way.first_token_s = self.clock.now_s
+        events = self.replica.step()
         ended_s = self.clock.now_s
+        for event in events:
+            if event.token is not None:
+                self.num_pending -= 1
+                self.ways[id(self.runner.asked(event.seq_id[0]))].token_s.append(ended_s)
         self.clock.now_s += self.pace.after(self.runner.num_rows, len(self.replica.ended))
         ended = []
         for asked in self.replica.ended:

@@ -10,7 +10,7 @@ It knows nothing of files, HTTP and machines.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
@@ -199,7 +199,7 @@ class Replica:
         self._on_add, self._new_text = on_add, new_text
         self._owners: dict[int, Asked] = {}
         self._closed: list[int] = []
-        engine.listeners.append(self._note_end)
+        engine.end_listeners.append(self._note_end)
 
     @property
     def num_queued(self) -> int:
@@ -208,7 +208,7 @@ class Replica:
 
     def leave(self) -> None:
         """Give the engine back, which has no requests now."""
-        self.engine.listeners.remove(self._note_end)
+        self.engine.end_listeners.remove(self._note_end)
 
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
@@ -252,9 +252,10 @@ class Replica:
             is_read = any(asked.is_read for asked in self._owners.values())
         num_outside = len(self._queue) if num_outside is None else num_outside
         events = engine.step(Load(num_outside, is_read))
-        for event in events:
-            if event.token is not None:
-                self._queue.charge(self._owners[event.seq_id[0]].tenant, 1)
+        owners = self._owners
+        served = Counter([owners[e.seq_id[0]].tenant for e in events if e.token is not None])
+        for tenant, num_tokens in served.items():
+            self._queue.charge(tenant, num_tokens)
         self.ended = [self._owners.pop(request_id) for request_id in self._closed]
         self._closed.clear()
         return events
@@ -274,9 +275,8 @@ class Replica:
         self._owners[request_id] = asked
         self._on_add(request_id, asked)
 
-    def _note_end(self, record: Record) -> None:
-        if isinstance(record, RequestRecord):
-            self._closed.append(record.request_id)
+    def _note_end(self, record: RequestRecord) -> None:
+        self._closed.append(record.request_id)
 
 
 class _Due(NamedTuple):
@@ -415,10 +415,13 @@ def new_replica(
     settings: EngineRecord,
     clock: Clock,
     times: Times,
-    listener: Callable[[Record], None],
+    listener: Callable[[Record], None] | None,
     drafts: Drafts | None = None,
 ) -> tuple[Replica, VirtualRunner]:
-    """Return a replica under a virtual clock, and its runner; ``listener`` gets all records."""
+    """Return a replica under a virtual clock, and its runner; ``listener`` gets all records.
+
+    Without one no record of a step is made, which takes a tenth of the time.
+    """
     kv = KVCache(
         settings.num_blocks,
         settings.block_size,
@@ -446,6 +449,6 @@ def new_replica(
         max_model_len=settings.max_model_len,
         eos_ids=eos_ids,
         seed=settings.seed,
-        listeners=[listener],
+        listeners=[] if listener is None else [listener],
     )
     return Replica(engine, runner.note), runner

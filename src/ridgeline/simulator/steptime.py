@@ -49,7 +49,10 @@ def of_step(step: Step, windows: Windows = ()) -> Features:
     """Return the features of a step that is to be computed."""
     return _features(
         [
-            (work.start, len(work.tokens), len(work.tokens) - sampled_from(work))
+            # An answer's next token needs one row; that is nearly all of the work.
+            (work.start, 1, 1)
+            if len(work.tokens) == 1 and work.seeds
+            else (work.start, len(work.tokens), len(work.tokens) - sampled_from(work))
             for work in step.work
         ],
         windows,

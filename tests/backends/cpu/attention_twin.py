@@ -16,6 +16,8 @@ from tests.backends.cpu.machine import Array, halves
 from tests.backends.cpu.twins import F32, NOTHING, exp, fma, to_bytes, to_whole
 
 LOWEST = F32(-1e30)
+LEVELS = [-121, -95, -76, -60, -46, -32, -19, -6, 6, 19, 32, 46, 60, 76, 95, 121]
+BORDERS = [-108, -85, -68, -53, -39, -25, -12, 0, 13, 26, 40, 54, 69, 86, 109]  # to what is above
 MOST = {"f16": F32(65504), "f32": np.finfo(np.float32).max}
 
 
@@ -57,8 +59,23 @@ def spans_to_bytes(heads: Heads, x: Array) -> tuple[Array, Array]:
     return quantised.reshape(x.shape), scale
 
 
+def turned(heads: Heads, x: Array) -> Array:
+    """A Hadamard matrix times heads ``[..., channels]``, block by block, not scaled."""
+    distance = 1
+    while distance < heads.size & -heads.size:
+        pairs = x.reshape(-1, 2, distance)
+        a, b = pairs[:, 0], pairs[:, 1]
+        x = np.stack([a + b, a - b], axis=1).reshape(x.shape)
+        distance *= 2
+    return x
+
+
 def cached(heads: Heads, k: Array, v: Array) -> Cached:
     """What the cache keeps of keys and values."""
+    if heads.cache != "int8" and heads.is_quantised:
+        (k, k_scale), (v, v_scale) = spans_to_bytes(heads, k), to_bytes(turned(heads, v))
+        places = np.searchsorted(BORDERS, v, side="right")
+        return Cached(k, np.array(LEVELS, np.int8)[places], k_scale, v_scale)
     if heads.cache == "int8":
         (k, k_scale), (v, v_scale) = spans_to_bytes(heads, k), to_bytes(v)
         return Cached(k, v, k_scale, v_scale)
@@ -72,19 +89,26 @@ def layout(heads: Heads, records: Array, table: list[int], length: int) -> Cache
     d, k, v, scales = heads.size, [], [], []
     for block in table:
         data = records[block]
-        if heads.cache == "int8":
+        if heads.is_quantised:
             bytes_k = data[:, : 16 * d].reshape(-1, d // 4, 16, 4).transpose(2, 0, 1, 3)
             k.append((bytes_k.reshape(16, -1, d).astype(np.int16) - 128).astype(np.int8))
-            bytes_v = data[:, 16 * d : 32 * d].reshape(-1, 4, d, 4).transpose(1, 3, 0, 2)
-            v.append(bytes_v.reshape(16, -1, d).view(np.int8))
-            scales.append(data[:, 32 * d :].copy().view(np.float32).reshape(len(data), -1, 16))
+            if heads.cache == "int8":
+                bytes_v = data[:, 16 * d : 32 * d].reshape(-1, 4, d, 4).transpose(1, 3, 0, 2)
+                v.append(bytes_v.reshape(16, -1, d).view(np.int8))
+            else:
+                both = data[:, 16 * d : 24 * d].reshape(-1, 4, d // 16, 8, 4)
+                places = np.stack([both & 15, both >> 4], axis=3)  # of channels, then 8 further on
+                by_token = places.transpose(1, 5, 0, 2, 3, 4).reshape(16, -1, d)
+                v.append(np.array(LEVELS, np.int8)[by_token])
+            own = data[:, -64 * (1 + d // heads.span) :].copy()
+            scales.append(own.view(np.float32).reshape(len(data), -1, 16))
         else:
             kind = np.float16 if heads.cache == "f16" else np.float32
             both = data.copy().view(kind).reshape(-1, 2, 16 * d)
             k.append(both[:, 0].reshape(-1, d, 16).transpose(2, 0, 1))
             v.append(both[:, 1].reshape(-1, 16, d).transpose(1, 0, 2))
     joined = [np.concatenate(part)[:length] for part in (k, v)]
-    if heads.cache != "int8":
+    if not heads.is_quantised:
         return Cached(*joined)
     by_token = np.concatenate([part.transpose(2, 0, 1) for part in scales])[:length]
     return Cached(*joined, by_token[:, :, 1:], by_token[:, :, 0])
@@ -126,7 +150,7 @@ def _attend_head(
     softmax_scale, kv_head = F32(heads.num_channels**-0.5), head // heads.group
     k, v = (part[seen, kv_head] for part in (cache.k, cache.v))
     scores = np.zeros(len(visible), np.float32)  # what is behind the last token is not visible
-    if heads.cache == "int8":
+    if heads.is_quantised:
         assert cache.k_scale is not None
         bytes_q, q_scale = spans_to_bytes(heads, q)
         total = np.zeros(len(k), np.float32)
@@ -157,9 +181,12 @@ def _attend_head(
     if heads.sinks:
         lanes[0] += exp(biases.sinks[head : head + 1] - top)[0]
     denominator = halves(lanes)
-    if heads.cache == "int8":
+    if heads.is_quantised:
         assert cache.v_scale is not None
-        return _weigh_bytes(p, v, cache.v_scale[seen, kv_head], denominator)
+        out = _weigh_bytes(p, v, cache.v_scale[seen, kv_head], denominator)
+        if heads.cache == "int8":
+            return out
+        return turned(heads, out) * F32(1 / (heads.size & -heads.size))
     out = np.zeros(heads.size, np.float32)
     for token in range(len(v)):
         out = fma(v[token].astype(np.float32), p[token], out)

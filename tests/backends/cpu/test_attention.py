@@ -39,6 +39,7 @@ SHAPES = {
     "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm="head"),
     "group 2, sinks": replace(PLAIN, num_heads=4, num_kv_heads=2, sinks=True),
 }
+WIDE = {"group 1, wide": replace(PLAIN, num_heads=1, half=128, num_channels=256)}
 # What is built on which processor: everything here, and one of each elsewhere.
 CASES = [("host", shape, "int8") for shape in SHAPES]
 CASES += [
@@ -46,9 +47,12 @@ CASES += [
     for shape in [*list(SHAPES)[::2], "group 2, sinks"]
     for kind in ("f16", "f32")
 ]
-CASES += [(name, "group 3", "int8") for name in LOCAL[1:-1]]
+CASES += [("host", shape, "int8-int4") for shape in SHAPES | WIDE]
+CASES += [(name, "group 3", kind) for kind in ("int8", "int8-int4") for name in LOCAL[1:-1]]
+CASES += [(LOCAL[-1], "group 4, partial rope", "int8-int4")]
 CASES += [(LOCAL[-1], "group 1, padded", "f16")]
 CASES += [("arm-i8mm", "group 4, partial rope", "int8"), ("arm", "group 8, norms", "f16")]
+CASES += [(name, "group 3", "int8-int4") for name in ("arm-dotprod", "arm-i8mm")]
 
 
 def channels(heads: Heads, rng: np.random.Generator, *shape: int) -> Array:
@@ -82,7 +86,7 @@ class Text:
 
 @cache
 def text(shape: str, kind: str) -> Text:
-    heads, rng = replace(SHAPES[shape], cache=kind), np.random.default_rng(len(shape))
+    heads, rng = replace((SHAPES | WIDE)[shape], cache=kind), np.random.default_rng(len(shape))
     total = heads.num_heads + 2 * heads.num_kv_heads
     rows, bias = channels(heads, rng, LENGTH, total), channels(heads, rng, total)
     rows[7, :, :] = 0  # a token without anything
@@ -122,7 +126,7 @@ class Attention:
         self.records = at(
             rng.integers(0, 256, (MAX_BLOCKS, heads.num_kv_heads, heads.record_bytes), np.uint8)
         )
-        if kind != "int8":  # any keys at all, and any values that a cache can have
+        if not heads.is_quantised:  # any keys at all, and any values that a cache can have
             floats = self.records.view(f"f{heads.value_bytes}")
             keys, values = np.moveaxis(floats.reshape(-1, 2, TOKENS * heads.size), 1, 0)
             keys[:] = np.nan
@@ -185,7 +189,7 @@ class Attention:
                     "softmax", scores[row:], scores.strides[0], low, high, blocks, walk[0], stride,
                     walk[2], planes[row:], scales[row:], self.text.sinks[kv_head * heads.group :],
                 )  # fmt: skip
-            weights = planes if heads.cache == "int8" else scores
+            weights = planes if heads.is_quantised else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]
             part = at(group)
             run(
@@ -243,7 +247,7 @@ def test_the_query(attention: Attention) -> None:
     heads, softmax_scale = attention.heads, np.float32(attention.heads.num_channels**-0.5)
     for position in (0, 2):
         q, row = attention.text.q[position], attention.queries[position]
-        if heads.cache != "int8":
+        if not heads.is_quantised:
             got = row.view(np.float32)[: q.size].reshape(q.shape)
             assert same_bits(np.ascontiguousarray(got), q * softmax_scale)
             continue
@@ -267,7 +271,7 @@ def test_what_is_not_finite_is_said_and_not_kept(attention: Attention, bad: floa
         attention.non_finite[:] = 0
         attention.store(17, sick)
         assert attention.non_finite[0] == 1, (head, channel)
-        if heads.cache != "int8":
+        if not heads.is_quantised:
             kept = attention.records[attention.table[1]].view(f"f{heads.value_bytes}")
             assert np.isfinite(kept.reshape(heads.num_kv_heads, 2, -1)[:, 1, heads.size]).all()
     attention.non_finite[:] = 0
@@ -345,4 +349,4 @@ def test_the_twin_is_attention(attention: Attention) -> None:
         exact = p @ v[seen, kv_head] / (p.sum() + lost)
         got = attention.wanted(position, window=window)[0, head]
         error = np.abs(got - exact).max() / np.abs(v).max()
-        assert error < {"int8": 0.02, "f16": 1e-3, "f32": 1e-6}[heads.cache]
+        assert error < {"int8": 0.02, "int8-int4": 0.1, "f16": 1e-3, "f32": 1e-6}[heads.cache]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from llvmlite import ir
@@ -75,9 +77,10 @@ def test_a_thread_goes_on_with_its_own_next_share(machine: Machine, num_threads:
             np.testing.assert_array_equal(found, np.where(is_last, after, tiles + end * tile_bytes))
 
 
-def test_keys_and_scales_of_the_next_head_are_prefetched() -> None:
+@pytest.mark.parametrize(("cache", "value_share"), [("int8", 1.0), ("int8-int4", 0.5)])
+def test_keys_and_scales_of_the_next_head_are_prefetched(cache: str, value_share: float) -> None:
     """Of the blocks in the table and no others; its values come with the scores."""
-    heads = SIZES.kinds[0].heads
+    heads = replace(SIZES.kinds[0].heads, cache=cache)
     stride = 3 * heads.record_bytes
     records, table = aligned(8 * stride, np.uint8), at(np.int32([6, 0, 3, 5]))
     lines = prefetched(
@@ -87,6 +90,7 @@ def test_keys_and_scales_of_the_next_head_are_prefetched() -> None:
     key_bytes, wanted = TOKENS * heads.size * heads.value_bytes, []
     for block in (6, 0, 3):
         begin = address(records) + block * stride
-        keys, scales = range(0, key_bytes, 64), range(2 * key_bytes, heads.record_bytes, 64)
+        scales_at = key_bytes + int(key_bytes * value_share)
+        keys, scales = range(0, key_bytes, 64), range(scales_at, heads.record_bytes, 64)
         wanted += [(begin + offset) // 64 for offset in (*keys, *scales)]
     assert lines == wanted

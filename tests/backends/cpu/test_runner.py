@@ -32,6 +32,7 @@ FORMATS = {
     "f32": ("f32", "f32", 5e-6),
     "f32, f16 cache": ("f32", "f16", 0.003),
     "int8": ("auto", "int8", 0.12),
+    "int8-int4 cache": ("auto", "int8-int4", 0.2),
     "int8-row": ("int8-row", "int8", 0.12),
     "bf16": ("bf16", "f16", 0.02),
     "int4": ("int4", "int8", 0.12),  # of the same weights after rounding to 4 bits
@@ -116,7 +117,10 @@ def error(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [(name, "f32") for name in MODELS] + [(name, "int8") for name in ROUNDED]
+    ("name", "kind"),
+    [(name, "f32") for name in MODELS]
+    + [(name, "int8") for name in ROUNDED]
+    + [(name, "int8-int4 cache") for name in [*ROUNDED[:4], "shared keys and values"]],
 )
 def test_logits_are_the_references(make: Make, name: str, kind: str) -> None:
     """A long prompt (split by tokens), some rows (mixed), then one to three (by outputs)."""

@@ -78,7 +78,7 @@ class CpuRunner:
         Args:
             checkpoint: the model.
             dtype: auto, f32, bf16, int8, int8-row or int4.
-            cache_dtype: int8, f16 or f32.
+            cache_dtype: int8, int8-int4, f16 or f32.
             num_blocks: blocks of the cache.
             block_size: tokens per block, a multiple of 16.
             max_model_len: longest sequence, tokens.

@@ -1,15 +1,18 @@
 """Which load to try next, to find the highest that holds. Pure.
 
 It grows the load until a trial fails, then narrows the interval between the highest load that held
-and the lowest that failed to 5 %, and tries both ends again. Trials at one load count as one. It
-knows nothing of servers and of what a load is.
+and the lowest that failed to 5 %, and tries both ends again. Trials at one load count as one. Then
+all trials together say where the limit most likely is. It knows nothing of servers and of what a
+load is.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ridgeline.bench.search.slo import Tally, pooled
 
@@ -18,6 +21,9 @@ _STEP = 1.045  # from one end of the interval: a little less, so that it ends th
 _LEAST = 1e-3  # tightness: what is less is as good as nothing
 _LEAST_CUT = 0.1  # of the interval, as a part of its logarithm: a wrong guess still narrows it
 _FAR, _NEAR = 4.0, 1.3  # times the load, to find the other end of the interval
+_SPREAD = 0.03  # of the limit, as a part: where verdicts are chance; found on simulated queues
+_NUM_LIMITS = 1000  # that are weighed
+_LEAST_LOG = -40.0
 _NUM_GUESSES = 3  # narrowing by interpolation; what is left is halved, which cannot be misled
 
 
@@ -38,6 +44,11 @@ class Trial:
     is_overloaded: bool
     tightness: float
     completed_per_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether all service levels were met."""
+        return all(one.holds for one in self.tallies) and not self.is_overloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,33 @@ def interval(trials: Sequence[Trial]) -> Interval:
     high = next((point for point in ordered if not point.holds), None)
     below = [point for point in ordered if high is None or point.load < high.load]
     return Interval(below[-1] if below else None, high)
+
+
+def likely_limit(trials: Sequence[Trial]) -> float | None:
+    """Return the limit that trials speak for; None unless some held and some failed.
+
+    Close to the limit verdicts are chance, as a queue remembers hundreds of requests: a trial holds
+    with a probability that falls as a logistic of the load's logarithm, and is one half at the
+    limit. Before the trials all logarithms between the loads are as likely; this is the median
+    behind them, which a lucky trial moves less than the ends of the interval (as in a probabilistic
+    bisection: Waeber, Frazier and Henderson, 2013).
+    """
+    verdicts = [(math.log(trial.load), 1 if trial.holds else -1) for trial in trials]
+    if len({sign for _, sign in verdicts}) < 2:
+        return None
+    first, last = min(verdicts)[0], max(verdicts)[0]
+    limits = [first + (last - first) * i / _NUM_LIMITS for i in range(_NUM_LIMITS + 1)]
+    logs = [
+        sum(_log_logistic(sign * (limit - load) / _SPREAD) for load, sign in verdicts)
+        for limit in limits
+    ]
+    most = max(logs)
+    sums = list(accumulate(math.exp(log - most) for log in logs))
+    return math.exp(limits[bisect_left(sums, sums[-1] / 2)])
+
+
+def _log_logistic(x: float) -> float:
+    return -math.log1p(math.exp(-x)) if x > _LEAST_LOG else x  # equal there, and exp is too large
 
 
 class Search:

@@ -22,7 +22,7 @@ from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
 from ridgeline.bench.search.foreseen import foreseen_rate
-from ridgeline.bench.search.knee import Interval, Search, interval
+from ridgeline.bench.search.knee import Interval, Search, interval, likely_limit
 from ridgeline.bench.search.picture import curve_svg
 from ridgeline.bench.search.served import first_model, served
 from ridgeline.bench.search.slo import parse_slo
@@ -102,8 +102,8 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
         foreseen = foreseen_rate(asking, setting.slos, first) if setting.is_open else None
         if foreseen is not None and wish.start is None:
             say(f"the server foresees that it holds up to {setting.describe(foreseen)}")
-        bounds, records = _trials(wish, setting, foreseen)
-    answer = _answer(setting, bounds, records)
+        bounds, likely, records = _trials(wish, setting, foreseen)
+    answer = _answer(setting, bounds, likely, records)
     Console(highlight=False, soft_wrap=True).print(f"\n{answer['text']}", markup=False)
     if wish.out:
         picture = curve_svg(answer, records, setting.is_open, [str(s) for s in setting.slos])
@@ -139,8 +139,11 @@ def _first_answers(setting: Setting) -> list[Outcome]:
 
 def _trials(
     wish: Wish, setting: Setting, foreseen: float | None
-) -> tuple[Interval, list[dict[str, Any]]]:
-    """Run trials until the answer is there, and print a line for each."""
+) -> tuple[Interval, float | None, list[dict[str, Any]]]:
+    """Run trials until the answer is there, and print a line for each.
+
+    Return the interval, the likely limit and the trials' records.
+    """
     num_at_first = max(setting.workload.num_warmups, 1)
     start, least = num_at_first / setting.answer_s, 0.25 / setting.answer_s
     if not setting.is_open:
@@ -167,7 +170,7 @@ def _trials(
         goodput = f"{record['goodput_per_s']:.3g}"
         cells = (str(len(records)), shown, *values, goodput, record["verdict"])
         out.print(_line(cells, widths), markup=False)
-    return interval(steps.trials), records
+    return interval(steps.trials), likely_limit(steps.trials), records
 
 
 def _shown_ms(of_slo: dict[str, Any]) -> str:
@@ -199,7 +202,9 @@ def _missed(one: dict[str, Any]) -> str:
     return f"{one['num_met']} of {one['num']} met {one['slo']}"
 
 
-def _answer(setting: Setting, bounds: Interval, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(
+    setting: Setting, bounds: Interval, likely: float | None, records: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Return the interval, whether it is confirmed, and the sentence that says so."""
     low, high = bounds.low, bounds.high
     slos = " and ".join(str(slo) for slo in setting.slos)
@@ -228,12 +233,15 @@ def _answer(setting: Setting, bounds: Interval, records: list[dict[str, Any]]) -
             f"{slos} holds up to {setting.describe(low.load)}, and fails at "
             f"{setting.describe(high.load)} ({sure})."
         )
+    if likely is not None:
+        text += f" All trials together speak for a limit of {setting.describe(likely)}."
     if any(client_warnings(record["client"]) for record in records):
         text += " The client itself was late in some trials: run it elsewhere to be sure."
     return {
         "over": "rate" if setting.is_open else "concurrency",
         "low": low and low.load,
         "high": high and high.load,
+        "likely": likely,
         "is_confirmed": is_confirmed,
         "nearest": nearest,
         "text": text,

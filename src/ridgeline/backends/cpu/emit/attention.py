@@ -4,6 +4,7 @@ The cache is made of records, one for 16 tokens of one key/value head in one lay
 
     int8  K: [D / 4][16 tokens][4] u8 (value + 128), V: [4][D][4 tokens] s8, then scales, 16 f32
           each: of the tokens' values, and of each span of channels of their keys
+    int8-int4  the same with values of 4 bits: see ``narrow_values``
     f16, f32  K: [D][16 tokens], V: [16 tokens][D]
 
 D is the padded head: the first channels of the rotating pairs, the second channels, the rest, each
@@ -55,6 +56,11 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot
 from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.emit.narrow_values import (
+    load_narrow_values,
+    rotate_back,
+    store_narrow_values,
+)
 from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import (
     BLOCKS_AHEAD,
@@ -64,6 +70,7 @@ from ridgeline.backends.cpu.emit.prefetch import (
 from ridgeline.backends.cpu.emit.rows import (
     FLOATS,
     NOTHING,
+    hadamard,
     largest_of,
     scale_to_bytes,
     to_integers,
@@ -113,7 +120,7 @@ def emit_attention(module: object, form: Dot, heads: Heads, number: int = 0) -> 
     _emit_softmax(module, heads, number)
     emit_prefetch_next_head(module, heads, number)
     for queries in dict.fromkeys((1, heads.tile)):
-        if heads.cache == "int8":
+        if heads.is_quantised:
             _emit_scores(module, form, heads, queries, number)
             _emit_weighted_values(module, form, heads, queries, number)
         else:
@@ -170,7 +177,9 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
     if heads.v_norm:
         scale = scale_of_head(heads, plain)
         plain = [value * scale for value in plain]
-    if heads.cache == "int8":
+    if heads.has_narrow_values:
+        plain = hadamard(fn, plain)
+    if heads.is_quantised:
         _store_bytes(fn, heads, rotated, plain, record, token)
     else:
         _store_floats(fn, heads, rotated, plain, record, token)
@@ -199,7 +208,7 @@ def _rotated(
 
 def _store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
     softmax_scale = heads.score_scale
-    if heads.cache != "int8":
+    if not heads.is_quantised:
         for i, value in enumerate(x):
             fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)
         return
@@ -250,8 +259,11 @@ def _store_bytes(
                 fn.store(quads.lane(j), record + (4 * i + j) * 64 + token * 4, 4)
     scale, inverse = scale_to_bytes(largest_of(v))
     fn.store(scale, scales, 4)
+    if heads.has_narrow_values:
+        store_narrow_values(fn, heads, v, inverse, record, token)
+        return
     # Single bytes: the four tokens of a word may belong to different threads.
-    column = record + TOKENS * heads.size + (token >> 2) * (heads.size * 4) + (token & 3)
+    column = record + heads.values_at + (token >> 2) * (heads.size * 4) + (token & 3)
     for i, value in enumerate(v):
         signed = to_integers(value, inverse).signed(I8)
         for j in range(16):
@@ -265,7 +277,7 @@ def _store_floats(
     # not a number.
     size, narrow = heads.value_bytes, heads.cache == "f16"
     limit = 65504.0 if narrow else 3.4028234663852886e38
-    v_row = record + TOKENS * heads.size * size + token * (heads.size * size)
+    v_row = record + heads.values_at + token * (heads.size * size)
     for i in range(len(k)):
         key, value = (maximum(minimum(x, limit), -limit) for x in (k[i], v[i]))
         if narrow:
@@ -376,12 +388,11 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     """``softmax`` of a row's heads of one group.
 
     Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
-    int8: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
+    bytes: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
     are, else as floats in place. ``scales`` receive what the weighted sums must be multiplied by.
     """
     fn = SOFTMAX.of(number).begin(module)
     scores, score_stride, low, high, count, records, stride, table, planes, scales, sinks = fn.args
-    is_int8 = heads.cache == "int8"
     lanes = fn.lanes(I32, list(range(16)))
     low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
     first_whole = fn.lower((low + TOKENS - 1) // TOKENS, count)
@@ -424,7 +435,7 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
             for row, peak, total, row_max in zip(rows, highest, totals, row_maxima, strict=True):
                 p = visible(exp(fn.load(row + block * 64, FLOATS, 4) - peak), 0.0)
                 total.set(total.get() + p)
-                if is_int8:
+                if heads.is_quantised:
                     p = visible(p * fn.load(values, FLOATS, 64), 0.0)
                     row_max.set(maximum(p, row_max.get()))
                 fn.store(p, row + block * 64, 4)
@@ -432,7 +443,7 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
             for sink, peak, total in zip(of_rows, highest, totals, strict=True):
                 total.set(total.get() + select(lanes < 1, exp(sink - peak), 0.0))
         factors = [fn.value(1.0, F32) for _ in group]
-        if is_int8:
+        if heads.is_quantised:
             largest = [row_max.get().reduce(maximum) for row_max in row_maxima]
             factors = [value * (1.0 / _STEPS) for value in largest]
             steps = [select(x > NOTHING, _STEPS / x, fn.value(0.0, F32)) for x in largest]
@@ -452,15 +463,21 @@ def _emit_weighted_values(
     fn = weighted_values(queries).of(number).begin(module)
     planes, plane_stride, records, stride, table, count, scales, out, out_stride = fn.args
     rows = [(n, g) for n in range(queries) for g in range(heads.group)]
+    narrow = int(heads.has_narrow_values)
+    line = 64 >> narrow  # 16 channels of 4 tokens
+
+    def load(at: Value) -> Value:
+        return load_narrow_values(fn, form, at) if narrow else fn.load(at, _BYTES, 64)
+
     for part, wide in row_parts(heads, len(rows), sums_per_vector=2):
         with fn.loop(heads.size // 16, step=wide) as column:
             zero = fn.lanes(I32, [0] * 16)
             sums = [[[fn.var(zero) for _ in range(2)] for _ in range(wide)] for _ in part]
             with fn.loop(count) as block:
-                record = record_at(fn, records, stride, table, block) + TOKENS * heads.size
+                record = record_at(fn, records, stride, table, block) + heads.values_at
                 for quad in range(4):
-                    at = record + quad * (heads.size * 4) + column * 64
-                    values = [fn.load(at + 64 * j, _BYTES, 64) for j in range(wide)]
+                    at = record + quad * (heads.size * 4 >> narrow) + column * line
+                    values = [load(at + line * j) for j in range(wide)]
                     for row, row_sums in zip(part, sums, strict=True):
                         p_at = planes + plane_stride * row + block * 32 + 4 * quad
                         for plane in range(2):
@@ -475,4 +492,7 @@ def _emit_weighted_values(
                     joined = fma(high.get().signed(F32), 256.0, low.get().signed(F32))
                     at = out + out_stride * n + g * heads.size * 4 + (column + j) * 64
                     fn.store(joined * scale, at, 4)
+    if narrow:
+        with fn.loop(queries) as query, fn.loop(heads.group) as head:
+            rotate_back(fn, heads, out + out_stride * query + head * (heads.size * 4))
     fn.finish()

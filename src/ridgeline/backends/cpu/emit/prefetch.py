@@ -25,7 +25,7 @@ from ridgeline.backends.cpu.emit.isa import Processor, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.paging import WALK, record_at
 from ridgeline.backends.cpu.layout.formats import WeightFormat
-from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.shapes import Heads
 
 if TYPE_CHECKING:
     from ridgeline.backends.cpu.emit.args import Thread
@@ -151,7 +151,9 @@ def prefetch_keys_and_values(
     """Prefetch a line of the values in ``records``, and of the keys in those ``ahead`` of them."""
     for record, later in zip(records, ahead, strict=False):
         prefetch(fn, later + quad * 64)
-        prefetch(fn, record + TOKENS * heads.size + quad * 64, _SECOND_CACHE)
+        line = heads.values_at + quad * 64
+        if line < heads.scales_at:
+            prefetch(fn, record + line, _SECOND_CACHE)
 
 
 def emit_prefetch_next_head(module: object, heads: Heads, number: int = 0) -> None:
@@ -163,7 +165,7 @@ def emit_prefetch_next_head(module: object, heads: Heads, number: int = 0) -> No
     records, stride, table, count = fn.args
     with fn.loop(count) as block:
         record = record_at(fn, records, stride, table, block)
-        with fn.loop(TOKENS * heads.size * heads.value_bytes, step=64) as line:
+        with fn.loop(heads.values_at, step=64) as line:
             prefetch(fn, record + line, _SECOND_CACHE)
         for offset in range(heads.scales_at, heads.record_bytes, 64):
             prefetch(fn, record + offset, _SECOND_CACHE)

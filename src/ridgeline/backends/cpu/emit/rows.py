@@ -282,6 +282,17 @@ def _emit_hadamard(module: object) -> None:
     fn.finish()
 
 
+def hadamard(fn: Function, values: list[Value]) -> list[Value]:
+    """Return some vectors times a Hadamard matrix, not scaled, block by block.
+
+    A block is the largest power of two that divides their channels.
+    """
+    values = [_lane_butterflies(fn, value) for value in values]
+    block = len(values) & -len(values)
+    parts = (values[low : low + block] for low in range(0, len(values), block))
+    return [value for part in parts for value in _butterflies(part)]
+
+
 def _butterflies(values: list[Value]) -> list[Value]:
     """Return sums and differences at distance 1, 2, 4, ... in a list of vectors."""
     distance = 1

@@ -123,7 +123,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
     out_scores, scales = thread.local("scores"), thread.local("scales")
     score_stride = args["scores_stride"]
     planes = out_scores + score_stride * sizes.score_rows
-    if heads.cache == "int8":
+    if heads.is_quantised:
         weights, weight_stride = planes, score_stride >> 1
     else:
         weights, weight_stride = out_scores, score_stride

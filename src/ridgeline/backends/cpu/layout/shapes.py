@@ -34,7 +34,7 @@ class Heads:
     half: int  # padded number of rotating pairs
     rest: int  # padded number of channels that do not rotate
     num_channels: int  # before padding
-    cache: str  # int8, f16 or f32
+    cache: str  # int8, int8-int4, f16 or f32
     qkv_bias: bool
     qk_norm: str  # "", "head" or "width": see ``physics.arch.Attention``
     eps: float
@@ -82,15 +82,29 @@ class Heads:
         return self.num_heads // max(self.num_kv_heads, 1)
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether the cache has bytes with scales."""
+        return self.cache in ("int8", "int8-int4")
+
+    @property
+    def has_narrow_values(self) -> bool:
+        """Whether values have 4 bits, and are rotated: see ``emit.narrow_values``."""
+        return self.cache == "int8-int4"
+
+    @property
     def value_bytes(self) -> int:
-        """Bytes of a value in the cache."""
-        return {"int8": 1, "f16": 2, "f32": 4}[self.cache]
+        """Bytes of a number in the cache, where values are narrow of a key's."""
+        return {"int8": 1, "int8-int4": 1, "f16": 2, "f32": 4}[self.cache]
+
+    @property
+    def values_at(self) -> int:
+        """Offset of the values in a record, behind the keys."""
+        return TOKENS * self.size * self.value_bytes
 
     @property
     def record_bytes(self) -> int:
         """Bytes of 16 tokens of one head."""
-        scales = 64 * (1 + self.spans) if self.cache == "int8" else 0
-        return 2 * TOKENS * self.size * self.value_bytes + scales
+        return self.scales_at + (64 * (1 + self.spans) if self.is_quantised else 0)
 
     @property
     def span(self) -> int:
@@ -105,7 +119,7 @@ class Heads:
     @property
     def scales_at(self) -> int:
         """Offset of the scales in a record: values', and from 64 bytes on, keys', span by span."""
-        return 2 * TOKENS * self.size
+        return self.values_at + (self.values_at >> int(self.has_narrow_values))
 
     @property
     def splits_key_bias(self) -> bool:
@@ -113,7 +127,7 @@ class Heads:
 
         With a norm after the bias, the two cannot be told apart.
         """
-        return self.qkv_bias and not self.qk_norm and self.cache == "int8"
+        return self.qkv_bias and not self.qk_norm and self.is_quantised
 
     @property
     def bias_factors_at(self) -> int:
@@ -123,7 +137,7 @@ class Heads:
     @property
     def query_bytes(self) -> int:
         """Bytes of a row's query."""
-        per_head = self.size + 8 * self.spans if self.cache == "int8" else self.size * 4
+        per_head = self.size + 8 * self.spans if self.is_quantised else self.size * 4
         if self.splits_key_bias:
             per_head += 8 * self.half
         return max(self.least_query_bytes, -(-self.num_heads * per_head // 64) * 64)

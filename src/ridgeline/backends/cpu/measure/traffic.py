@@ -78,7 +78,7 @@ def step_traffic(
         "attention": Traffic(
             sum(_kv_bytes(arch, sizes, start, n) for _, start, n in step.work),
             sum(attention_flops(arch, start, n) for _, start, n in step.work) - unseen,
-            "int8" if sizes.kinds[0].heads.cache == "int8" else "f32",
+            "int8" if sizes.kinds[0].heads.is_quantised else "f32",
         ),
     }
 
