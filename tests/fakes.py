@@ -60,8 +60,9 @@ def expected_tokens(
 class Ledger:
     """A ``Runner`` whose cache slots and states are checked at each read.
 
-    A slot holds the hash of the prefix before its token, and with it: so a context is right only
-    if its slots form one chain. The chain begins with the adapter's number: all follows from it.
+    A slot holds the hash of the prefix before its token, and with it, and the group of layers that
+    wrote it: so a context is right only if its slots form one chain. The chain begins with the
+    adapter's number: all follows from it.
     A state is the hash of the prefix that it has seen, and is written in place, as real ones are.
     """
 
@@ -69,11 +70,11 @@ class Ledger:
     block_size: int
     vocab_size: int = 4
     fail: dict[int, str] = field(default_factory=dict)  # request id -> error of its items
-    slots: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    slots: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
     states: set[tuple[int, int]] = field(default_factory=set)  # slots whose states were kept
     recurrent: dict[int, int] = field(default_factory=dict)  # slot -> prefix
     num_steps: int = 0
-    window: int | None = None  # so many last tokens a token sees, itself included
+    windows: tuple[int | None, ...] = (None,)  # so many last tokens each group of layers sees
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, write every item's slots, then read every context and sample."""
@@ -81,15 +82,16 @@ class Ledger:
         self._copy(step.copies)
         self.recurrent |= {new: self.recurrent[old] for old, new in step.state_copies}
         self._pass_through_states(step)
-        written: dict[tuple[int, int], tuple[int, int]] = {}
+        written: dict[tuple[int, int], tuple[int, int, int]] = {}
         for work in step.work:
             assert work.tokens, f"{work.seq_id} has nothing to do"
             prefix = self.slots[self._slot(work, work.start - 1)][1] if work.start else work.adapter
             for position, token in enumerate(work.tokens, start=work.start):
-                slot = self._slot(work, position)
-                assert slot not in written, f"two sequences write slot {slot}"
                 before, prefix = prefix, extend(prefix, token)
-                written[slot] = (before, prefix)
+                for group, table in enumerate((work.table, *work.others)):
+                    slot = self._slot_in(table, position)
+                    assert slot not in written, f"two sequences, or groups, write slot {slot}"
+                    written[slot] = before, prefix, group
         self.slots |= written
         self.states -= written.keys()
         self.states |= {
@@ -151,22 +153,36 @@ class Ledger:
                 self.slots[new, i] = value
 
     def _slot(self, work: Work, position: int) -> tuple[int, int]:
-        block = work.table[position // self.block_size]
+        return self._slot_in(work.table, position)
+
+    def _slot_in(self, table: tuple[int, ...], position: int) -> tuple[int, int]:
+        block = table[position // self.block_size]
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
 
     def _read(self, work: Work) -> list[int]:
         """The prefix after each token of an item's context, every slot of which is checked.
 
-        Of what only a window shows, the first is believed: it is in all prefixes that follow.
+        Of what only a window shows, the first is believed: it is in all prefixes that follow. The
+        last of them is the same in all groups.
         """
-        first = 0
-        if self.window is not None and not work.similar:
-            first = max(0, work.start - self.window + 1)
-        prefix = self.slots[self._slot(work, first)][0] if first else work.adapter
+        tables = work.table, *work.others
+        pairs = enumerate(zip(self.windows, tables, strict=True))
+        found = [self._read_group(work, *pair) for pair in pairs]
+        assert len({prefixes[-1] for prefixes in found}) == 1, f"{work.seq_id} reads two texts"
+        return max(found, key=len)
+
+    def _read_group(
+        self, work: Work, group: int, pair: tuple[int | None, tuple[int, ...]]
+    ) -> list[int]:
+        first, (window, table) = 0, pair
+        if window is not None and not work.similar:
+            first = max(0, work.start - window + 1)
+        prefix = self.slots[self._slot_in(table, first)][0] if first else work.adapter
         prefixes = []
         for position in range(first, work.start + len(work.tokens)):
-            before, after = self.slots[self._slot(work, position)]
+            before, after, writer = self.slots[self._slot_in(table, position)]
+            assert writer == group, f"{work.seq_id} reads keys of other layers at {position}"
             assert before == prefix, f"{work.seq_id} reads foreign content at {position}"
             prefix = after
             prefixes.append(prefix)

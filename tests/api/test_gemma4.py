@@ -65,9 +65,11 @@ def test_shared_keys_and_values_halve_what_the_ledger_holds(tmp_path: Path) -> N
         with LLM(directory(tmp_path / name, config), **OPTIONS) as llm:
             lines = {line.name: line.num_bytes for line in llm.memory().lines}
             assert lines["kv_cache"] == llm.config.kv_bytes
-            taken.append(llm.config.kv_bytes / llm.config.num_blocks)
-    # A block of 4 tokens in f32; 3 of 6 layers have keys and values, of 2 heads of 8, 16, 8.
-    assert taken == [4 * 4 * 2 * 2 * (8 + 16 + 8), 4 * 4 * 2 * 2 * 3 * (8 + 16)]
+            of_block = llm.config.kv_bytes / llm.config.num_blocks
+            taken.append([of_block, *(len(group.layers) for group in llm.config.groups)])
+    # Blocks of 4 tokens in f32. 3 of 6 layers have keys and values, of 2 heads of 8, 16, 8: one
+    # that sees all, and two with a window in a block as large. Alone, three of these in a block.
+    assert taken == [[4 * 4 * 2 * 2 * 16, 1, 2], [4 * 4 * 2 * 2 * 3 * 8, 1, 1, 1, 3]]
 
 
 @pytest.mark.parametrize("config", [{**CONFIG}, {**EXPERTS}], ids=["dense", "experts"])

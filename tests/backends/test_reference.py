@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -262,19 +262,19 @@ def test_the_cache_is_as_large_as_the_formula_says(name: str) -> None:
     arch = KINDS[name]
     runner = make(arch, block_size=3)
     wanted = NUM_BLOCKS * 3 * costs.kv_bytes_per_token(arch, 4)
-    assert sum(array.nbytes for array in runner.cache.arrays()) == wanted
+    assert sum(k.nbytes + v.nbytes for k, v in runner.cache.by_layer.values()) == wanted
+    assert runner.cache.blocks.nbytes == wanted
     assert runner.memory()["kv_cache"].num_bytes == wanted
 
 
 def test_a_step_writes_its_own_slots_only() -> None:
     runner = make(PLAIN)
-    for array in runner.cache.arrays():
-        array[:] = 3.0
+    runner.cache.blocks[:] = 3.0
     runner.execute(step(work(TOKENS[:7], (8, 2), start=2), work(TOKENS[:1], (5,), index=1)))
     written = {(8, 2), (8, 3), (2, 0), (2, 1), (2, 2), (5, 0)}
     for block in range(NUM_BLOCKS):
         for offset in range(4):
-            for array in runner.cache.arrays():
+            for array in chain(*runner.cache.by_layer.values()):
                 untouched = bool((array[block, offset] == 3.0).all())
                 assert untouched == ((block, offset) not in written)
 

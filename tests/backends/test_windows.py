@@ -3,94 +3,219 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.engine import Engine
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.kvcache import NOWHERE, KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.step import Event, Runner, SeqId
+from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput
+from ridgeline.decoding.search import new_search
+from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.cache_groups import CacheGroup, cache_groups
 from tests.core.harness import POLICIES, finish
-from tests.tiny import ARCHS, PLAIN, changed, checkpoint
+from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint
 
-WINDOWS = (20, 33)
 MAX_LEN = 240
-BUDGET = 24
 BLOCK_SIZE = 16
-NUM_BLOCKS = 45  # of the runner
-ARCH = changed(PLAIN, windows=WINDOWS)
+NUM_BLOCKS = 200  # of the runner
+_SEEN_BY = {None: None, 5: 37, 6: 20}  # wider windows than those of ``tests.tiny``
+
+
+def _wider(arch: ModelArch) -> ModelArch:
+    layers = (
+        replace(
+            layer,
+            mixer=replace(layer.known_attention, window=_SEEN_BY[layer.known_attention.window]),
+        )
+        for layer in arch.layers
+    )
+    return replace(arch, layers=tuple(layers))
+
+
+ARCHITECTURES = {
+    "all alike": changed(PLAIN, windows=(33, 33)),
+    "two windows": changed(PLAIN, windows=(20, 33)),
+    "Gemma 3": changed(PLAIN, windows=(20, 20, 20, 20, 20, None), qk_norm="head"),
+    "gpt-oss": _wider(ARCHS["sinks"]),
+    "other heads": _wider(ARCHS["kinds"]),
+    "Gemma 4": _wider(BY_LAYER["shared keys and values"]),
+}
 PROMPTS = [tuple((i * 7 + j * j) % 50 for j in range(70 + 11 * i)) for i in range(3)]
+GREEDY = SamplingParams(temperature=0, max_tokens=70, logprobs=1)
+SHORT = SamplingParams(temperature=0, max_tokens=20, logprobs=1)
+REQUESTS = [(prompt, GREEDY) for prompt in PROMPTS]
+
+
+def make(arch: ModelArch, form: str, groups: tuple[CacheGroup, ...], kernels: Path) -> Runner:
+    settings: dict[str, Any] = {
+        "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN,
+        "groups": groups,
+    }  # fmt: skip
+    if form == "reference":
+        return ReferenceRunner(checkpoint(arch), **settings)
+    return CpuRunner(
+        checkpoint(arch),
+        dtype="f32",
+        cache_dtype=form,
+        max_num_batched_tokens=256,
+        num_threads=1,
+        kernel_cache=kernels,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+Pair = tuple[Runner, Runner, tuple[CacheGroup, ...]]
 
 
 @pytest.fixture(scope="module", params=["reference", "int8", "int8-int4", "f32"])
-def runner(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Runner]:
-    if request.param == "reference":
-        yield ReferenceRunner(
-            checkpoint(ARCH), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=MAX_LEN
-        )
-        return
-    made = CpuRunner(
-        checkpoint(ARCH),
-        dtype="f32",
-        cache_dtype=request.param,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_model_len=MAX_LEN,
-        max_num_batched_tokens=256,
-        num_threads=1,
-        kernel_cache=tmp_path_factory.mktemp("kernels"),
-    )
-    yield made
-    made.close()
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def answers(runner: Runner, num_blocks: int, window: int | None) -> dict[SeqId, list[Event]]:
-    """What three long prompts, and then the first once more, are answered."""
+@pytest.fixture(scope="module", params=[*ARCHITECTURES])
+def pair(request: pytest.FixtureRequest, form: str, kernels: Path) -> Iterator[Pair]:
+    """Yield a runner that keeps all blocks in one table, and one with groups."""
+    arch = ARCHITECTURES[request.param]
+    groups = cache_groups(arch)
+    runners = [make(arch, form, of, kernels) for of in ((), groups)]
+    yield runners[0], runners[1], groups
+    for runner in runners:
+        getattr(runner, "close", lambda: None)()
+
+
+@pytest.fixture(scope="module")
+def wanted(pair: Pair) -> dict[SeqId, list[Event]]:
+    """Return what the runner with one table answers."""
+    return answers(pair[0], (None,), NUM_BLOCKS, 24, REQUESTS)[0]
+
+
+class Watched:
+    """A runner that counts what happened on the way."""
+
+    def __init__(self, runner: Runner, kv: KVCache) -> None:
+        self._runner, self._kv = runner, kv
+        self.num_given = self.num_copies = self.num_cached = self.num_preempted = 0
+
+    def execute(self, step: Step) -> StepOutput:
+        tables = [table for w in step.work for table in (w.table, *w.others)]
+        self.num_given += sum(table.count(NOWHERE) for table in tables)
+        self.num_copies += len(step.copies)
+        self.num_cached += sum(length for _, length in step.admitted)
+        self.num_preempted += len(step.preempted)
+        output = self._runner.execute(step)
+        self._kv.pool.check()
+        return output
+
+
+def answers(
+    runner: Runner,
+    windows: tuple[int | None, ...],
+    num_blocks: int,
+    budget: int,
+    requests: list[tuple[tuple[int, ...], SamplingParams]],
+) -> tuple[dict[SeqId, list[Event]], Watched]:
+    """What requests that come together, then the first alone, and then one that goes on from
+    there, are answered.
+    """
     ticks = count()
-    scheduler = Scheduler(
-        KVCache(num_blocks, BLOCK_SIZE, window=window),
-        POLICIES[2],
-        max_num_batched_tokens=BUDGET,
-        max_num_seqs=4,
+    kv = KVCache(num_blocks, BLOCK_SIZE, windows=windows)
+    scheduler = Scheduler(kv, POLICIES[2], max_num_batched_tokens=budget, max_num_seqs=4)
+    watched = Watched(runner, kv)
+    engine = Engine(
+        scheduler, watched, lambda: float(next(ticks)), max_model_len=MAX_LEN, new_search=new_search
     )
-    engine = Engine(scheduler, runner, lambda: float(next(ticks)), max_model_len=MAX_LEN)
-    greedy = SamplingParams(temperature=0, max_tokens=100, logprobs=1)
-    for prompt in PROMPTS:
-        engine.add(prompt, greedy)
+    for request in requests:
+        engine.add(*request)
     events = finish(engine)
-    engine.add(PROMPTS[0], greedy)
+    again = engine.add(*requests[0])
+    events += finish(engine)
+    said = [e.token for e in events if e.seq_id == (again, 0) and e.token is not None]
+    engine.add((*requests[0][0], *said, 3, 1), SHORT)
     events += finish(engine)
     found: dict[SeqId, list[Event]] = {}
     for event in events:
         found.setdefault(event.seq_id, []).append(event)
-    return found
+    return found, watched
 
 
-def test_the_widest_window_is_what_the_cache_keeps() -> None:
-    assert ARCH.cache_window == max(WINDOWS)
-    assert ARCHS["mixed windows"].cache_window is None
-    assert PLAIN.cache_window is None
+def same(runner: Runner, got: dict[SeqId, list[Event]], wanted: dict[SeqId, list[Event]]) -> None:
+    error = 0.0 if isinstance(runner, CpuRunner) else 1e-4
+    for seq_id, events in wanted.items():
+        assert [e.token for e in got[seq_id]] == [e.token for e in events]
+        for event, other in zip(got[seq_id], events, strict=True):
+            assert event.logprobs is not None
+            assert other.logprobs is not None
+            assert abs(event.logprobs.logprob - other.logprobs.logprob) <= error
 
 
-def test_few_blocks_give_the_same_answers(runner: Runner) -> None:
-    """All of three texts takes 3 times 12 blocks; here one of them may have 5 at once."""
-    window = ARCH.cache_window
-    few = KVCache(0, BLOCK_SIZE, window=window).most_blocks(MAX_LEN, BUDGET)
-    assert few == 5
-    wanted = answers(runner, NUM_BLOCKS, None)
-    for num_blocks in (few, 2 * few, 3 * few):
-        got = answers(runner, num_blocks, window)
-        for seq_id, events in wanted.items():
-            assert [e.token for e in got[seq_id]] == [e.token for e in events]
-            for event, other in zip(got[seq_id], events, strict=True):
-                assert event.logprobs is not None
-                assert other.logprobs is not None
-                is_exact = isinstance(runner, CpuRunner)
-                error = abs(event.logprobs.logprob - other.logprobs.logprob)
-                assert error <= (0.0 if is_exact else 1e-4)
+@pytest.mark.parametrize("budget", [7, 24])
+def test_few_blocks_give_the_same_answers(
+    pair: Pair, wanted: dict[SeqId, list[Event]], budget: int
+) -> None:
+    """One text of those that run together may have as many blocks as it needs, and no more."""
+    _, grouped, groups = pair
+    windows = tuple(group.window for group in groups)
+    few = KVCache(0, BLOCK_SIZE, windows=windows).most_blocks(MAX_LEN, budget)
+    got, watched = answers(grouped, windows, few, budget, REQUESTS)
+    same(grouped, got, wanted)
+    assert watched.num_given
+    assert watched.num_cached
+
+
+def test_those_that_gave_way_say_the_same(pair: Pair, wanted: dict[SeqId, list[Event]]) -> None:
+    """Two texts fit as prompts, and not as they grow."""
+    _, grouped, groups = pair
+    windows = tuple(group.window for group in groups)
+    kv = KVCache(0, BLOCK_SIZE, windows=windows)
+    num_blocks = max(2 * kv.most_blocks(90, 7), kv.most_blocks(MAX_LEN, 7))
+    got, watched = answers(grouped, windows, num_blocks, 7, REQUESTS)
+    same(grouped, got, wanted)
+    # Where all layers have windows, a sequence that begins has all that it will ever hold.
+    assert watched.num_preempted or None not in windows
+
+
+def test_forks_and_beams_share_the_blocks_of_each_group(pair: Pair) -> None:
+    plain, grouped, groups = pair
+    windows = tuple(group.window for group in groups)
+    forked = SamplingParams(temperature=1.0, n=3, seed=7, max_tokens=30, logprobs=1)
+    beams = SamplingParams(
+        use_beam_search=True, n=2, best_of=3, temperature=0, max_tokens=30, logprobs=1
+    )
+    requests = [(PROMPTS[1], forked), (PROMPTS[2], beams)]
+    wanted, _ = answers(plain, (None,), NUM_BLOCKS, 64, requests)
+    got, watched = answers(grouped, windows, NUM_BLOCKS, 64, requests)
+    assert watched.num_given
+    assert watched.num_copies >= 2 * len(groups)
+    same(grouped, got, wanted)
+
+
+def test_a_prompt_in_one_piece_or_many_has_the_same_logits(pair: Pair) -> None:
+    plain, grouped, _ = pair
+    text = PROMPTS[2]
+    wanted: Any = plain.prompt_logits(text)  # type: ignore[attr-defined]
+    for cut in (1, 50):
+        got: Any = grouped.prompt_logits(text[:cut])  # type: ignore[attr-defined]
+        rest: Any = grouped.prompt_logits(text[cut:], cut)  # type: ignore[attr-defined]
+        error = 0.0 if isinstance(grouped, CpuRunner) else 1e-4
+        assert abs(got - wanted[:cut]).max() <= error
+        assert abs(rest - wanted[cut:]).max() <= error
+
+
+def test_arrays_are_as_large_as_the_groups_need(pair: Pair) -> None:
+    plain, grouped, groups = pair
+    sizes = [runner.memory()["kv_cache"].num_bytes for runner in (plain, grouped)]  # type: ignore[attr-defined]
+    assert sizes[1] <= sizes[0]
+    assert len(groups) * sizes[1] < 2 * sizes[0] or len(groups) > 2

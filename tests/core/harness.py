@@ -126,7 +126,7 @@ def make_scheduler(
     speculation: Speculation | None = None,
     checkpoints: int | None = None,
     every: int = 8,
-    window: int | None = None,
+    windows: tuple[int | None, ...] = (None,),
 ) -> Scheduler:
     states = None if checkpoints is None else States(seats, checkpoints, every=every)
     kv = KVCache(
@@ -135,7 +135,7 @@ def make_scheduler(
         enable_prefix_caching=caching,
         hash_block=hash_block,
         states=states,
-        window=window,
+        windows=windows,
     )
     return Scheduler(
         kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats, speculation=speculation
@@ -205,7 +205,7 @@ def make_engine(
     """Return an engine over a ledger with a clock that counts, and the runner between them."""
     scheduler = scheduler or make_scheduler()
     kv = scheduler.queues.kv
-    ledger = Ledger(len(kv.pool.refs), kv.block_size, vocab_size, window=kv.window)
+    ledger = Ledger(len(kv.pool.refs), kv.block_size, vocab_size, windows=kv.windows)
     runner = Watched(scheduler, ledger)
     engine = Engine(
         scheduler,

@@ -47,7 +47,11 @@ def append(seq: Sequence, token: int) -> None:
 def state(kv: KVCache, *seqs: Sequence) -> tuple[object, ...]:
     """Return everything that a refused call must leave as it was."""
     pool = kv.pool
-    numbers = ("table", "num_computed", "num_pending", "capacity", "num_published", "publish_at")
+    numbers = (
+        *("table", "others", "num_computed", "num_pending", "capacity"),
+        *("num_published", "publish_at"),
+    )
     of_seqs = [[getattr(seq, name) for name in numbers] for seq in seqs]
     content = list(pool.content)
-    return list(pool.refs), list(pool.free), dict(pool.index), content, list(kv.copies), of_seqs
+    index = [dict(of_group) for of_group in pool.index]
+    return list(pool.refs), list(pool.free), index, content, list(kv.copies), of_seqs

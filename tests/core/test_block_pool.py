@@ -18,7 +18,7 @@ def content(
 def found(pool: BlockPool, *wanted: Any) -> int | None:
     """The block that holds just this content, if any does."""
     known = pool.find(*content(*wanted))
-    return None if known is None else pool.index.get(known.key)
+    return None if known is None else pool.index[0].get(known.key)
 
 
 def test_blocks_are_taken_once_each() -> None:
@@ -50,7 +50,7 @@ def test_freed_longest_ago_is_evicted_first() -> None:
     pool.share(2)  # used again, so it is the freshest when it is freed again
     pool.release(2)
     assert [pool.take() for _ in range(3)] == [1, 0, 2]
-    assert pool.index == {}
+    assert pool.index == [{}]
     assert pool.content == [None] * 3
 
 
@@ -123,10 +123,10 @@ def test_check_sees_a_free_list_that_disagrees() -> None:
 
 def test_check_sees_an_index_that_disagrees() -> None:
     pool = broken_pool()
-    del pool.index[b"k"]
+    del pool.index[0][b"k"]
     with pytest.raises(AssertionError, match="index and contents disagree"):
         pool.check()
-    pool.index[b"other"] = 0
+    pool.index[0][b"other"] = 0
     with pytest.raises(AssertionError, match="block 0 is not in the index"):
         pool.check()
 

@@ -84,12 +84,12 @@ def test_it_takes_nothing_from_the_prefix_cache_and_leaves_nothing() -> None:
     plain = SamplingParams(max_tokens=3)
     engine.add(tuple(range(40)), plain)
     finish(engine)
-    blocks = len(engine.scheduler.queues.kv.pool.index)
+    blocks = engine.scheduler.queues.kv.pool.num_indexed
     assert blocks
     request = engine.requests[engine.add(tuple(range(40)), contrastive(3, max_tokens=6))]
     finish(engine)
     assert request.num_cached_tokens == 0
-    assert len(engine.scheduler.queues.kv.pool.index) == blocks
+    assert engine.scheduler.queues.kv.pool.num_indexed == blocks
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, YoungestFirst()], ids=lambda p: type(p).__name__)

@@ -81,7 +81,8 @@ class Core(RuleBasedStateMachine):
         weak=st.booleans(),
         accuracy=st.sampled_from((None, 0.0, 0.5, 0.9, 1.0)),
         checkpoints=st.sampled_from((None, None, 0, 1, 4)),
-        window=st.none() | st.integers(2, 12),
+        windows=st.sampled_from(((None,), (None, None)))
+        | st.lists(st.none() | st.integers(2, 12), min_size=1, max_size=3).map(tuple),
     )
     def start(
         self,
@@ -95,15 +96,16 @@ class Core(RuleBasedStateMachine):
         weak: bool,
         accuracy: float | None,
         checkpoints: int | None,
-        window: int | None,
+        windows: tuple[int | None, ...],
     ) -> None:
-        window = window if checkpoints is None else None  # states and windows do not go together
+        if checkpoints is not None:  # states go with one group without a window
+            windows = (None,)
         has_drafts = accuracy is not None and checkpoints is None  # a state is not rolled back
         drafter = (
             None if accuracy is None or not has_drafts else Oracle(accuracy, random.Random(budget))
         )
         budget = max(budget, MAX_LEN) if policy.whole_prompts else budget
-        most = KVCache(0, block_size, window=window).most_blocks(MAX_LEN, budget)
+        most = KVCache(0, block_size, windows=windows).most_blocks(MAX_LEN, budget)
         self.scheduler = make_scheduler(
             # Down to one longest request and no more.
             most * longest + spare_blocks,
@@ -116,7 +118,7 @@ class Core(RuleBasedStateMachine):
             speculation=Speculation(drafter) if drafter else None,
             checkpoints=checkpoints,
             every=4,
-            window=window,
+            windows=windows,
         )
         self.engine, self.runner = make_engine(self.scheduler, max_model_len=MAX_LEN)
         self.answers: dict[SeqId, list[int]] = {}  # what must be said

@@ -40,16 +40,18 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     dice = random.Random(seed)
     records: list[Record] = []
     speculation = Speculation(Oracle(0.7, dice)) if seed % 2 else None
+    windows = (None, 5) if seed >= 16 else (None,)
     scheduler = make_scheduler(
-        14,
+        14 * len(windows),
         3,
         policy=policy,
         budget=40,
         seats=4,
         caching=seed % 4 > 0,
         speculation=speculation,
-        checkpoints=3 if seed >= 8 else None,
+        checkpoints=3 if 8 <= seed < 16 else None,
         every=CHECKPOINT_EVERY,
+        windows=windows,
     )
     engine, runner = make_engine(
         scheduler, max_model_len=40, eos_ids=(3,), listeners=[records.append]
@@ -104,7 +106,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("seed", [*range(8), 8, 10, 14])
+@pytest.mark.parametrize("seed", [*range(8), 8, 10, 14, 16, 17])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
     records = recorded(policy, seed)

@@ -128,14 +128,14 @@ def test_a_whole_prompt_whose_rest_is_too_long_waits_and_evicts_nothing() -> Non
     scheduler = make_scheduler(10, 4, budget=24, policy=Orca())
     scheduler.add(make_request(0, range(17), max_tokens=1))
     run_step(scheduler)
-    known = set(scheduler.queues.kv.pool.index)
+    known = set(scheduler.queues.kv.pool.index[0])
     scheduler.add(make_request(1, range(50, 66), max_tokens=1))
     scheduler.add(make_request(2, [*range(8), *range(90, 99)], max_tokens=1))  # 8 are cached
     step = run_step(scheduler)
     assert sizes_of(step) == {(1, 0): 16}
     assert step.waits == (((2, 0), BUDGET),)
     assert len(known) == 4
-    assert known <= set(scheduler.queues.kv.pool.index)
+    assert known <= set(scheduler.queues.kv.pool.index[0])
     assert run_step(scheduler).admitted == (((2, 0), 8),)
 
 

@@ -104,7 +104,7 @@ def test_a_checkpoint_is_of_what_its_block_holds() -> None:
     other = new(range(50, 56))  # takes both blocks, and nobody keeps its state
     assert kv.admit(other, 6)
     compute(kv, other)
-    assert kv.pool.index
+    assert kv.pool.num_indexed
     assert kv.num_cached(new(range(50, 56))) == 0
     kv.release(other)
     again = new(range(6))

@@ -13,7 +13,7 @@ WINDOW = 8
 
 
 def windowed(num_blocks: int, block_size: int = 2, window: int = WINDOW) -> KVCache:
-    return KVCache(num_blocks, block_size, window=window)
+    return KVCache(num_blocks, block_size, windows=(window,))
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_a_long_text_needs_no_more_blocks_than_its_window_and_a_step(
     budget: int, block_size: int
 ) -> None:
     most = windowed(1, block_size).most_blocks(1000, budget)
-    scheduler = make_scheduler(most, block_size, budget=budget, seats=1, window=WINDOW)
+    scheduler = make_scheduler(most, block_size, budget=budget, seats=1, windows=(WINDOW,))
     engine, _ = make_engine(scheduler)
     request_id = engine.add((1, 2, 3) * 100, SamplingParams(max_tokens=200))
     answers = expected(engine.requests[request_id])
     assert tokens_of(finish(engine)) == answers
-    fewer = make_scheduler(most - 1, block_size, budget=budget, seats=1, window=WINDOW)
+    fewer = make_scheduler(most - 1, block_size, budget=budget, seats=1, windows=(WINDOW,))
     with pytest.raises(ValueError, match=f"= {most} blocks"):
         make_engine(fewer)[0].add((1, 2, 3) * 100, SamplingParams(max_tokens=200))
 
@@ -54,7 +54,7 @@ def test_a_long_text_needs_no_more_blocks_than_its_window_and_a_step(
 def test_more_streams_fit() -> None:
     most: dict[int | None, int] = {}
     for window in (None, WINDOW):
-        scheduler = make_scheduler(32, 4, budget=16, seats=8, window=window)
+        scheduler = make_scheduler(32, 4, budget=16, seats=8, windows=(window,))
         engine, runner = make_engine(scheduler)
         answers = {}
         for i in range(8):
@@ -158,14 +158,14 @@ def test_another_beginning_is_not_believed_behind_a_hole() -> None:
     def unchained(parent_key: bytes, tokens: tuple[int, ...]) -> bytes:
         return bytes(tokens)
 
-    kv = KVCache(8, 2, window=4, hash_block=unchained)
+    kv = KVCache(8, 2, windows=(4,), hash_block=unchained)
     kv.release(admitted(kv, [1, 1, *range(2, 11)]))
     assert kv.num_cached(new([1, 1, *range(2, 11)])) == 10
     assert kv.num_cached(new([9, 9, *range(2, 11)])) == 0
 
 
 def test_a_block_that_stayed_private_may_be_gone() -> None:
-    kv = KVCache(16, 2, window=4, hash_block=lambda parent, tokens: b"same")
+    kv = KVCache(16, 2, windows=(4,), hash_block=lambda parent, tokens: b"same")
     holder = admitted(kv, [7, 7, 7])
     seq = admitted(kv, range(8))
     assert seq.num_published == 0

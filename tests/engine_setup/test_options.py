@@ -348,6 +348,8 @@ def test_a_window_lets_longer_sequences_fit() -> None:
         resolve(wishes, changed(ARCH, windows=windows, max_position=1 << 14))
         for windows in ((None,) * 24, (64,) * 24, (64,) * 23 + (None,))
     )
-    assert (narrow.window, narrow.max_model_len) == (64, 1 << 14)
-    assert whole.window is None
-    assert whole.max_model_len == mixed.max_model_len < 1 << 14
+    assert [group.window for group in narrow.groups] == [64]
+    assert [group.window for group in mixed.groups] == [None] + [64] * 23
+    assert [group.window for group in whole.groups] == [None]
+    assert narrow.max_model_len == 1 << 14
+    assert whole.max_model_len < mixed.max_model_len == 1 << 14

@@ -22,8 +22,10 @@ def fit(
     most_blocks: int = 1 << 40,
 ) -> KVPlan:
     """Blocks of 16 tokens and 1 MiB; with the defaults 600 of them fit beside the weights."""
-    most = min(most_blocks, -(-model_len // 16))
-    return fit_kv_cache(available, weights, step, MIB, 16, wanted, model_len, most, num_seqs)
+    return fit_kv_cache(
+        available, weights, step, MIB, 16, wanted, model_len,
+        lambda num_tokens: min(most_blocks, -(-num_tokens // 16)), num_seqs,
+    )  # fmt: skip
 
 
 def test_a_window_lets_more_and_longer_sequences_fit() -> None:
@@ -46,7 +48,7 @@ def test_one_full_sequence_may_take_more_than_half() -> None:
 
 
 def test_what_is_kept_beside_a_block_takes_its_part_of_the_room() -> None:
-    sizes = (1000 * MIB, 300 * MIB, 50 * MIB, MIB, 16, None, 16_000, 1000, 4)
+    sizes = (1000 * MIB, 300 * MIB, 50 * MIB, MIB, 16, None, 16_000, lambda n: -(-n // 16), 4)
     assert fit_kv_cache(*sizes).num_blocks == 600
     assert fit_kv_cache(*sizes, other_bytes_per_block=MIB // 2).num_blocks == 400
 

@@ -139,17 +139,18 @@ def _blocks_bytes(engine: Engine) -> int:
     """Return what the list of blocks and the index of their contents take."""
     kv = engine.scheduler.queues.kv
     pool = kv.pool
-    tables = sum(map(getsizeof, (pool.refs, pool.content, pool.index, pool.free)))
+    tables = sum(map(getsizeof, (pool.refs, pool.content, pool.group, *pool.index, pool.free)))
     content = Content(bytes(16), b"", (0,) * kv.block_size)
     of_content = getsizeof(content) + getsizeof(content.key) + _ids_bytes(content.tokens)
-    return tables + len(pool.refs) * _ID_BYTES + len(pool.index) * of_content
+    return tables + len(pool.refs) * _ID_BYTES + pool.num_indexed * of_content
 
 
 def _sequences_bytes(engine: Engine) -> int:
     """Return what the tokens and the block tables of sequences take."""
     alive = tuple(engine.scheduler.queues.alive.values())
     prompts = {id(seq.request): seq.request.prompt for seq in alive}
-    texts = sum(_ids_bytes(seq.tokens) + getsizeof(seq.table) for seq in alive)
+    texts = sum(_ids_bytes(seq.tokens) for seq in alive)
+    texts += sum(getsizeof(table) for seq in alive for table in (seq.table, *seq.others))
     return texts + sum(map(getsizeof, prompts.values()))
 
 

@@ -15,6 +15,7 @@ from ridgeline.core.step import Step, StepOutput
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.cache_groups import CacheGroup
 
 
 class Setup(NamedTuple):
@@ -31,6 +32,7 @@ class Setup(NamedTuple):
         num_blocks: blocks of the cache; 0 while that is still to be chosen.
         max_lora_rank: largest rank of adapters; 0 if there will be none.
         num_states: slots for states of recurrent layers.
+        groups: of layers, each with a block table of its own; none is one of all layers.
     """
 
     dtype: str
@@ -43,11 +45,12 @@ class Setup(NamedTuple):
     num_blocks: int = 0
     max_lora_rank: int = 0
     num_states: int = 0
+    groups: tuple[CacheGroup, ...] = ()
 
 
 class Footprint(NamedTuple):
-    """Memory in bytes: of the weights at most, of the longest step, of a token in the cache, and of
-    a sequence's state in recurrent layers.
+    """Memory in bytes: of the weights at most, of the longest step, of a token in a block of the
+    cache, which is one group's, and of a sequence's state in recurrent layers.
     """
 
     weights_bytes: int

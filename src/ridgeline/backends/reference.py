@@ -56,7 +56,8 @@ from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import Attention, Experts, ModelArch
-from ridgeline.physics.costs import kv_bytes_per_token, state_bytes_per_seq, weight_bytes
+from ridgeline.physics.cache_groups import CacheGroup, one_group
+from ridgeline.physics.costs import state_bytes_per_seq, weight_bytes
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
@@ -108,10 +109,12 @@ class ReferenceRunner:
         max_model_len: int,
         num_threads: int | None = None,
         num_states: int = 0,
+        groups: tuple[CacheGroup, ...] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Decode the weights and allocate the cache, and ``num_states`` slots for states.
 
+        Each of ``groups`` of layers has a block table of its own; none is one of all layers.
         ``progress`` is told how many of how many bytes of the file's tensors are decoded.
         """
         self.arch = checkpoint.arch
@@ -125,7 +128,9 @@ class ReferenceRunner:
         self._ropes = {  # cosines and sines
             rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
         }
-        self.cache = KeysAndValues(self.arch, num_blocks, block_size)
+        groups = groups or one_group(self.arch)
+        self._num_groups = len(groups)
+        self.cache = KeysAndValues(self.arch, num_blocks, block_size, groups)
         self._recurrent = RecurrentStates(self.arch, num_states)
         self._states = States(num_blocks, block_size, self.arch.hidden_size)
         self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
@@ -158,9 +163,13 @@ class ReferenceRunner:
         For measuring a runner that no engine uses: the cache holds one text, in blocks 0, 1, ...
         ``tokens`` continue it at position ``start``; earlier calls computed what is before that.
         """
-        blocks = tuple(range(self.num_blocks))
+        blocks, *others = (
+            tuple(range(group, self.num_blocks, self._num_groups))
+            for group in range(self._num_groups)
+        )
         sampling = Sampling(SamplingParams(), 0, ())
         work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), (), state=0)
+        work = work._replace(others=tuple(others))
         with self._blas.limit(limits=self._num_threads, user_api="blas"), np.errstate(all="ignore"):
             hidden = self._forward((work,))[0]
             self._recurrent.end()
@@ -182,7 +191,7 @@ class ReferenceRunner:
             "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
             "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
             "weights.rope": held(table for both in self._ropes.values() for table in both),
-            "kv_cache": held(self.cache.arrays()),
+            "kv_cache": held([self.cache.blocks]),
             "states": held([self._states.array]),
             "recurrent_states": held(self._recurrent.arrays()),
         }
@@ -208,8 +217,12 @@ class ReferenceRunner:
         arch, block_size = self.arch, self.block_size
         ids = np.array([token for work in items for token in work.tokens])
         position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
-        slot_T = np.concatenate([_slots(work, block_size) for work in items])
-        groups = list(_groups(items, block_size, not arch.is_encoder))
+        tables = list(zip(*((work.table, *work.others) for work in items), strict=True))
+        by_group: list[_Places] = []  # of layers
+        for of_items in tables:
+            slots = [_slots(w, table, block_size) for w, table in zip(items, of_items, strict=True)]
+            tiles = list(_groups(items, of_items, block_size, not arch.is_encoder))
+            by_group.append((position_T, np.concatenate(slots), tiles))
         finite_T = np.ones(len(ids), bool)
         x = self._embed[ids]
         if arch.embed_scale != 1.0:
@@ -231,7 +244,8 @@ class ReferenceRunner:
             row = norm(x, "attn_norm")
             x = row if layer.norms == "within" else x
             adapt = partial(adapted.add, i)
-            mixed, finite = self._mixed(i, row, items, (position_T, slot_T, groups), adapt)
+            of_layer = by_group[self.cache.group_of[i]]
+            mixed, finite = self._mixed(i, row, items, of_layer, adapt)
             finite_T &= finite
             if layer.is_parallel:
                 row = norm(x, "mlp_norm") if "mlp_norm" in weights.norms else row
@@ -410,6 +424,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         max_model_len=setup.max_model_len,
         num_threads=setup.num_threads,
         num_states=setup.num_states,
+        groups=setup.groups,
         progress=surroundings.progress,
     )
 
@@ -443,9 +458,11 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
-    return Footprint(
-        _weight_bytes(arch), step_bytes, kv_bytes_per_token(arch, 4), state_bytes_per_seq(arch)
+    kv_bytes = max(
+        4 * 2 * sum(arch.layers[i].known_attention.kv_size for i in group.layers)
+        for group in setup.groups or one_group(arch)
     )
+    return Footprint(_weight_bytes(arch), step_bytes, kv_bytes, state_bytes_per_seq(arch))
 
 
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
@@ -458,22 +475,24 @@ def _weight_bytes(arch: ModelArch) -> int:
     return weight_bytes(arch, 4) - 4 * arch.vocab_size * arch.num_layers * arch.input_size
 
 
-def _slots(work: Work, block_size: int) -> Ints:
+def _slots(work: Work, table: tuple[int, ...], block_size: int) -> Ints:
     positions = np.arange(work.start, work.start + len(work.tokens))
-    slots: Ints = np.array(work.table)[positions // block_size] * block_size
+    slots: Ints = np.array(table)[positions // block_size] * block_size
     return slots + positions % block_size
 
 
-def _groups(items: tuple[Work, ...], block_size: int, is_causal: bool) -> Iterator[_Group]:
+def _groups(
+    items: tuple[Work, ...], tables: Sequence[tuple[int, ...]], block_size: int, is_causal: bool
+) -> Iterator[_Group]:
     """Cut long items into tiles; put tiles of equal length and like context together."""
     tiles: dict[int, list[_Tile]] = {}
     row = 0
-    for work in items:
+    for work, table in zip(items, tables, strict=True):
         tile = max(1, min(_QUERY_TILE, _SCORES // (work.start + len(work.tokens))))
         for low in range(0, len(work.tokens), tile):
             size, start = min(tile, len(work.tokens) - low), work.start + low
             seen, length = start + size, work.start + len(work.tokens)
-            blocks = work.table[: -(-(seen if is_causal else length) // block_size)]
+            blocks = table[: -(-(seen if is_causal else length) // block_size)]
             tiles.setdefault(size, []).append((blocks, row + low, start, length))
         row += len(work.tokens)
     for size, members in tiles.items():

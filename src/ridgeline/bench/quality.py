@@ -265,7 +265,8 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 def _load(checkpoint: Checkpoint, format: Format, options: Options) -> Candidate:
-    config = resolve(replace(options, **format._asdict()), checkpoint.arch)
+    options = replace(options, **format._asdict())
+    config = resolve(options, checkpoint.arch, keeps_all=True)
     if config.max_model_len < (options.max_model_len or 0):
         raise ValueError("; ".join(config.notes))
     with bytes_bar(f"Loading {format}") as report:

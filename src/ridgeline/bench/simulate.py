@@ -172,7 +172,7 @@ def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
         seed=config.seed,
         eos_ids=eos_ids,
         num_checkpoints=config.num_checkpoints,
-        window=config.window,
+        windows=tuple(group.window for group in config.groups),
     )
 
 

@@ -25,26 +25,37 @@ class Content:
 
 
 class BlockPool:
-    """Reference counts, a free list in eviction order, and an index of full blocks by key."""
+    """Reference counts, a free list in eviction order, and an index of full blocks by key.
 
-    def __init__(self, num_blocks: int) -> None:
+    A block belongs to one group of layers while it is held or its content is known. Each group has
+    an index of its own: equal tokens have other keys and values in other layers.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         """Start with all of ``num_blocks`` free and unknown."""
         self.refs = [0] * num_blocks
         self.content: list[Content | None] = [None] * num_blocks
-        self.index: dict[bytes, int] = {}
+        self.group = [0] * num_blocks
+        self.index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.known: WeakValueDictionary[bytes, Content] = WeakValueDictionary()
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
-    def take(self) -> int:
-        """Return a block to write in; it is the one that was freed longest ago.
+    @property
+    def num_indexed(self) -> int:
+        """How many blocks have content that can be shared."""
+        return sum(map(len, self.index))
+
+    def take(self, group: int = 0) -> int:
+        """Return a block for a group to write in; it is the one that was freed longest ago.
 
         Raises KeyError if none is free: ask ``len(free)`` first.
         """
         block, _ = self.free.popitem(last=False)
         evicted = self.content[block]
         if evicted is not None:
-            del self.index[evicted.key]
+            del self.index[self.group[block]][evicted.key]
             self.content[block] = None
+        self.group[block] = group
         self.refs[block] = 1
         return block
 
@@ -78,14 +89,15 @@ class BlockPool:
     def publish(
         self, block: int, key: bytes, parent: Content | bytes, tokens: tuple[int, ...]
     ) -> Content | None:
-        """Enter a full block into the index unless one is there; None if its key is taken."""
+        """Enter a full block into its group's index unless one is there; None: its key is taken."""
         content = self.find(key, parent, tokens)
         if content is None:
             if key in self.known:
                 return None
             content = self.known[key] = Content(key, parent, tokens)
-        if key not in self.index:
-            self.index[key] = block
+        index = self.index[self.group[block]]
+        if key not in index:
+            index[key] = block
             self.content[block] = content
         return content
 
@@ -95,7 +107,8 @@ class BlockPool:
         unheld = [block for block, refs in enumerate(self.refs) if refs == 0]
         assert sorted(self.free) == unheld, "free list and reference counts disagree"
         known = {block: content for block, content in enumerate(self.content) if content}
-        assert len(self.index) == len(known), "index and contents disagree"
+        assert self.num_indexed == len(known), "index and contents disagree"
         for block, content in known.items():
-            assert self.index.get(content.key) == block, f"block {block} is not in the index"
+            index = self.index[self.group[block]]
+            assert index.get(content.key) == block, f"block {block} is not in the index"
             assert self.known.get(content.key) is content, f"block {block} has unknown content"

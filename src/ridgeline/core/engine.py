@@ -254,7 +254,7 @@ class Engine:
             "num_running": len(queues.running),
             "num_waiting": len(queues.waiting) + len(queues.paused),
             "blocks_used": len(pool.refs) - len(pool.free),
-            "blocks_indexed": len(pool.index),
+            "blocks_indexed": pool.num_indexed,
         }
 
     def _note_step(
@@ -326,7 +326,7 @@ class Engine:
             seed=self.seed,
             eos_ids=self.eos_ids,
             num_checkpoints=None if states is None else states.num_checkpoints,
-            window=scheduler.queues.kv.window,
+            windows=scheduler.queues.kv.windows,
         )
 
 

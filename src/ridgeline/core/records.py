@@ -19,7 +19,8 @@ SeqId = tuple[int, int]  # request, index among its answers
 class EngineRecord:
     """How the engine was set up.
 
-    ``num_checkpoints`` are of states, ``window`` is that of the cache: None for models without.
+    ``num_checkpoints`` are of states, None for models without; ``windows`` are those of the cache,
+    one for each group of layers, None where nothing falls out of it.
     """
 
     policy: str
@@ -32,7 +33,7 @@ class EngineRecord:
     seed: int
     eos_ids: tuple[int, ...]
     num_checkpoints: int | None = None
-    window: int | None = None
+    windows: tuple[int | None, ...] = (None,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

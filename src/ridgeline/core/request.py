@@ -190,11 +190,11 @@ class Request:
 class Sequence:
     """One answer: its tokens, and where their K/V are.
 
-    ``tokens[:num_computed]`` have their K/V in the blocks of ``table``; ``num_pending`` tokens are
-    to be computed. ``capacity`` tokens may be written before the cache must be asked. The first
-    blocks went into the prefix index, with the contents of ``chain``; ``publish_at`` is when to
-    offer the next.
-    In a step the last ``num_draft_blocks`` blocks are for drafts alone.
+    ``tokens[:num_computed]`` have their K/V in the blocks of ``table``, and of ``others``, the
+    tables of further groups of layers; ``num_pending`` tokens are to be computed. ``capacity``
+    tokens may be written before the cache must be asked. The first blocks went into the prefix
+    index, with the contents of ``chain``; ``publish_at`` is when to offer the next.
+    In a step the last ``num_draft_blocks`` blocks of each table are for drafts alone.
     """
 
     request: Request
@@ -208,12 +208,13 @@ class Sequence:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     table: tuple[int, ...] = ()
+    others: tuple[tuple[int, ...], ...] = ()
     keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as was asked
     num_computed: int = 0
     capacity: int = 0
     chain: list[Content] = field(default_factory=list)
     publish_at: int = 0
-    num_draft_blocks: int = 0
+    num_draft_blocks: tuple[int, ...] = ()
     state: int = -1  # its slot in ``states``
     num_slots: int = 1  # that it takes while it runs: the first beam has those of the others too
     candidates: Candidates = ()  # of a beam that waits until the others have theirs

@@ -31,8 +31,11 @@ _ALONE = Load()
 _SCARCE = (Wait.MAX_NUM_SEQS, Wait.BLOCKS)
 
 
-def _as_asked(item: Work, request: Request, *, is_last: bool) -> Work:
+def _as_asked(item: Work, seq: Sequence, *, is_last: bool) -> Work:
     """Return work with what few requests ask for; most of it behind the last token only."""
+    request = seq.request
+    if seq.others:
+        item = item._replace(others=seq.others)
     if request.adapter.number:
         item = item._replace(adapter=request.adapter.number)
     if request.search:
@@ -100,7 +103,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, with the numbers, if it can never run."""
         kv, first = self.queues.kv, request.sequences[0]
-        need = kv.most_blocks(request.max_len, self.max_num_batched_tokens)
+        need = kv.most_blocks(request.max_len, self.max_num_batched_tokens, request.params)
         have, width = len(kv.pool.refs), first.num_slots
         name = request.params.width_field
         if width > (most := self.queues.max_num_seqs):
@@ -194,7 +197,7 @@ class Scheduler:
             seeds = seq.seeds if num_tokens == pending else ()
             tokens = (seq.tokens[start],) if num_tokens == 1 else tuple(seq.tokens[start:end])
             item = Work(seq.id, start, tokens, seq.table, seeds, request.sampling, history, targets)
-            work.append(_as_asked(item, request, is_last=num_tokens == pending))
+            work.append(_as_asked(item, seq, is_last=num_tokens == pending))
             granted.append(seq)
             left -= num_tokens
         if admitted or preempted:

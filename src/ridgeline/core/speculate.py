@@ -104,8 +104,10 @@ class Speculation:
         for i, guess in zip(places, self._chosen(work, wanted, guesses), strict=False):
             drafts = guess[:left]
             if drafts and kv.reserve_drafts(granted[i], work[i].start + 1 + len(drafts)):
-                tokens, table = work[i].tokens + drafts, granted[i].table
-                work[i] = work[i]._replace(tokens=tokens, table=table, drafts=len(drafts))
+                tokens, table, others = work[i].tokens + drafts, granted[i].table, granted[i].others
+                work[i] = work[i]._replace(
+                    tokens=tokens, table=table, others=others, drafts=len(drafts)
+                )
                 left -= len(drafts)
 
     def _chosen(

@@ -94,6 +94,7 @@ class Work(NamedTuple):
     state: int = -1  # slot of the recurrent layers' state, before and after; zeros at position 0
     save: tuple[tuple[int, int], ...] = ()  # (n, slot): after n of ``tokens``, copy it to the slot
     pool: str = ""  # return a vector of the text (``SamplingParams.pool``), and draw nothing
+    others: tuple[tuple[int, ...], ...] = ()  # block tables of the second and further groups
 
 
 def sampled_from(work: Work) -> int:

@@ -45,6 +45,7 @@ def setup_of(config: EngineConfig) -> Setup:
         config.num_blocks,
         config.max_lora_rank,
         0 if config.num_checkpoints is None else config.max_num_seqs + config.num_checkpoints,
+        config.groups,
     )
 
 
@@ -83,7 +84,7 @@ def new_engine(
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         states=new_states(config.max_num_seqs, config.num_checkpoints),
-        window=config.window,
+        windows=tuple(group.window for group in config.groups),
     )
     scheduler = Scheduler(
         kv,

@@ -57,6 +57,7 @@ def find_small_model(options: Options, target: Checkpoint) -> SmallModel | None:
             enable_contrastive_search=False,
         ),
         checkpoint.arch,
+        keeps_all=True,  # what is drafted is rolled back further than windows allow
     )
     return SmallModel(checkpoint, config)
 

@@ -18,6 +18,7 @@ from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.cache_groups import CacheGroup, cache_groups, one_group
 from ridgeline.physics.kv_plan import fit_kv_cache
 
 POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfuse": SplitFuse}
@@ -32,8 +33,8 @@ _LEAST_BLOCK_BYTES = 512  # of a block without keys and values: the engine's own
 class EngineConfig:
     """Plain values to build an engine from. ``notes`` are lines for the user.
 
-    ``num_checkpoints`` is None for models without recurrent layers. ``window`` is how many last
-    tokens the cache keeps of a sequence, None if all.
+    ``num_checkpoints`` is None for models without recurrent layers. ``groups`` are the layers that
+    share a block table, with the window of each.
     """
 
     backend: str
@@ -46,7 +47,7 @@ class EngineConfig:
     block_size: int
     num_blocks: int
     num_checkpoints: int | None
-    window: int | None
+    groups: tuple[CacheGroup, ...]
     kv_bytes: int
     total_bytes: int
     enable_prefix_caching: bool
@@ -59,35 +60,34 @@ class EngineConfig:
 
 
 def resolve(
-    options: Options, arch: ModelArch, *, taken_bytes: int = 0, max_lora_rank: int = 0
+    options: Options,
+    arch: ModelArch,
+    *,
+    taken_bytes: int = 0,
+    max_lora_rank: int = 0,
+    keeps_all: bool = False,
 ) -> EngineConfig:
     """Choose everything that is still open, from the model and from the memory that is there.
 
     ``taken_bytes`` of it are for another model and for adapters, whose rank is at most
-    ``max_lora_rank``. Raises ValueError if an option contradicts another
-    or the model, or if nothing fits.
+    ``max_lora_rank``. A cache that ``keeps_all`` gives nothing back behind windows. Raises
+    ValueError if an option contradicts another or the model, or if nothing fits.
     """
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
     model_len = _model_len(options, arch)
+    groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
     policy, notes = _policy(options, arch)
-    batched = options.max_num_batched_tokens or max(
-        _DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        options.max_num_seqs or 0,
-        model_len if policy.whole_prompts else 0,
-    )
+    least = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
+    batched = options.max_num_batched_tokens or max(_DEFAULT_MAX_NUM_BATCHED_TOKENS, least)
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     setup = backend.check(
         Setup(
-            options.dtype,
-            options.kv_cache_dtype,
-            options.block_size,
-            threads,
-            model_len,
-            max_num_seqs,
-            batched,
+            *(options.dtype, options.kv_cache_dtype, options.block_size, threads),
+            *(model_len, max_num_seqs, batched),
             max_lora_rank=max_lora_rank,
+            groups=groups,
         ),
         arch,
     )
@@ -100,9 +100,8 @@ def resolve(
         None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
     )
     state_bytes_per_block = options.block_size * arch.hidden_size * STATE_BYTES
-    cache = KVCache(0, options.block_size, window=arch.cache_window)
-    blocks_per_seq = cache.most_blocks(model_len, batched)
-    one_sequence = blocks_per_seq * kv_bytes_per_block
+    cache = KVCache(0, options.block_size, windows=tuple(group.window for group in groups))
+    one_sequence = cache.most_blocks(model_len, batched) * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=left_bytes,
         weights_bytes=footprint.weights_bytes,
@@ -111,7 +110,7 @@ def resolve(
         block_size=options.block_size,
         wanted_kv_bytes=wanted_kv_bytes,
         wanted_model_len=model_len,
-        blocks_per_seq=blocks_per_seq,
+        blocks_of=lambda num_tokens: cache.most_blocks(num_tokens, batched),
         max_num_seqs=min(max_num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence)),
         other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
     )
@@ -127,7 +126,7 @@ def resolve(
         block_size=options.block_size,
         num_blocks=plan.num_blocks,
         num_checkpoints=states.num_checkpoints,
-        window=cache.window,
+        groups=groups,
         kv_bytes=kv_bytes,
         total_bytes=footprint.weights_bytes + footprint.step_bytes + states.num_bytes + kv_bytes,
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,

@@ -444,14 +444,6 @@ class ModelArch:
         """Whether a text's vector needs all of the text in one step."""
         return self.is_encoder or self.pooling in ("mean", "cls")
 
-    @property
-    def cache_window(self) -> int | None:
-        """How many last tokens, itself included, a token sees in any layer; None if in one all."""
-        windows = [attention.window or 0 for attention in self.attentions]
-        if self.reads_whole or self.num_state_values or not all(windows):
-            return None
-        return max(windows, default=None)
-
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""
         shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, self.hidden_size)}

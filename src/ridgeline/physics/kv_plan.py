@@ -5,6 +5,7 @@ It knows nothing of models (sizes come in as bytes), reads nothing and allocates
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _MIB = 1024**2
@@ -34,7 +35,7 @@ def fit_kv_cache(
     block_size: int,
     wanted_kv_bytes: int | None,
     wanted_model_len: int,
-    blocks_per_seq: int,
+    blocks_of: Callable[[int], int],
     max_num_seqs: int,
     other_bytes_per_block: int = 0,
 ) -> KVPlan:
@@ -52,14 +53,17 @@ def fit_kv_cache(
         block_size: tokens per block.
         wanted_kv_bytes: the user's ``--kv-cache-memory``; None leaves the choice to us.
         wanted_model_len: longest sequence that the user wants, tokens.
-        blocks_per_seq: that such a sequence holds at once, at most; a window makes them fewer.
+        blocks_of: how many blocks a sequence of so many tokens holds at once, at most; windows make
+            them fewer.
         max_num_seqs: sequences that may run at once.
         other_bytes_per_block: what is kept beside the keys and values of a block.
 
     Raises:
         ValueError: not even one sequence of two blocks fits.
     """
-    min_blocks = min(2, blocks_per_seq)
+    blocks_per_seq = blocks_of(wanted_model_len)
+    min_blocks = min(blocks_of(2 * block_size), blocks_per_seq)
+    least_tokens = min_blocks // blocks_of(1) * block_size
     room_bytes = available_bytes - available_bytes // 20 - weights_bytes - step_bytes
     room_blocks = room_bytes // (kv_bytes_per_block + other_bytes_per_block)
     if room_blocks < min_blocks:
@@ -67,7 +71,7 @@ def fit_kv_cache(
             f"not enough memory: {_size(available_bytes)} is available, and the smallest start "
             f"needs {_size(weights_bytes)} for weights, {_size(step_bytes)} for a step, "
             f"{_size(min_blocks * kv_bytes_per_block)} for the KV cache of "
-            f"{min_blocks * block_size} tokens and a margin of 5 %; free some memory, raise the "
+            f"{least_tokens} tokens and a margin of 5 %; free some memory, raise the "
             "limit of the container, lower --max-num-batched-tokens, or take a smaller model"
         )
     if wanted_kv_bytes is None:
@@ -81,8 +85,8 @@ def fit_kv_cache(
                 f"{block_size} tokens need {_size(min_blocks * kv_bytes_per_block)}"
             )
     max_model_len = wanted_model_len
-    if num_blocks < blocks_per_seq:  # nothing falls out of a window in what still fits
-        max_model_len = min(wanted_model_len, num_blocks * block_size)
+    if num_blocks < blocks_per_seq:
+        max_model_len = min(wanted_model_len, _longest(blocks_of, num_blocks, block_size))
 
     given_up, flags = [], []
     if wanted_kv_bytes is not None and num_blocks < wanted_kv_bytes // kv_bytes_per_block:
@@ -97,11 +101,22 @@ def fit_kv_cache(
         reason = f"of {_size(available_bytes)} available, weights and steps take the rest; change"
     else:
         reason = "more would not fit in --kv-cache-memory; raise it or change"
+    num_tokens = num_blocks // blocks_of(1) * block_size
     note = (
-        f"KV cache of {_size(num_blocks * kv_bytes_per_block)} ({num_blocks * block_size:,} "
+        f"KV cache of {_size(num_blocks * kv_bytes_per_block)} ({num_tokens:,} "
         f"tokens), {', '.join(given_up)}: {reason} {' and '.join(flags)}"
     )
     return KVPlan(num_blocks, max_model_len, (note,))
+
+
+def _longest(blocks_of: Callable[[int], int], num_blocks: int, block_size: int) -> int:
+    """Return how many tokens one sequence may have in these blocks, in whole ones."""
+    low, high = 0, num_blocks + 1  # in blocks: fits, and does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = blocks_of(middle * block_size) <= num_blocks
+        low, high = (middle, high) if fits else (low, middle)
+    return low * block_size
 
 
 def _size(num_bytes: int) -> str:

@@ -63,7 +63,7 @@ _COLLECTIVES_BYTES = 35 * _GIB // 100  # of a rank that talks to others
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
 ENGINES: Mapping[str, Engine] = {
     "ridgeline": Engine(
-        "ridgeline", utilization=0.95, frees_windows=False, kv_dtype="int8",
+        "ridgeline", utilization=0.95, kv_dtype="int8",
         context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
     ),
     "vllm": Engine("vllm"),
@@ -79,10 +79,10 @@ class Known:
     Attributes:
         weights: bytes by group of ``shapes.GROUPS``, or by other names; None computes them.
         weights_how: how these are known.
-        kv_bytes_per_token: of all layers, from the backend; None computes them.
+        kv_bytes_per_token: of a block, from the backend; None computes those of all layers.
         state_bytes_per_seq: the same of recurrent layers, which counts where that does.
         step_bytes: working memory of the largest step, from the backend; None computes them.
-        window: tokens that each layer sees at most, where ``kv_bytes_per_token`` is known.
+        windows: tokens that each group of layers sees, where ``kv_bytes_per_token`` is known.
         adapters: the line of adapters, which every rank of a stage keeps whole.
     """
 
@@ -91,7 +91,7 @@ class Known:
     kv_bytes_per_token: int | None = None
     state_bytes_per_seq: int = 0
     step_bytes: int | None = None
-    window: int | None = None
+    windows: tuple[int | None, ...] = (None,)
     adapters: Line | None = None
 
 
@@ -355,7 +355,8 @@ def _layer_kv_bytes(cache: Cache, setting: Setting) -> float:
 
 def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]:
     if known.kv_bytes_per_token is not None:
-        size = held_tokens(known.window, setting) * known.kv_bytes_per_token * setting.concurrency
+        held = sum(held_tokens(window, setting) for window in known.windows)
+        size = held * known.kv_bytes_per_token * setting.concurrency
         state = known.state_bytes_per_seq * setting.concurrency
         lines = [Line("KV cache", size, COMPUTED)]
         return [*lines, Line("state of sequences", state, COMPUTED)] if state else lines
@@ -375,8 +376,8 @@ def _further_token(known: Known, setting: Setting, layers: list[Layer]) -> float
     """Return the bytes that one token more takes; layers whose window is full take none."""
     frees = setting.engine.frees_windows
     if known.kv_bytes_per_token is not None:
-        is_full = frees and known.window and known.window <= setting.context
-        return 0 if is_full else known.kv_bytes_per_token
+        full = [frees and window and window <= setting.context for window in known.windows]
+        return known.kv_bytes_per_token * (len(full) - sum(map(bool, full)))
     return sum(
         layer.cache.values_per_token(setting.tp) * setting.kv_value_bytes
         for layer in layers

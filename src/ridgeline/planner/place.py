@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
 from ridgeline.machine import usable_cpus
+from ridgeline.physics.cache_groups import cache_groups
 from ridgeline.physics.format_bytes import (
     BY_WIDTH,
     FORMATS,
@@ -83,8 +84,8 @@ def place(subject: Subject, device: Device, wishes: Wishes, *, default_ranks: st
         ValueError: a wish contradicts the device, the model or another wish.
     """
     engine = ENGINES[wishes.engine or ("ridgeline" if device.kind == "cpu" else "vllm")]
-    if all(layer.cache.window for layer in subject.shape.layers):
-        engine = replace(engine, frees_windows=True)
+    if engine.name == "ridgeline" and any(one.cache.state_values for one in subject.shape.layers):
+        engine = replace(engine, frees_windows=False)
     storage = _storage(subject, wishes)
     setting = _setting(subject, device, wishes, engine, storage)
     tp = wishes.ranks("tensor_parallel_size", default_ranks)
@@ -160,6 +161,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
     if checkpoint is None or (setting.engine.name != "ridgeline" or device.kind != "cpu"):
         stored = subject.stored if wishes.dtype == AUTO else None
         return Known(weights=stored, weights_how=FROM_FILE, adapters=adapters)
+    groups = cache_groups(checkpoint.arch)
     wanted = Setup(
         wishes.dtype,
         wishes.kv_cache_dtype,
@@ -169,6 +171,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
         min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
         setting.max_num_batched_tokens,
         max_lora_rank=subject.adapters.rank,
+        groups=groups,
     )
     problems: list[ValueError] = []
     for backend in BACKENDS.values():
@@ -184,7 +187,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
             kv_bytes_per_token=footprint.kv_bytes_per_token,
             state_bytes_per_seq=footprint.state_bytes_per_seq,
             step_bytes=footprint.step_bytes,
-            window=checkpoint.arch.cache_window,
+            windows=tuple(group.window for group in groups),
             adapters=adapters,
         )
     raise problems[0]

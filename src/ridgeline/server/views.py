@@ -33,8 +33,9 @@ def _map(queues: Queues) -> str:
     """Return runs of blocks, such as ``s2u1f9``: free, cached and free, used by one, shared."""
     pool = queues.kv.pool
     blocks = bytearray(b"f") * len(pool.refs)
-    for block in pool.index.values():
-        blocks[block] = ord("c")
+    for index in pool.index:
+        for block in index.values():
+            blocks[block] = ord("c")
     for seq in queues.running:
         for block in held_blocks(seq):
             blocks[block] = ord("s" if pool.refs[block] > 1 else "u")

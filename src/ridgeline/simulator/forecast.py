@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     num_tokens: int
     num_computed: int
     capacity: int
-    table: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]  # of each group of layers; none where it does not run
     num_seeds: int = 1  # more where others will fork from it
     num_cached: int = 0  # tokens that the prefix cache has, where it does not run
 
@@ -107,7 +107,8 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
         num_computed = min(seq.num_computed, len(seq.tokens) - 1)  # also of a beam that waits
         num_cached = 0 if seq.table else kv.num_cached(seq)
         work = seq.id[1], len(seq.tokens), num_computed
-        answers.append(Answer(*work, seq.capacity, seq.table, max(1, num_seeds), num_cached))
+        tables = (seq.table, *seq.others) if seq.table else ()
+        answers.append(Answer(*work, seq.capacity, tables, max(1, num_seeds), num_cached))
     num_prompt = len(request.prompt)
     num_new = max(request.max_len - num_prompt, 1)  # a vector is like one token
     return Standing(request.id, num_prompt, num_new, tuple(answers), request.due_s)
@@ -186,7 +187,7 @@ def _scheduler(state: State) -> Scheduler:
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
         hash_block=lambda parent, tokens: b"%d" % next(fresh),  # no two contents are the same
-        window=settings.window,
+        windows=settings.windows,
     )
     return Scheduler(
         kv,
@@ -214,16 +215,17 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
             queues.alive[seq.id] = seq
             queues.waiting.append(seq)
             placed.append((seq, answer.num_cached))
-            if answer.table:
+            if answer.tables:
                 _hold(queues.kv, seq, answer)
     for seq, num_cached in placed:  # when it is known which blocks are free
-        _pretend(queues.kv, seq, num_cached)
+        _pretend(queues.kv, seq, num_cached, scheduler.max_num_batched_tokens)
     queues.sort()
 
 
 def _hold(kv: KVCache, seq: Sequence, answer: Answer) -> None:
     """Let a sequence run with the blocks that it had."""
-    seq.status, seq.table, seq.capacity = Status.RUNNING, answer.table, answer.capacity
+    seq.status, seq.capacity = Status.RUNNING, answer.capacity
+    seq.table, seq.others = answer.tables[0], answer.tables[1:]
     seq.num_computed = answer.num_computed
     seq.num_pending = answer.num_tokens - answer.num_computed
     seq.publish_at = _NEVER
@@ -231,10 +233,14 @@ def _hold(kv: KVCache, seq: Sequence, answer: Answer) -> None:
         kv.pool.share(block)
 
 
-def _pretend(kv: KVCache, seq: Sequence, num_cached: int) -> None:
-    """Let the cache find this many tokens of a sequence, as if it had run before."""
+def _pretend(kv: KVCache, seq: Sequence, num_cached: int, longest_step: int) -> None:
+    """Let the cache find this many tokens of a sequence, as if it had run before, in such steps."""
     num_cached -= num_cached % kv.block_size
-    if num_cached and kv.admit(seq, num_cached):
-        seq.num_computed = num_cached
-        kv.publish(seq)
+    if num_cached and kv.admit(seq, num_cached, longest_step):
+        while seq.num_computed < num_cached:
+            end = min(seq.num_computed + longest_step, num_cached)
+            if end > seq.capacity and not kv.reserve(seq, end):
+                break
+            seq.num_computed = end
+            kv.publish(seq)
         kv.release(seq)

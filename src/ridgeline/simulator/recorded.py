@@ -70,7 +70,8 @@ def settings_of(records: Sequence[Json]) -> EngineRecord:
         values = {field.name: engine[field.name] for field in fields(EngineRecord)}
     except KeyError as error:
         raise ValueError(f"this is not a trace of this version: {error} is missing") from None
-    return EngineRecord(**(values | {"eos_ids": tuple(engine["eos_ids"])}))
+    lists = ("eos_ids", "windows")
+    return EngineRecord(**(values | {name: tuple(engine[name]) for name in lists}))
 
 
 def asked_in(records: Iterable[Json]) -> dict[int, Asked]:

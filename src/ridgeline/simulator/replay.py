@@ -122,7 +122,7 @@ def _scheduler(engine: Json, drafter: Drafter) -> Scheduler:
         engine["block_size"],
         enable_prefix_caching=engine["enable_prefix_caching"],
         states=new_states(engine["max_num_seqs"], engine.get("num_checkpoints")),
-        window=engine.get("window"),
+        windows=tuple(engine.get("windows", (None,))),
     )
     return Scheduler(
         kv,
@@ -183,7 +183,7 @@ def _decisions(scheduler: Scheduler, step: Step) -> Json:
         "num_running": len(queues.running),
         "num_waiting": len(queues.waiting) + len(queues.paused),
         "blocks_used": sum(refs > 0 for refs in queues.kv.pool.refs),
-        "blocks_indexed": len(queues.kv.pool.index),
+        "blocks_indexed": queues.kv.pool.num_indexed,
     }
     plain: Json = json.loads(json.dumps(decided))
     return plain

@@ -427,7 +427,7 @@ def new_replica(
         settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
         states=new_states(settings.max_num_seqs, settings.num_checkpoints),
-        window=settings.window,
+        windows=settings.windows,
     )
     eos_ids = settings.eos_ids or (_END,)
     runner = VirtualRunner(clock, times, eos_ids[0])

@@ -82,6 +82,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
             setup.num_threads,
             setup.max_num_seqs,
             setup.max_lora_rank,
+            setup.groups,
         )
     )
 
@@ -105,6 +106,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         num_threads=setup.num_threads,
         max_rank=setup.max_lora_rank,
         num_states=setup.num_states,
+        groups=setup.groups,
         kernel_cache=home / "kernels",
         weights_cache=home / "packed",
         progress=surroundings.progress,

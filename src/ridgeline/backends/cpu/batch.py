@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK
+from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK, TOKENS
 from ridgeline.core.step import Work, sampled_from
 
 Chunk = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
@@ -25,9 +25,9 @@ class Batch:
 
     tokens: list[int]
     positions: list[int]
-    sequences: list[int]  # where the row's block table begins in ``tables``
+    sequences: list[list[int]]  # by group: where the row's block table begins in ``tables``
     text_lengths: list[int]  # of the row's sequence, with all its tokens in this step
-    tables: list[int]  # of all sequences, one after another
+    tables: list[int]  # of all sequences and groups, one after another, from what is seen on
     items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
     blocks: list[tuple[int, int]]  # first row and item of each; last the end; none of few rows
     block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
@@ -37,10 +37,17 @@ class Batch:
     ends: list[int]  # index behind each work item's last token, in that order
 
 
-def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_block: int) -> Batch:
+def arrange(
+    work: tuple[Work, ...],
+    num_threads: int,
+    tile: int,
+    records_per_block: int,
+    windows: tuple[int | None, ...] = (None,),
+) -> Batch:
     """Assign a step's tokens to ``num_threads``; ``tile`` consecutive ones can attend together.
 
-    A block of the cache is ``records_per_block`` records, which tables name one by one.
+    A block of the cache is ``records_per_block`` records, which tables name one by one. ``windows``
+    are those of the groups of layers.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
     rows = _Rows(work, ends, tile, [0] * ends[-1])
@@ -59,8 +66,8 @@ def arrange(work: tuple[Work, ...], num_threads: int, tile: int, records_per_blo
             rows.add(with_output, last)
         bounds.append(len(rows.blocks))
         rows.blocks.append((len(rows.tokens), len(rows.items)))
-    tables, table_begins = _tables(work, records_per_block)
-    sequences = [table_begins[i] for i in rows.sequences]
+    tables, table_begins = _tables(work, records_per_block, windows)
+    sequences = [[begins[i] for i in rows.sequences] for begins in table_begins]
     return Batch(
         rows.tokens, rows.positions, sequences, rows.text_lengths, tables, rows.items, rows.blocks,
         bounds, begins, rows.row_of_token, rows.adapters, ends,
@@ -134,13 +141,28 @@ def _assigned(
     return assigned
 
 
-def _tables(work: tuple[Work, ...], records_per_block: int) -> tuple[list[int], list[int]]:
-    """Return all block tables by records, one after the other, and where each begins."""
-    lengths = [len(item.table) * records_per_block for item in work]
-    begins = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
-    tables = [block for item in work for block in item.table]
+def _tables(
+    work: tuple[Work, ...], records_per_block: int, windows: tuple[int | None, ...]
+) -> tuple[list[int], list[list[int]]]:
+    """Return all block tables by records, and by group where each sequence's begins.
+
+    Of a group with a window a table is left out as far as no token of the step sees it. It begins
+    where it would if it were there: before the first table there is room for that.
+    """
+    longest = max(len(table) for item in work for table in (item.table, *item.others))
+    is_cut = any(window is not None for window in windows)
+    tables = [0] * longest if is_cut else []
+    begins: list[list[int]] = [[] for _ in windows]
+    for group, window in enumerate(windows):
+        for item in work:
+            table = item.others[group - 1] if group else item.table
+            first = 0
+            if window is not None:
+                first = max(0, item.start - window + 1) // (TOKENS * records_per_block)
+            begins[group].append((len(tables) - first) * records_per_block)
+            tables += table[first:] if first else table
     # Kernels look ahead past a row's blocks into the next row's table, which may be shorter.
-    tables += [0] * max(len(item.table) for item in work)
+    tables += [0] * longest
     if records_per_block > 1:
         parts = range(records_per_block)
         tables = [block * records_per_block + part for block in tables for part in parts]

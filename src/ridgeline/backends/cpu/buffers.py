@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
+from ridgeline.backends.cpu.layout.cache_places import part_bytes, put_places
 from ridgeline.backends.cpu.layout.model_weights import Weights, logits_stride, scores_stride
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Sizes
 from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.cache_groups import CacheGroup
 
 _WORD = {name: i for i, name in enumerate(ARGUMENTS)}
 # See ``emit.argmax``.
@@ -28,8 +30,9 @@ class Buffers:
     """Arrays for steps up to a number of rows, on a number of threads.
 
     Attributes:
-        cache: the paged cache, ``[blocks, parts, bytes]``. All layers of a block lie together: a
-            short text touches few pages, which are zeroed then.
+        cache: the paged cache, ``[blocks, parts, bytes]``. All layers of a block's group lie
+            together: a short text touches few pages, which are zeroed then.
+        sequences: where each row's table begins in the tables, ``[groups, rows]``, i32.
         inputs: layers' own inputs of the rows' tokens, ``[rows, layers * channels]``, f32;
             empty where they read nothing.
         x: the rows' hidden states, ``[rows, hidden]``, f32.
@@ -52,17 +55,20 @@ class Buffers:
         max_model_len: int,
         rows: int,
         num_threads: int,
+        groups: tuple[CacheGroup, ...],
     ) -> None:
         """Reserve memory, and point the arguments to it and to the weights."""
         stride = scores_stride(max_model_len)
-
-        self.cache = aligned((num_blocks, block_size // TOKENS, sizes.cache_ends[-1]), np.uint8)
+        put_places(weights.layers, arch, sizes, groups)
+        shape = num_blocks, block_size // TOKENS, part_bytes(sizes, groups)
+        self.cache = aligned(shape, np.uint8)
         self.x = aligned((rows, sizes.hidden), np.float32)
         self.non_finite = np.zeros(rows, np.float32)
         self.logits = np.zeros((0, 1), np.float32)
         self._logits_stride = logits_stride(sizes.vocab_size)
         self._tables = np.zeros(0, np.int32)
         self.by_row = _by_row(rows, num_threads, keeps_states=sizes.recurrence is not None)
+        self.sequences = np.zeros((len(groups), rows), np.int32)
         self._segments = np.zeros((0, 4), np.int32)
         num_pruned = PRUNED_ROWS if weights.proxy is not None else 0
         self.scratch = scratch = {
@@ -89,6 +95,8 @@ class Buffers:
             cache=address(self.cache),
             records_stride=self.cache[0, 0].nbytes,
             table_stride=4,
+            sequences=address(self.sequences),
+            sequences_stride=self.sequences.strides[0],
             non_finite=address(self.non_finite),
             rope_by_pair=address(weights.rope_by_pair),
             rope_by_pair_stride=weights.rope_by_pair.strides[1],
@@ -113,6 +121,7 @@ class Buffers:
     def arrays(self) -> dict[str, list[NDArray[Any]]]:
         """Return all arrays by name; those that are small together."""
         small: list[NDArray[Any]] = [self.non_finite, self.args, self._tables, self._segments]
+        small.append(self.sequences)
         small += self.by_row.values()
         scratch: dict[str, list[NDArray[Any]]] = {
             "x": [self.x],
@@ -156,7 +165,6 @@ class Buffers:
 def _by_row(rows: int, num_threads: int, *, keeps_states: bool) -> dict[str, NDArray[np.generic]]:
     return {
         "positions": np.zeros(rows, np.int32),
-        "sequences": np.zeros(rows, np.int32),
         "adapters": np.zeros(rows, np.int64),
         "text_lengths": np.zeros(rows, np.int32),
         "items": np.zeros((rows, 2), np.int32),

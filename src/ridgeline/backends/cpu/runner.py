@@ -23,6 +23,7 @@ from ridgeline.backends.cpu.emit.argmax import BoundPruning
 from ridgeline.backends.cpu.emit.compile import Kernels, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
 from ridgeline.backends.cpu.layout.arrays import address
+from ridgeline.backends.cpu.layout.cache_places import has_unlike_records
 from ridgeline.backends.cpu.layout.draw_entries import Draws
 from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
 from ridgeline.backends.cpu.layout.model_weights import load_weights
@@ -42,9 +43,10 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.cache_groups import CacheGroup, one_group
 
 _BATCHED = (
-    *("positions", "sequences", "text_lengths", "items"),
+    *("positions", "text_lengths", "items"),
     *("blocks", "block_bounds", "output_begins"),
 )
 
@@ -65,6 +67,7 @@ class CpuRunner:
         num_threads: int,
         max_rank: int = 0,
         num_states: int = 0,
+        groups: tuple[CacheGroup, ...] = (),
         kernel_cache: Path,
         weights_cache: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -83,6 +86,7 @@ class CpuRunner:
             num_threads: threads, this one included.
             max_rank: of adapters; 0 leaves them out.
             num_states: slots for states of recurrent layers.
+            groups: of layers, each with a block table of its own; none is one of all layers.
             kernel_cache: directory for compiled kernels.
             weights_cache: directory for packed weights; None packs them each time.
             progress: told how many of how many bytes of the file are packed.
@@ -98,6 +102,9 @@ class CpuRunner:
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
         self._kernel_cache = kernel_cache
         self._num_threads = num_threads
+        groups = groups or one_group(arch)
+        self._windows = tuple(group.window for group in groups)
+        self._has_unlike_records = has_unlike_records(sizes, groups)
         self._slots = Slots(sizes, num_states)
         self._done: Done | None = None
         self._buffers = Buffers(
@@ -109,6 +116,7 @@ class CpuRunner:
             max_model_len=max_model_len,
             rows=max_num_batched_tokens,
             num_threads=num_threads,
+            groups=groups,
         )
         states = self._slots.states
         self._buffers.put(states=address(states), state_stride=states.strides[0])
@@ -205,7 +213,10 @@ class CpuRunner:
         """Put a step's work into the kernels' arguments."""
         few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
         num_threads = self._adaptive_threads.size if few else self._num_threads
-        batch = arrange(work, num_threads, self.sizes.tile, self.block_size // TOKENS)
+        records = self.block_size // TOKENS
+        batch = arrange(work, num_threads, self.sizes.tile, records, self._windows)
+        if self._has_unlike_records:
+            self._clear_begun(work)
         buffers = self._buffers
         buffers.non_finite[: len(batch.tokens)] = 0
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
@@ -230,6 +241,8 @@ class CpuRunner:
         for name in _BATCHED:
             if values := getattr(batch, name):  # few rows have neither bounds nor blocks
                 buffers.by_row[name][: len(values)] = values
+        for group, begins in enumerate(batch.sequences):
+            buffers.sequences[group, : len(begins)] = begins
         self._adapt(batch)
         if self.sizes.recurrence:
             buffers.by_row["order"][: len(batch.tokens)] = batch.row_of_token
@@ -237,6 +250,18 @@ class CpuRunner:
         buffers.put_tables(batch.tables)
         buffers.put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
         return batch
+
+    def _clear_begun(self, work: tuple[Work, ...]) -> None:
+        """Put zeros into the blocks that are begun: they may hold records of another form."""
+        size = self.block_size
+        begun = [
+            table[position // size]
+            for item in work
+            for table in (item.table, *item.others)
+            for position in range(item.start, item.start + len(item.tokens))
+            if position % size == 0
+        ]
+        self.cache[begun] = 0
 
     def _adapt(self, batch: Batch) -> None:
         """Say which rows have an adapter, and where it is; requests keep those of their work."""
@@ -253,10 +278,15 @@ class CpuRunner:
         For measuring, not for serving: the cache holds one text in its first blocks, which
         ``tokens`` continue at position ``start``.
         """
-        blocks = tuple(range(-(-(start + len(tokens)) // self.block_size)))
+        size = -(-(start + len(tokens)) // self.block_size)
+        blocks, *others = (
+            tuple(range(group, len(self._windows) * size, len(self._windows)))
+            for group in range(len(self._windows))
+        )
         nothing = Sampling(SamplingParams(), start + len(tokens), ())
         targets = tuple(tokens)  # any id will do: it asks for every row
-        work = (Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets, state=0),)
+        item = Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets, state=0)
+        work = (item._replace(others=tuple(others)),)
         batch = self._prepare(work)
         self._draws.begin()
         self._head(batch.row_of_token, list(range(len(tokens))))

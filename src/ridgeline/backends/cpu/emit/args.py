@@ -31,7 +31,10 @@ _MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
 # ``step`` emits it, from a ``Thread``.
 ATTEND = Kernel(
     "attend",
-    ("args", "thread", "window", "pairs", "sinks", "records", "first", "count", "kv_head", "out"),
+    (
+        *("args", "thread", "window", "pairs", "sinks", "records", "sequences"),
+        *("first", "count", "kv_head", "out"),
+    ),
 )
 
 
@@ -311,7 +314,7 @@ class Thread:
         if heads.latent:
             latent_rope(self, layer, cache, row, qkv, kv_head)
             return
-        position, record = self.place(cache, row)
+        position, record = self.place(layer, cache, row)
         record = record + kv_head * heads.record_bytes
         angle = position * (heads.half * 4)
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
@@ -322,15 +325,19 @@ class Thread:
             token=position & (TOKENS - 1), kv_head=kv_head, non_finite=args["non_finite"] + row * 4,
         )  # fmt: skip
 
-    def place(self, cache: Value, row: Value) -> tuple[Value, Value]:
+    def place(self, layer: Words, cache: Value, row: Value) -> tuple[Value, Value]:
         """Return a row's position, and where the records of its 16 tokens are."""
         position = self.index(self.args["positions"] + row * 4)
-        block = self.index(self.table(row) + (position >> 4) * 4)
+        block = self.index(self.table(self.sequences(layer), row) + (position >> 4) * 4)
         return position, cache + block * self.args["records_stride"]
 
-    def table(self, row: Value) -> Value:
+    def sequences(self, layer: Words) -> Value:
+        """Return where it is said at which place each row's table begins, for a layer's group."""
+        return self.args["sequences"] + layer["group"] * self.args["sequences_stride"]
+
+    def table(self, sequences: Value, row: Value) -> Value:
         """Return the address of the block table of a row's sequence."""
-        sequence = self.index(self.args["sequences"] + row * 4)
+        sequence = self.index(sequences + row * 4)
         return self.args["tables"] + sequence * self.args["table_stride"]
 
     def attend(
@@ -343,7 +350,8 @@ class Thread:
             self.fn, args=self.args_address, thread=self.number, window=layer["window"],
             pairs=layer["key_bias_pairs"] + kv_head * (4 + heads.half * 4),
             sinks=layer["sinks"] + kv_head * (heads.group * 4),
-            records=cache + kv_head * heads.record_step, first=first, count=count, kv_head=kv_head,
+            records=cache + kv_head * heads.record_step, sequences=self.sequences(layer),
+            first=first, count=count, kv_head=kv_head,
             out=self.local("latents") if heads.latent else out,
         )  # fmt: skip
         if heads.latent:

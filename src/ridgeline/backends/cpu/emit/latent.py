@@ -191,7 +191,7 @@ def latent_rope(
             weights=layer["k_b"] + (group * heads.group + g) * head_bytes,
             out=absorbed + g * (rank * 4),
         )  # fmt: skip
-    position, record = thread.place(cache, row)
+    position, record = thread.place(layer, cache, row)
     angle = position * (heads.half * 4)
     thread.of_heads(_ROPE).call(
         fn, q=q, absorbed=absorbed, key=qkv + columns["kv_a"] * 4, cos=layer["cos"] + angle,

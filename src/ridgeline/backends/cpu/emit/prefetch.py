@@ -173,7 +173,12 @@ def emit_prefetch_next_head(module: object, heads: Heads, number: int = 0) -> No
 
 
 def prefetch_next_head(
-    thread: Thread, walk: dict[str, Value], row: Value, kv_head: Value, start: Value
+    thread: Thread,
+    walk: dict[str, Value],
+    sequences: Value,
+    row: Value,
+    kv_head: Value,
+    start: Value,
 ) -> None:
     """Prefetch what the row's next head reads, or after its last the first of the next row.
 
@@ -184,5 +189,5 @@ def prefetch_next_head(
     next_row = fn.lower(row + 1, thread.args["num_rows"] - 1)
     back = heads.record_step * (heads.num_kv_heads - 1)
     next_records = select(is_last, records - back, records + heads.record_step)
-    next_table = select(is_last, thread.table(next_row) + (start >> 2), walk["table"])
+    next_table = select(is_last, thread.table(sequences, next_row) + (start >> 2), walk["table"])
     thread.of_heads(_NEXT_HEAD).call(fn, **walk | {"records": next_records, "table": next_table})

@@ -107,7 +107,7 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
 def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
     """``attend``, for this kind of layer: see ``Thread.attend``."""
     fn = ATTEND.of(sizes.all_heads.index(kind.heads)).begin(module)
-    _, _, window, pairs, sinks, records, first, count, kv_head, out = fn.args
+    _, _, window, pairs, sinks, records, sequences, first, count, kv_head, out = fn.args
     thread = Thread(fn, sizes)
     thread.kind = kind
     args, heads, of_heads = thread.args, kind.heads, thread.of_heads
@@ -119,7 +119,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
         length = thread.index(args["text_lengths"] + first * 4)
         end = fn.lower(length, position + count - 1 + reach)
     num_blocks = (end - start + TOKENS - 1) >> 4
-    table = thread.table(first) + (start >> 2)
+    table = thread.table(sequences, first) + (start >> 2)
     stride, query = args["records_stride"], args["queries"] + first * heads.query_bytes
     out_scores, scales = thread.local("scores"), thread.local("scales")
     score_stride = args["scores_stride"]
@@ -144,7 +144,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
                     num_queries=queries, out=out_scores, out_stride=score_stride,
                 )  # fmt: skip
             if queries == 1:
-                prefetch_next_head(thread, walk, first, kv_head, start)
+                prefetch_next_head(thread, walk, sequences, first, kv_head, start)
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start

@@ -6,7 +6,7 @@ from __future__ import annotations
 ARGUMENTS = (
     "sync", "num_threads", "num_rows", "num_head_rows", "does_layers",
     "layers", "x", "queries", "cache", "records_stride",
-    "tables", "table_stride", "positions", "sequences", "text_lengths",
+    "tables", "table_stride", "positions", "sequences", "sequences_stride", "text_lengths",
     "non_finite", "items", "blocks", "block_bounds", "output_begins",
     "rope_by_pair", "rope_by_pair_stride",
     "local_memory", "local_stride", "scores_stride",
@@ -34,7 +34,7 @@ _NORMS = (
     "router_norm", "experts_norm", "experts_post_norm", "beside_post_norm", "input_post_norm",
 )  # fmt: skip
 LAYER = (
-    "number", "kind", "cache_at",
+    "number", "kind", "group", "cache_at",
     "window", "cos", "sin", *_NORMS, *(f"{norm}_bias" for norm in _NORMS),
     "qkv_bias", "qk_norms", "sinks", "o_bias", "key_bias", "key_bias_pairs",
     "k_b", "v_b", "q_a_norm", "kv_a_norm",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ridgeline.backends.cpu.layout import store as packed
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
+from ridgeline.backends.cpu.layout.cache_places import part_bytes
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.head_places import head_places
@@ -34,6 +35,7 @@ from ridgeline.machine import give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.cache_groups import CacheGroup, one_group
 from ridgeline.physics.costs import weight_bytes
 from ridgeline.physics.rope import Rope
 
@@ -120,8 +122,9 @@ def footprint(
     num_threads: int,
     max_num_seqs: int,
     max_rank: int = 0,
+    groups: tuple[CacheGroup, ...] = (),
 ) -> tuple[int, int, int, int]:
-    """Return bytes of the weights at most, of a step, a cached token, and a sequence's state.
+    """Return bytes of the weights at most, of a step, a token in a block, and a sequence's state.
 
     ``num_tokens`` is how many a step has.
     """
@@ -143,7 +146,8 @@ def footprint(
             of_proxy = FORMATS["s5"].record_bytes
             weights_bytes += arch.vocab_size * sizes.hidden * of_proxy // TILE**2
     weights_bytes -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)
-    return weights_bytes, step_bytes, sizes.cache_ends[-1] // TOKENS, 4 * sizes.state_ends[-1]
+    kv_bytes = part_bytes(sizes, groups or one_group(arch)) // TOKENS
+    return weights_bytes, step_bytes, kv_bytes, 4 * sizes.state_ends[-1]
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
@@ -302,13 +306,10 @@ def _assemble(
     column_of = {name: i for i, name in enumerate(LAYER)}
     layers[:, column_of["number"]] = np.arange(arch.num_layers)
     layers[:, column_of["kind"]] = sizes.kind_of
-    layers[1:, column_of["cache_at"]] = sizes.cache_ends[:-1]
     layers[1:, column_of["state_at"]] = sizes.state_ends[:-1]
     layers[:, column_of["state_at"]] *= 4
     for i, one in enumerate(arch.layers):
         mixer = one.attention
-        if mixer is not None and mixer.kv_of is not None:
-            layers[i, column_of["cache_at"]] = layers[mixer.kv_of, column_of["cache_at"]]
         layers[i, column_of["window"]] = (mixer.window or 0) if mixer else 0
     for name, (kind, data) in arrays.items():
         if not name.startswith("layers.") or name.endswith(".key_spreads"):

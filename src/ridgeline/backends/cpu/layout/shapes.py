@@ -338,11 +338,6 @@ class Sizes:
         return self.kinds[0].heads.query_bytes
 
     @property
-    def cache_ends(self) -> tuple[int, ...]:
-        """Where each layer's part of 16 tokens of the cache ends; the next begins there."""
-        return tuple(accumulate(kind.cache_bytes for kind in self.layers))
-
-    @property
     def widest(self) -> int:
         """The longest row that is ever quantised."""
         inner = [ffn.size for ffn in self.all_ffns]
