@@ -13,8 +13,7 @@ positions of context, H query heads, K key/value heads, G = H / K, D channels of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -45,6 +44,7 @@ from ridgeline.backends.reference_parts import (
 )
 from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
+from ridgeline.backends.reference_tiles import POSITIONS, SCORES, Tiles, tiled
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, answered, finish
 from ridgeline.backends.states import States
 from ridgeline.backends.vectors import behind_pooling, pooled, segments
@@ -62,39 +62,7 @@ from ridgeline.physics.costs import state_bytes_per_seq, weight_bytes
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
 
-# Bounds on what attention holds at once, for any length of contexts and size of batch.
-_QUERY_TILE = 256  # tokens of one prompt
-_SCORES = 1 << 21  # per head: tokens times positions that they look at
-_POSITIONS = 1 << 15  # gathered keys; more only where one sequence alone has more
-
-_Tile = tuple[tuple[int, ...], int, int, int]  # blocks, first row, first position, text's length
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Group:
-    """Items (or tiles of them) with equally many tokens, attended as one array."""
-
-    rows_BN: Ints  # where their tokens are in the flat batch
-    positions_BN: Ints
-    tables: Ints  # [B, blocks], padded with each sequence's own first block
-    lengths_B: Ints  # of their sequences, with all tokens of the step
-
-    def mask_BNL(self, block_size: int, mixer: Attention) -> NDArray[np.bool_]:
-        """True where a token may not look: the future, padding, and positions beyond the window.
-
-        Where tokens see what follows them, only what is behind the text is padding.
-        """
-        keys, window = np.arange(self.tables.shape[1] * block_size), mixer.window
-        queries = self.positions_BN[:, :, None]
-        hidden: NDArray[np.bool_] = keys > queries
-        if not mixer.causal:
-            hidden = np.broadcast_to(keys >= self.lengths_B[:, None, None], hidden.shape)
-            if window is not None:
-                hidden = hidden | (keys >= queries + window)
-        return hidden if window is None else hidden | (keys <= queries - window)
-
-
-_Places = tuple[Ints, Ints, list[_Group]]  # of tokens: positions, slots of the cache, groups
+_Places = tuple[Ints, Ints, list[Tiles]]  # of tokens: positions, slots of the cache, groups
 
 
 class ReferenceRunner:
@@ -221,7 +189,7 @@ class ReferenceRunner:
         by_group: list[_Places] = []  # of layers
         for of_items in tables:
             slots = [_slots(w, table, block_size) for w, table in zip(items, of_items, strict=True)]
-            tiles = list(_groups(items, of_items, block_size, not arch.is_encoder))
+            tiles = list(tiled(items, of_items, block_size, not arch.is_encoder))
             by_group.append((position_T, np.concatenate(slots), tiles))
         finite_T = np.ones(len(ids), bool)
         x = self._embed[ids]
@@ -290,7 +258,7 @@ class ReferenceRunner:
         x: Floats,
         position_T: Ints,
         slot_T: Ints,
-        groups: list[_Group],
+        groups: list[Tiles],
         adapt: Callable[..., Floats],
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's attention adds, and which tokens' K/V were finite."""
@@ -348,7 +316,7 @@ class ReferenceRunner:
         layer: int,
         mixer: Attention,
         q_BNHD: Floats,
-        group: _Group,
+        group: Tiles,
         sinks: Floats | None,
     ) -> Floats:
         """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D] of v."""
@@ -453,8 +421,8 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     )  # fmt: skip
     of_inputs = arch.num_layers * arch.input_size
     activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest + of_inputs)
-    scores = 2 * num_heads * min(_SCORES, num_tokens * max_model_len)
-    gathered = 2 * max(_POSITIONS, max_model_len) * kv_size
+    scores = 2 * num_heads * min(SCORES, num_tokens * max_model_len)
+    gathered = 2 * max(POSITIONS, max_model_len) * kv_size
     # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
@@ -479,38 +447,3 @@ def _slots(work: Work, table: tuple[int, ...], block_size: int) -> Ints:
     positions = np.arange(work.start, work.start + len(work.tokens))
     slots: Ints = np.array(table)[positions // block_size] * block_size
     return slots + positions % block_size
-
-
-def _groups(
-    items: tuple[Work, ...], tables: Sequence[tuple[int, ...]], block_size: int, is_causal: bool
-) -> Iterator[_Group]:
-    """Cut long items into tiles; put tiles of equal length and like context together."""
-    tiles: dict[int, list[_Tile]] = {}
-    row = 0
-    for work, table in zip(items, tables, strict=True):
-        tile = max(1, min(_QUERY_TILE, _SCORES // (work.start + len(work.tokens))))
-        for low in range(0, len(work.tokens), tile):
-            size, start = min(tile, len(work.tokens) - low), work.start + low
-            seen, length = start + size, work.start + len(work.tokens)
-            blocks = table[: -(-(seen if is_causal else length) // block_size)]
-            tiles.setdefault(size, []).append((blocks, row + low, start, length))
-        row += len(work.tokens)
-    for size, members in tiles.items():
-        members.sort(key=lambda member: len(member[0]))  # the longest pads the others
-        limit = min(_SCORES // size, _POSITIONS)
-        first = 0
-        for end in range(1, len(members) + 1):
-            if end == len(members) or (end + 1 - first) * len(members[end][0]) * block_size > limit:
-                yield _group(members[first:end], size)
-                first = end
-
-
-def _group(members: list[_Tile], size: int) -> _Group:
-    tables, rows, starts, lengths = zip(*members, strict=True)
-    longest = len(tables[-1])
-    return _Group(
-        np.array(rows)[:, None] + np.arange(size),
-        np.array(starts)[:, None] + np.arange(size),
-        np.array([table + table[:1] * (longest - len(table)) for table in tables]),
-        np.array(lengths),
-    )

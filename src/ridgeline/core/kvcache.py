@@ -56,8 +56,8 @@ class KVCache:
     ) -> None:
         """Manage ``num_blocks`` blocks of ``block_size`` tokens, and states if a model has them.
 
-        ``windows`` has an entry for each group of layers. Where a token sees only so many last
-        tokens, itself included, sequences give back the blocks behind. States go with one group
+        ``windows`` says for each group of layers how many last tokens a token sees, itself
+        included; sequences give back the blocks behind. None sees all. States go with one group
         without a window.
         """
         self.pool = BlockPool(num_blocks, len(windows))
