@@ -53,7 +53,7 @@ def fit_kv_cache(
         block_size: tokens per block.
         wanted_kv_bytes: the user's ``--kv-cache-memory``; None leaves the choice to us.
         wanted_model_len: longest sequence that the user wants, tokens.
-        blocks_of: from the length of a sequence, tokens, to the blocks that it holds at once at most;
+        blocks_of: from the length of a sequence, tokens, to the most blocks that it holds at once;
             windows make them fewer.
         max_num_seqs: sequences that may run at once.
         other_bytes_per_block: what is kept beside the keys and values of a block.
