@@ -427,7 +427,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
     step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
     kv_bytes = max(
-        4 * 2 * sum(arch.layers[i].known_attention.kv_size for i in group.layers)
+        4 * sum(arch.layers[i].known_attention.cache_size for i in group.layers)
         for group in setup.groups or one_group(arch)
     )
     return Footprint(_weight_bytes(arch), step_bytes, kv_bytes, state_bytes_per_seq(arch))

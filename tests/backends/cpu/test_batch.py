@@ -64,7 +64,7 @@ def test_any_step(
             row = batch.row_of_token[i]
             assert batch.tokens[row] == token
             assert batch.positions[row] == item.start + offset
-            first = batch.sequences[row]
+            first = batch.sequences[0][row]
             assert batch.tables[first : first + len(records)] == records
             i += 1
     if num_tokens > MIXED_ROWS:
@@ -85,7 +85,7 @@ def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
             assert first == row
             assert count in (1, tile)
             rows = slice(first, first + count)
-            assert len(set(batch.sequences[rows])) == 1
+            assert len(set(batch.sequences[0][rows])) == 1
             assert (np.diff(batch.positions[rows]) == 1).all()
             row += count
         assert row == high
