@@ -34,7 +34,9 @@ def test_a_token_takes_one_vector_of_a_published_model(name: str) -> None:
     """576 channels, stored once, and in int8 a scale for each 32 of them."""
     arch = arch_from_config(CONFIGS[name]["config"], {}, name)
     taken = {
-        cache: model_sizes(arch, "auto", cache).cache_ends[-1] / TOKENS / arch.num_layers
+        cache: sum(layer.cache_bytes for layer in model_sizes(arch, "auto", cache).layers)
+        / TOKENS
+        / arch.num_layers
         for cache in ("f32", "f16", "int8")
     }
     assert taken == {"f32": 4 * 576, "f16": 2 * 576, "int8": 576 + 4 * 576 // 32}
