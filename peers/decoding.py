@@ -31,9 +31,9 @@ import jsonschema  # type: ignore[import-untyped]
 from peers import machine
 from peers.__main__ import Contest, model_file, printer, wait_until_quiet
 from peers.engines import OURS, Engine, Format, LeftOut, chosen
+from peers.flags import add_common
 from peers.report import engine_of
 from peers.shapes import Job, Shape
-from ridgeline.machine import usable_cpus
 
 _FASTEST = {"llama.cpp": "Q4_0", "openvino": "int4", "vllm": "int8"}
 _NEW_TOKENS, _MANY, _BEAMS = 96, 64, 4
@@ -300,12 +300,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m peers.decoding", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("part", choices=("schema", "beams"))
-    parser.add_argument("--without", action="append", default=[], metavar="PEER")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", default="smollm2", help="a short name or a .gguf file")
-    parser.add_argument("--threads", type=int, default=usable_cpus())
-    parser.add_argument("--quick", action="store_true", help="few streams: does everything run?")
-    parser.add_argument("--anyway", action="store_true", help="measure on a busy machine too")
+    add_common(parser)
     return parser.parse_args(argv)
 
 

@@ -27,10 +27,10 @@ from typing import Any
 from peers import machine
 from peers.__main__ import Contest, model_file, printer, wait_until_quiet
 from peers.engines import OURS, Engine, Format, LeftOut, chosen
+from peers.flags import add_common
 from peers.report import engine_of
 from peers.shapes import Job, Shape
 from ridgeline.bench.speculation import prompts_by_kind
-from ridgeline.machine import usable_cpus
 
 _NEW_TOKENS = 96
 _FASTEST = {"llama.cpp": "file", "openvino": "int4", "vllm": "int8"}
@@ -168,12 +168,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines, by category")
     parser.add_argument("--kind", action="append", default=[], help="only these categories")
     parser.add_argument("--per-kind", type=int, default=5, metavar="N", help="prompts of each kind")
-    parser.add_argument("--without", action="append", default=[], metavar="PEER")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", default="smollm2", help="a short name or a .gguf file")
-    parser.add_argument("--threads", type=int, default=usable_cpus())
-    parser.add_argument("--quick", action="store_true", help="few tokens: does everything run?")
-    parser.add_argument("--anyway", action="store_true", help="measure on a busy machine too")
+    add_common(parser)
     return parser.parse_args(argv)
 
 
