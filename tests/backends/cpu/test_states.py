@@ -201,7 +201,7 @@ def test_a_damaged_row_fails_alone(make: Make) -> None:
 
 @pytest.mark.parametrize("name", ["short convolution", "delta rule", "states alone"])
 def test_what_the_backend_says_and_takes(make: Make, name: str) -> None:
-    setup = cpu.check(Setup("int8", "f32", BLOCK_SIZE, 2, MAX_LEN, 4, 256))
+    setup = cpu.check(Setup("int8", "f32", BLOCK_SIZE, 2, MAX_LEN, 4, 256), RECURRENT[name])
     found = cpu.footprint(RECURRENT[name], setup)
     runner = make(name, "int8", num_states=5)
     memory = runner.memory()
