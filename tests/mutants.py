@@ -21,7 +21,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PURE_TESTS = ("tests/core", "tests/decoding")
-NEEDED = ("src", *PURE_TESTS, "tests/__init__.py", "tests/conftest.py", "tests/fakes.py")
+NEEDED = (
+    "src",
+    *PURE_TESTS,
+    "tests/__init__.py",
+    "tests/conftest.py",
+    "tests/data/decisions.json",
+    "tests/fakes.py",
+)
 WORKERS = 2
 
 
