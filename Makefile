@@ -11,7 +11,8 @@ BIN := .venv/bin
 WITH_SERVER := examples/openai_client.py examples/tool_calls.py
 PARITY := .venv-parity/bin
 STEP := sh tools/step.sh
-REST := --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
+TWO := -n 2 --dist loadfile  # files of tests, shared out among two processes
+REST := $(TWO) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
 PIP := -m pip --disable-pip-version-check --quiet
 
 .PHONY: help serve demo test test-full test-parity test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
@@ -74,7 +75,7 @@ lint: .venv/ready-test
 	@$(STEP) "Checking sizes" $(BIN)/python tools/size.py
 
 pure: .venv/ready-test
-	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q tests/core tests/decoding tests/physics \
+	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q $(TWO) tests/core tests/decoding tests/physics \
 		--cov=src/ridgeline/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 engine: .venv/ready-test

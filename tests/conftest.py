@@ -1,7 +1,8 @@
-"""Hypothesis profiles, so that every run tries the same examples; and Ctrl-C as it usually is."""
+"""Hypothesis profiles, so that every run tries the same examples; Ctrl-C and widths as usual."""
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import HealthCheck, Phase, settings
@@ -22,3 +23,6 @@ settings.load_profile("ci")
 # A shell lets what it starts in the background ignore Ctrl-C, which tests send. Their children
 # inherit that, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tables are as wide as what they are written to allows. A worker of xdist says 80 to all.
+os.environ.pop("COLUMNS", None)

@@ -209,7 +209,8 @@ def test_a_prompt_in_one_piece_or_many_has_the_same_logits(pair: Pair) -> None:
     for cut in (1, 50):
         got: Any = grouped.prompt_logits(text[:cut])  # type: ignore[attr-defined]
         rest: Any = grouped.prompt_logits(text[cut:], cut)  # type: ignore[attr-defined]
-        error = 0.0 if isinstance(grouped, CpuRunner) else 1e-4
+        # BLAS adds in another order when it has fewer rows; a key too few changes far more.
+        error = 0.0 if isinstance(grouped, CpuRunner) else 1e-3
         assert abs(got - wanted[:cut]).max() <= error
         assert abs(rest - wanted[cut:]).max() <= error
 

@@ -398,7 +398,7 @@ def test_chat_keeps_the_conversation_and_ctrl_c_stops_an_answer() -> None:
     with Terminal("run", "smollm2", "--temperature", "0") as terminal:
         terminal.wait_for(">>> ")
         terminal.type("/help\n")
-        terminal.wait_for("/clear")
+        terminal.wait_for(r"/clear[\s\S]*>>> ")  # what is typed earlier is echoed before it
         terminal.type("Write a very long story about the sea.\n")
         terminal.wait_for(r"sea\.\s+\S")  # on a quiet machine all of it takes half a second
         terminal.interrupt()
