@@ -156,7 +156,10 @@ def test_glm_says_its_layers_by_name() -> None:
     arch = arch_from_config(glm | {"mlp_layer_types": kinds}, {}, "x")
     assert [isinstance(layer.ffn, Mlp) for layer in arch.layers] == [True, True, False]
     assert arch_from_config(glm, {}, "x").layers[1].ffn == arch.layers[2].ffn
-    assert "'dense' for the first layers" in refused({"mlp_layer_types": kinds[::-1]}, glm)
+    turned = arch_from_config(glm | {"mlp_layer_types": kinds[::-1]}, {}, "x")
+    assert [isinstance(layer.ffn, Mlp) for layer in turned.layers] == [False, True, True]
+    for wrong in (kinds[:2], ["dense", "dense", "some"], "dense"):
+        assert "'dense' or 'sparse' for each" in refused({"mlp_layer_types": wrong}, glm)
 
 
 def test_rows_of_what_turns_come_first_in_halves() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.models.families import arch_from_config, model_from_config
 from ridgeline.models.tensors import ModelFileError, Tensor
-from ridgeline.physics.arch import Attention, Experts, ModelArch
+from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
 from ridgeline.physics.recurrent import Conv, Delta, Ssm
 from ridgeline.planner.plan import plan
 from tests.models.recurrent import (
@@ -81,6 +81,40 @@ def test_lfm2() -> None:
 )
 def test_the_width_of_lfm2s_mlp(changes: dict[str, Any], width: int) -> None:
     assert arch_from_config(LFM2 | changes, {}, "model").layers[0].ffn.size == width
+
+
+def test_lfm2_with_experts() -> None:
+    """The first layers have a dense network; experts are chosen by a sigmoid and a bias."""
+    config = LFM2 | {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "num_dense_layers": 1,
+    }
+    dense, *others = arch_from_config(config, {}, "model").layers
+    assert dense.ffn == Mlp(48)
+    experts = Experts(3, 2, 16, router="sigmoid", choice_bias=True)
+    assert [layer.ffn for layer in others] == [experts] * 2
+    plain = arch_from_config(config | {"use_expert_bias": False}, {}, "model")
+    assert plain.layers[2].ffn == replace(experts, choice_bias=False)
+    with pytest.raises(ModelFileError, match="num_dense_layers is 4, of 3 layers"):
+        arch_from_config(config | {"num_dense_layers": 4}, {}, "model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_experts"),
+    [
+        ({}, [True, True, True]),
+        ({"mlp_only_layers": [1]}, [True, False, True]),
+        ({"decoder_sparse_step": 2}, [False, True, False]),
+        ({"mlp_only_layers": [1], "decoder_sparse_step": 2}, [False, False, False]),
+    ],
+)
+def test_layers_of_qwen_without_experts(changes: dict[str, Any], has_experts: list[bool]) -> None:
+    layers = arch_from_config(NEXT | {"intermediate_size": 80} | changes, {}, "model").layers
+    assert [isinstance(layer.ffn, Experts) for layer in layers] == has_experts
+    assert all(layer.ffn == Mlp(80) for layer in layers if not isinstance(layer.ffn, Experts))
 
 
 def test_qwen35() -> None:
@@ -179,6 +213,9 @@ def test_mamba2() -> None:
     ("config", "shapes", "changes", "message"),
     [
         (LFM2, lfm2(), {"full_attn_idxs": "all"}, "full_attn_idxs must be a list of numbers"),
+        (NEXT, {}, {"mlp_only_layers": [3]}, "mlp_only_layers must be a list of numbers of"),
+        (NEXT, {}, {"mlp_only_layers": 1}, "mlp_only_layers must be a list of numbers of"),
+        (NEXT, {}, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         (LFM2, lfm2(), {"block_use_swiglu": False}, "block_use_swiglu is False"),
         (LFM2, lfm2(), {"layer_types": ["conv", "ring", "conv"]}, "layer_types must name one of"),
         (QWEN, qwen(), {"linear_num_key_heads": 4}, "6 heads with a state cannot share 4"),

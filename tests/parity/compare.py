@@ -9,7 +9,8 @@ import numpy as np
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.models.checkpoint import load_checkpoint
-from tests.parity.tiny import NUM_TOKENS, VOCAB, Answer
+from tests.parity.tiny import NUM_TOKENS, Answer
+from tests.parity.tiny_configs import VOCAB
 
 NEAR_TIE = 0.02
 TOLERANCE = 1e-4

@@ -9,7 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.parity.tiny import VOCAB, torch
+from tests.parity.tiny import torch
+from tests.parity.tiny_configs import VOCAB
 
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -70,10 +71,12 @@ NAMES_OF = {
     "gemma4_text": _GEMMA_4,
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
     "lfm2": _LFM2,
+    "lfm2_moe": _LFM2 | {"feed_forward.gate": "ffn_gate_inp"},
     "olmo2": _POST,
     "olmo3": _POST,
 }
 ARCHITECTURES = {
+    "lfm2_moe": "lfm2moe",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
@@ -106,7 +109,7 @@ def write_gguf(model: Any, path: Path) -> Path:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(heads)
-    if family == "lfm2":
+    if family in ("lfm2", "lfm2_moe"):
         kinds = config.layer_types
         writer.add_feed_forward_length(model.model.layers[0].feed_forward.w1.out_features)
         writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in kinds])
@@ -116,7 +119,7 @@ def write_gguf(model: Any, path: Path) -> Path:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if family == "gemma4_text":
         _add_heads_by_layer(writer, model)
-    elif family != "lfm2":
+    elif family not in ("lfm2", "lfm2_moe"):
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count_kv(kv_heads)
     if family != "gemma4_text":
@@ -150,6 +153,8 @@ def write_gguf(model: Any, path: Path) -> Path:
         if name.endswith("layer_scalar"):
             place = f"blk.{name.split('.')[2]}.layer_output_scale.weight"
             writer.add_tensor(place, buffer.numpy())
+        if name.endswith("expert_bias"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", buffer.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -224,7 +229,11 @@ def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     if num_experts and family != "gemma4_text":
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if family in ("qwen2_moe", "qwen3_moe"):
+    if family == "lfm2_moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if family in ("lfm2_moe", "qwen2_moe", "qwen3_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

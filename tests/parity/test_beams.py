@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from tests.parity import tiny
+from tests.parity import tiny, tiny_configs
 
 NEAR_TIE = 2e-4  # of scores, per token
 
@@ -32,7 +32,7 @@ def test_beams(name: str, backend: str, tmp_path: Path) -> None:
             max_tokens=dice.randint(3, 20),
             min_tokens=dice.choice((0, 0, 0, 3)),
             ignore_eos=True,
-            stop_token_ids=dice.sample(range(3, tiny.VOCAB), dice.choice((1, 2, 20))),
+            stop_token_ids=dice.sample(range(3, tiny_configs.VOCAB), dice.choice((1, 2, 20))),
         )
         cases.append((prompt, params, search(model, prompt, params)))
     exact: dict[str, Any] = {"backend": backend, "dtype": "f32", "kv_cache_dtype": "f32"}
@@ -61,7 +61,7 @@ class Places:
 
     def masks(self, drafts: tuple[int, ...]) -> tuple[bytes, ...]:
         bits = sum(1 << token for token in self.allowed[self.at])
-        return (bits.to_bytes(-(-tiny.VOCAB // 8), "little"),)
+        return (bits.to_bytes(-(-tiny_configs.VOCAB // 8), "little"),)
 
     def forced(self, most: int) -> tuple[int, ...]:
         return ()
@@ -93,7 +93,9 @@ def test_beams_within_a_grammar(backend: str, tmp_path: Path) -> None:
                 ignore_eos=True,
                 stop_token_ids=[3, 4],
             )
-            allowed = [dice.sample(range(3, tiny.VOCAB), dice.choice((8, 40))) for _ in range(64)]
+            allowed = [
+                dice.sample(range(3, tiny_configs.VOCAB), dice.choice((8, 40))) for _ in range(64)
+            ]
             found: dict[int, list[tuple[int, float]]] = {}
             llm.engine.add(tuple(prompt), params, new_constraint=partial(Places, allowed))
             while llm.engine.has_work():

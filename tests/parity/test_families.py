@@ -11,10 +11,10 @@ from safetensors.numpy import load_file, save_file
 
 from ridgeline.models.checkpoint import load_checkpoint
 from tests.models.quantizers import mxfp4_values
-from tests.parity import tiny
+from tests.parity import tiny, tiny_configs
 from tests.parity.compare import check
 
-PLAIN = [name for name in tiny.CONFIGS if name != "phi3-longrope"]
+PLAIN = [name for name in tiny_configs.CONFIGS if name != "phi3-longrope"]
 LONG_PROMPTS, SHORT_PROMPTS = (40, 33), (8, 5)  # 40 + 24 is the context of 64
 
 
@@ -25,7 +25,7 @@ def test_family(name: str, tmp_path: Path) -> None:
     check(tiny.save(model, tmp_path), answers)
 
 
-@pytest.mark.parametrize("name", tiny.NEWER)
+@pytest.mark.parametrize("name", tiny_configs.NEWER)
 def test_newer_family(name: str, tmp_path: Path) -> None:
     model = tiny.make_model(name)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7, 1)]
@@ -85,7 +85,7 @@ def test_half_precision_weights(dtype: str, tmp_path: Path) -> None:
     check(path, answers)
 
 
-@pytest.mark.parametrize("name", list(tiny.CONFIGS))
+@pytest.mark.parametrize("name", list(tiny_configs.CONFIGS))
 def test_older_config_means_the_same(name: str, tmp_path: Path) -> None:
     """Most models were published before rope_parameters, with rope_theta and rope_scaling."""
     path = tiny.save(tiny.make_model(name), tmp_path)

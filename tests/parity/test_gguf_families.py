@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity import tiny
+from tests.parity import tiny, tiny_configs
 from tests.parity.compare import check
 from tests.parity.gguf_files import write_gguf
 
 # A Mistral GGUF calls itself llama, and a Qwen2 one has no window.
 OTHERS = ("mistral", "mistral-window", "qwen2-window", "phi3-longrope")
-CASES = [(name, (12, 5), 64) for name in tiny.CONFIGS if name not in OTHERS]
+CASES = [(name, (12, 5), 64) for name in tiny_configs.CONFIGS if name not in OTHERS]
 CASES += [
     (name, (12, 40), 64)
     for name in (
@@ -23,6 +23,7 @@ CASES += [
         "granite",
         "granite-moe",
         "lfm2",
+        "lfm2-moe",
         "gpt-oss",
         "mixtral",
         "olmo2",
@@ -42,7 +43,7 @@ def test_family(name: str, lengths: tuple[int, ...], context: int, tmp_path: Pat
     if name in ("gemma2", "gemma3"):  # GGUF has no word for it
         model = tiny.make_model(name, query_pre_attn_scalar=32)
     if name == "olmo3":  # every fourth layer sees everything, and one base serves both ropes
-        ropes = {"sliding_attention": tiny.ROPE, "full_attention": tiny.YARN_ROPE}
+        ropes = {"sliding_attention": tiny_configs.ROPE, "full_attention": tiny_configs.YARN_ROPE}
         model = tiny.make_model(name, layer_types=None, rope_parameters=ropes)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(*lengths)]
     check(write_gguf(model, tmp_path / "tiny.gguf"), answers, max_model_len=context)

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.parity import tiny
+from tests.parity import tiny, tiny_configs
 from tests.parity.compare import check
 from tests.parity.gguf_files import OTHER_NAMES, add_vocabulary
 
@@ -33,7 +33,7 @@ NAMES = {
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 # llama.cpp has no word for two weights of the temperature: both are the same.
-YARN = {**tiny.YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.7}
+YARN = {**tiny_configs.YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.7}
 
 
 def metadata(config: Any, *, splits: bool) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def metadata(config: Any, *, splits: bool) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "leading_dense_block_count": getattr(config, "first_k_dense_replace", 1),
-        "vocab_size": tiny.VOCAB,
+        "vocab_size": tiny_configs.VOCAB,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": 1 if splits else config.num_attention_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import ModelFileError
-from tests.parity import tiny
+from tests.parity import tiny, tiny_configs
 from tests.parity.compare import check
 from tests.parity.gguf_files import add_vocabulary
 
@@ -41,7 +41,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     writer.add_block_count(config.num_hidden_layers + num_guessing)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_vocab_size(tiny.VOCAB)
+    writer.add_vocab_size(tiny_configs.VOCAB)
     add_facts(writer, config)
     add_vocabulary(writer)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)

@@ -20,6 +20,7 @@ OTHERWISE = (
     "glm-4.7-flash",
     "granite-3.1-1b-a400m",
     "kimi-k2",
+    "lfm2-8b-a1b",
     "olmoe-1b-7b",
     "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",

@@ -34,6 +34,7 @@ LATENT = SIZES | {
     "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 SPARSE = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CONVOLVED = {"layer_types": ["conv", "full_attention", "conv"] * 2}
 BIASED = {"attention_bias": True}
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     *((name, SIZES) for name in ("llama", "granite", "smollm3", "mistral", "ministral", "phi3")),
@@ -68,6 +69,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
             "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         },
     ),
+    ("lfm2_moe", SPARSE | CONVOLVED | {"num_dense_layers": 1}),
+    ("lfm2_moe", SPARSE | CONVOLVED | {"num_dense_layers": 2, "use_expert_bias": False}),
     ("deepseek_v2", LATENT),
     ("deepseek_v3", LATENT),
     ("deepseek_v3", LATENT | {"q_lora_rank": None}),
@@ -107,7 +110,8 @@ def params_of(config: Any) -> int:
     """Parameters, and what transformers keeps as a buffer although files have it."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    balances = (b for name, b in model.named_buffers() if "e_score_correction_bias" in name)
+    ends = ("e_score_correction_bias", "expert_bias")
+    balances = (b for name, b in model.named_buffers() if name.endswith(ends))
     return sum(p.numel() for p in (*model.parameters(), *balances))
 
 

@@ -123,6 +123,7 @@ FAMILIES: Mapping[str, Family] = {
     "cohere2": Family(norms=1, tied=True, window=4),
     "starcoder2": Family(gated=False, norm_bias=True, mlp_switch=True, window="all", tied=True),
     "lfm2": Family(qk_norm="head", tied=True),
+    "lfm2_moe": Family(qk_norm="head", tied=True, router_bias=True),
     "mamba": Family(norms=1, tied=True),
     "falcon_mamba": Family(norms=1, tied=True),
     "mamba2": Family(norms=1),
@@ -357,7 +358,7 @@ def _windows(config: Fields, name: str, family: Family, kinds: list[str]) -> lis
 
 
 def _state(config: Fields, name: str, hidden: int) -> Part:
-    if name == "lfm2":
+    if name in ("lfm2", "lfm2_moe"):
         config.get("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "num_heads")
         kernel = config.integer("conv_L_cache", default=3)
         return short_conv(hidden, kernel, biased=config.flag("conv_bias", default=False))
@@ -426,7 +427,7 @@ def _mlp(config: Fields, name: str, family: Family, i: int, count: int, hidden: 
             shared_width=shared,
             shared_gate=config.values.get("shared_expert_intermediate_size") is not None,
             biased=family.expert_bias,
-            router_bias=family.router_bias,
+            router_bias=config.flag("use_expert_bias", default=family.router_bias),
         )
     width = config.integer("block_ff_dim", "intermediate_size", "n_inner")
     if name == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
@@ -444,7 +445,7 @@ def _is_sparse(config: Fields, name: str, i: int, count: int) -> bool:
     """Return whether layer ``i`` has experts: the first few, or all but each N-th, may be dense."""
     dense = config.list_of(int, "mlp_only_layers") or []
     period = config.integer("decoder_sparse_step", "moe_layer_freq", default=1)
-    first = config.integer("first_k_dense_replace", default=0, low=0)
+    first = config.integer("first_k_dense_replace", "num_dense_layers", default=0, low=0)
     if name == "llama4_text":
         period = config.integer("interleave_moe_layer_step", default=1)
     if (sparse := config.list_of(int, "moe_layers")) is not None:

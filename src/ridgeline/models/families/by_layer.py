@@ -1,4 +1,4 @@
-"""What differs from layer to layer: heads, whose keys and values are read, widths of networks.
+"""What differs from layer to layer: heads, whose keys and values are read, dense networks, widths.
 
 It knows the keys that say so, and which layers they speak of.
 """
@@ -156,3 +156,33 @@ def widened(layer: Layer, size: int) -> Layer:
     assert isinstance(ffn, Experts)
     assert ffn.beside is not None
     return replace(layer, ffn=replace(ffn, beside=replace(ffn.beside, size=size)))
+
+
+def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
+    """Return which layers of a model with experts have a dense network instead.
+
+    Raises:
+        ModelFileError: the file names layers that there are not.
+    """
+    if not family.dense_layers:
+        return [False] * num_layers
+    types = facts.get("mlp_layer_types")  # newer files of GLM
+    if types is not None:
+        facts.get(family.dense_layers)  # says the same
+        if (
+            type(types) is not list
+            or len(types) != num_layers
+            or any(name not in ("dense", "sparse") for name in types)
+        ):
+            facts.fail("mlp_layer_types must name 'dense' or 'sparse' for each of the layers")
+        return [name == "dense" for name in types]
+    if family.dense_layers == "mlp_only_layers":  # of Qwen: these, and all but each N-th
+        numbers, every = facts.get("mlp_only_layers"), facts.integer("decoder_sparse_step", 1)
+        numbers = [] if numbers is None else numbers
+        if type(numbers) is not list or any(i not in range(num_layers) for i in numbers):
+            facts.fail("mlp_only_layers must be a list of numbers of layers")
+        return [i in numbers or (i + 1) % every != 0 for i in range(num_layers)]
+    count = facts.integer(family.dense_layers, 0, low=0)
+    if count > num_layers:
+        facts.fail(f"{facts.prefix}{family.dense_layers} is {count}, of {num_layers} layers")
+    return [i < count for i in range(num_layers)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.models.families.hf_parts import LAYER, MODEL, OUTER, PREFIX
+from ridgeline.models.families.hf_parts import DENSE, DENSE_NAMES, LAYER, MODEL, OUTER, PREFIX
 from ridgeline.models.families.table import (
     Family,
     const,
@@ -24,7 +24,6 @@ from ridgeline.models.families.table import (
     total,
 )
 
-_DENSE_NAMES = {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
 _NAMES = LAYER | {
     "q_a": "self_attn.q_a_proj.weight",
     "q_a_norm": "self_attn.q_a_layernorm.weight",
@@ -44,7 +43,7 @@ _FACTS = MODEL | {
     "latent.q_rank": count("q_lora_rank"),
     "latent.kv_rank": integer("kv_lora_rank"),
     "latent.v_dim": integer("v_head_dim"),
-    "dense.size": integer("intermediate_size"),
+    **DENSE,
     "ffn.num": integer("n_routed_experts", "num_local_experts"),
     "ffn.per_token": integer("num_experts_per_tok"),
     "ffn.size": integer("moe_intermediate_size"),
@@ -65,7 +64,7 @@ _V3 = Family(
     },
     interleaved=True,
     has_experts=True,
-    instead=_DENSE_NAMES,
+    instead=DENSE_NAMES,
     dense_layers="first_k_dense_replace",
     defaults={"first_k_dense_replace": 3},
     refuse=("attention_bias", "mlp_bias"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.models.families.table import (
     Family,
     const,
@@ -9,6 +11,7 @@ from ridgeline.models.families.table import (
     integer,
     inverse,
     number,
+    numbered,
     power,
 )
 
@@ -270,6 +273,28 @@ FAMILIES["lfm2"] = Family(
     _MODEL | {"mixer.qk_norm": const("head"), "recurrent.kernel": integer("shortconv.l_cache")},
     recurrent="conv",
     refuse=_REFUSED,
+)
+FAMILIES["lfm2moe"] = replace(
+    FAMILIES["lfm2"],
+    layer={
+        **FAMILIES["lfm2"].layer,
+        "choice_bias": "exp_probs_b.bias",
+        **{name: f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
+    },
+    facts={
+        **FAMILIES["lfm2"].facts,
+        "dense.size": integer("feed_forward_length"),
+        "ffn.num": integer("expert_count"),
+        "ffn.per_token": integer("expert_used_count"),
+        "ffn.size": integer("expert_feed_forward_length"),
+        "ffn.router": numbered("expert_gating_func", among={1: "softmax", 2: "sigmoid"}, default=2),
+        "ffn.choice_bias": has("exp_probs_b.bias"),
+        "ffn.scale": number("expert_weights_scale", default=1.0),
+    },
+    has_experts=True,
+    instead={name: f"ffn_{name}.weight" for name in ("gate", "up", "down")},
+    dense_layers="leading_dense_block_count",
+    refuse=_refused_but("expert_count"),
 )
 HARMLESS = frozenset((
     "attention.key_length_swa", "attention.value_length_swa",

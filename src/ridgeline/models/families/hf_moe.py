@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ridgeline.models.families.hf_parts import (
     BIASES,
+    DENSE,
+    DENSE_NAMES,
     EXPERTS,
     GPT_OSS,
     LAYER,
@@ -46,13 +48,13 @@ FAMILIES = {
         OUTER,
         EXPERTS,
         PREFIX,
-        MODEL | BIASES | QWEN3 | SPARSE | {"ffn.size": integer("moe_intermediate_size")},
+        MODEL | BIASES | QWEN3 | SPARSE | DENSE | {"ffn.size": integer("moe_intermediate_size")},
         windows="switch",
         default_window=4096,
         has_experts=True,
-        refuse=("mlp_only_layers",),
-        unused=("intermediate_size",),  # of layers without experts: there are none
-        must={"decoder_sparse_step": 1},
+        instead=DENSE_NAMES,
+        dense_layers="mlp_only_layers",
+        unused=("intermediate_size",),  # where all layers have experts
     ),
     "Qwen2MoeForCausalLM": Family(
         OUTER,
@@ -60,6 +62,7 @@ FAMILIES = {
         PREFIX,
         MODEL
         | SPARSE
+        | DENSE
         | SHARED_FACTS
         | {
             "mixer.qkv_bias": flag("qkv_bias", default=True),
@@ -68,9 +71,9 @@ FAMILIES = {
         windows="switch",
         default_window=4096,
         has_experts=True,
-        refuse=("mlp_only_layers",),
-        unused=("intermediate_size",),  # of layers without experts: there are none
-        must={"decoder_sparse_step": 1},
+        instead=DENSE_NAMES,
+        dense_layers="mlp_only_layers",
+        unused=("intermediate_size",),  # where all layers have experts
     ),
     "OlmoeForCausalLM": Family(
         OUTER,

@@ -57,6 +57,7 @@ EXPERTS = LAYER | {
     "up": "mlp.experts.{e}.up_proj.weight",
     "down": "mlp.experts.{e}.down_proj.weight",
 }
+DENSE_NAMES = {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
 SILU = {"silu": "silu", "swish": "silu"}
 ACTIVATIONS = SILU | {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -91,6 +92,7 @@ SPARSE = {
     "ffn.per_token": integer("num_experts_per_tok"),
     "ffn.normalised": flag("norm_topk_prob"),
 }
+DENSE = {"dense.size": integer("intermediate_size")}  # of layers without experts
 SHARED = {
     "shared_gate": "mlp.shared_expert.gate_proj.weight",
     "shared_up": "mlp.shared_expert.up_proj.weight",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.hf_parts import SHARED, SHARED_FACTS
+from dataclasses import replace
+
+from ridgeline.models.families.hf_parts import DENSE, DENSE_NAMES, SHARED, SHARED_FACTS
 from ridgeline.models.families.table import (
     Family,
     adjusted,
@@ -166,7 +168,7 @@ FAMILIES = {
         | dict.fromkeys(("beta", "decay"), "linear_attn.in_proj_ba.weight")
         | _QWEN_EXPERTS,
         _PREFIX,
-        _QWEN | _QWEN_SPARSE,
+        _QWEN | _QWEN_SPARSE | DENSE,
         recurrent="delta",
         has_experts=True,
         attention_layers="full_attention_interval",
@@ -174,9 +176,10 @@ FAMILIES = {
         norm_offset=1.0,
         defaults={"partial_rotary_factor": 0.25},
         others=("mtp.",),
-        refuse=("attention_bias", "mlp_only_layers"),
-        unused=("full_attention_interval", "intermediate_size"),  # of layers without experts
-        must={"decoder_sparse_step": 1},
+        refuse=("attention_bias",),
+        instead=DENSE_NAMES,
+        dense_layers="mlp_only_layers",
+        unused=("full_attention_interval", "intermediate_size"),  # where all layers have experts
     ),
     "Qwen3_5MoeForCausalLM": Family(
         _QWEN_OUTER,
@@ -285,5 +288,37 @@ FAMILIES = {
         must={"time_step_limit": NO_LIMITS},
     ),
 }  # fmt: skip
+_LFM2 = FAMILIES["Lfm2ForCausalLM"]
+FAMILIES["Lfm2MoeForCausalLM"] = replace(
+    _LFM2,
+    layer=_LFM2_LAYER
+    | {
+        "router": "feed_forward.gate.weight",
+        "choice_bias": "feed_forward.expert_bias",
+        "gate": "feed_forward.experts.{e}.w1.weight",
+        "up": "feed_forward.experts.{e}.w3.weight",
+        "down": "feed_forward.experts.{e}.w2.weight",
+    },
+    facts={
+        **_LFM2.facts,
+        **DENSE,
+        "ffn.num": integer("num_experts"),
+        "ffn.per_token": integer("num_experts_per_tok"),
+        "ffn.size": integer("moe_intermediate_size"),
+        "ffn.router": const("sigmoid"),
+        "ffn.choice_bias": flag("use_expert_bias", default=True),
+        "ffn.normalised": flag("norm_topk_prob", default=True),
+        "ffn.scale": number("routed_scaling_factor", default=1.0),
+    },
+    has_experts=True,
+    instead={name: _LFM2_LAYER[name] for name in ("gate", "up", "down")},
+    dense_layers="num_dense_layers",
+    unused=(
+        *_LFM2.unused,
+        "block_auto_adjust_ff_dim",
+        "block_ffn_dim_multiplier",
+        "block_multiple_of",
+    ),
+)
 FAMILIES["Qwen3_5ForConditionalGeneration"] = FAMILIES["Qwen3_5ForCausalLM"]
 FAMILIES["Qwen3_5MoeForConditionalGeneration"] = FAMILIES["Qwen3_5MoeForCausalLM"]

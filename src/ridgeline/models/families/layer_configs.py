@@ -14,6 +14,7 @@ import numpy as np
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.by_layer import (
     Heads,
+    dense_layers,
     heads_of_config,
     heads_of_gguf,
     widened,
@@ -95,7 +96,7 @@ def _latent_layers(
     scaled: tuple[Rope, float],
     num_layers: int,
 ) -> tuple[Layer, ...]:
-    """Return layers with latent attention, the first few with a dense network, then with experts.
+    """Return layers with latent attention.
 
     ``scaled`` is the rope and what multiplies scores, beside the root of a head's channels.
     """
@@ -109,25 +110,8 @@ def _latent_layers(
         latent=Latent(nope_dim=head_dim - rope.dim, **latent),
         **mixer,
     )
-    ffn, num_dense = _feed_forward(facts, family), _num_dense_layers(facts, family, num_layers)
     of_layer = family.read(facts, "layer")
-    first = Layer(one, Mlp(**family.read(facts, "dense")), **of_layer)
-    rest = Layer(one, ffn, **of_layer)
-    return (first,) * num_dense + (rest,) * (num_layers - num_dense)
-
-
-def _num_dense_layers(facts: Facts, family: Family, num_layers: int) -> int:
-    given = facts.get("mlp_layer_types")  # newer files of GLM
-    if given is not None:
-        count = given.count("dense") if type(given) is list else 0
-        if given != ["dense"] * count + ["sparse"] * (num_layers - count):
-            facts.fail("mlp_layer_types must name 'dense' for the first layers, then 'sparse'")
-        facts.get(family.dense_layers)  # says the same
-        return count
-    count = facts.integer(family.dense_layers, 0, low=0)
-    if count > num_layers:
-        facts.fail(f"{facts.prefix}{family.dense_layers} is {count}, of {num_layers} layers")
-    return count
+    return _each_once([Layer(one, ffn, **of_layer) for ffn in _networks(facts, family, num_layers)])
 
 
 def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> tuple[Layer, ...]:
@@ -201,10 +185,9 @@ def _layers(
     turning: list[bool],
 ) -> list[Layer]:
     """Return the layers; ``attentions`` has that of each kind but for window and rope."""
-    ffn = _feed_forward(facts, family)
     of_layer = family.read(facts, "layer")
-    made: dict[tuple[str, bool], Layer] = {}
-    for kind, turns in zip(kinds, turning, strict=True):
+    layers = []
+    for kind, turns, ffn in zip(kinds, turning, _networks(facts, family, len(kinds)), strict=True):
         mixer: Attention | Recurrent
         if kind == "recurrent":
             mixer = _recurrent(facts, family)
@@ -213,9 +196,20 @@ def _layers(
             seen = window if kind == "sliding" else None
             mixer = replace(attentions[kind], window=seen, rope=rope)
         beside = _recurrent(facts, family) if family.beside else None
-        made.setdefault((kind, turns), Layer(mixer, ffn, beside=beside, **of_layer))
-    first, *others = (made[key] for key in zip(kinds, turning, strict=True))
-    return [replace(first, norms=family.first_norms) if family.first_norms else first, *others]
+        layers.append(Layer(mixer, ffn, beside=beside, **of_layer))
+    if family.first_norms:
+        layers[0] = replace(layers[0], norms=family.first_norms)
+    return layers
+
+
+def _networks(facts: Facts, family: Family, num_layers: int) -> list[Mlp | Experts]:
+    """Return each layer's feed-forward network: experts, but where the file says a dense one."""
+    ffn = _feed_forward(facts, family)
+    dense = dense_layers(facts, family, num_layers)
+    if not any(dense):
+        return [ffn] * num_layers
+    plain = Mlp(**family.read(facts, "dense"))
+    return [plain if is_dense else ffn for is_dense in dense]
 
 
 def _feed_forward(facts: Facts, family: Family) -> Mlp | Experts:

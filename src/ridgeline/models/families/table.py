@@ -251,7 +251,8 @@ class Family:
         must: keys that have no other value, if they are there.
         first_norms: where the first layer's norms stand, if elsewhere than the others'.
         refuse_layers: numbers of layers of models whose files lack a fact.
-        dense_layers: the key that says how many first layers have a dense network, not experts.
+        dense_layers: the key that says which layers have a dense network, not experts: how many
+            first ones, or their numbers.
     """
 
     outer: Mapping[str, str]
