@@ -204,6 +204,19 @@ def test_an_error_of_one_answer_is_kept_until_the_request_ends() -> None:
     assert record.num_generated == (1, 3)
 
 
+def test_of_the_errors_of_several_answers_the_first_is_kept() -> None:
+    records: list[Record] = []
+    engine, runner = make_engine(make_scheduler(seats=1), listeners=[records.append])
+    request_id = engine.add((1, 2), params(3, n=2))
+    engine.step()
+    for error in ("first", "second"):
+        runner.ledger.fail[request_id] = error
+        engine.step()
+    (record,) = of_kind(records, RequestRecord)
+    assert record.error == "first"
+    assert record.finish_reasons == ("error", "error")
+
+
 class Broken(Exception):
     """What a backend may raise."""
 
