@@ -32,6 +32,7 @@ Array = NDArray[Any]
 Stored = dict[str, tuple[str, Array]]  # end of a name -> type in the file, values
 Made = tuple[Stored, dict[str, Any]]  # a matrix's parts, and its quantization_config
 
+LEAST = np.float32(2**-24)  # above 0 in 16 bits: the scale of weights that are all 0
 NF4 = [
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -79,7 +80,7 @@ def grouped(w: Array) -> Array:
 def gptq(w: Array, bits: int) -> Made:
     """Return AutoGPTQ's words along the inputs, symmetric."""
     groups, middle = grouped(w), 1 << (bits - 1)
-    scales = (largest(groups) / (middle - 0.5)).astype(np.float16)
+    scales = np.maximum(largest(groups) / (middle - 0.5), LEAST).astype(np.float16)
     q = np.clip(np.rint(groups / scales.astype(np.float32)), -middle, middle - 1) + middle
     q, scales = q.reshape(w.shape), scales[:, :, 0].T
     parts: Stored = {
@@ -98,7 +99,7 @@ def awq(w: Array) -> Made:
     groups = grouped(w)
     low = np.minimum(groups.min(axis=2, keepdims=True), 0)
     high = np.maximum(groups.max(axis=2, keepdims=True), 0)
-    scales = np.maximum((high - low) / 15, np.float32(1e-8)).astype(np.float16)
+    scales = np.maximum((high - low) / 15, LEAST).astype(np.float16)
     wide = scales.astype(np.float32)
     zeros = np.clip(np.rint(-low / wide), 0, 15)
     q = np.clip(np.rint(groups / wide) + zeros, 0, 15).reshape(w.shape).T
@@ -238,7 +239,7 @@ def hqq(w: Array) -> Made:
     """Return HQQ's groups of 64 along the inputs, with zeros that are no whole numbers."""
     groups = w.reshape(-1, 64)
     low, high = groups.min(axis=1, keepdims=True), groups.max(axis=1, keepdims=True)
-    scale = np.maximum((high - low) / 15, np.float32(1e-8)).astype(np.float16)
+    scale = np.maximum((high - low) / 15, LEAST).astype(np.float16)
     zero = (-low / scale.astype(np.float32)).astype(np.float16)
     q = np.clip(np.rint(groups / scale.astype(np.float32) + zero.astype(np.float32)), 0, 15)
     q = q.astype(np.uint8)
