@@ -176,6 +176,18 @@ def test_a_small_cache_shortens_sequences_and_says_so(memory: pytest.MonkeyPatch
     assert "--max-model-len" in note
 
 
+def test_a_limit_holds_however_much_memory_is_free(memory: pytest.MonkeyPatch) -> None:
+    """What is free changes while a router looks, its limit does not."""
+    options = Options(backend="reference")
+    with pytest.raises(ValueError, match="not enough memory: 0.1 MiB is available"):
+        resolve(options, ARCH, most_bytes=100 << 10)
+    most = WEIGHT_BYTES + 200 * MIB
+    limited = resolve(options, ARCH, most_bytes=most)
+    assert limited.total_bytes <= most
+    memory.setattr(resolving, "available_bytes", lambda: most)
+    assert resolve(options, ARCH) == resolve(options, ARCH, most_bytes=1 << 40) == limited
+
+
 def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) -> None:
     memory.setattr(resolving, "available_bytes", lambda: WEIGHT_BYTES)
     weights = f"{WEIGHT_BYTES / MIB:.1f} MiB for weights"

@@ -64,14 +64,16 @@ def resolve(
     arch: ModelArch,
     *,
     taken_bytes: int = 0,
+    most_bytes: int | None = None,
     max_lora_rank: int = 0,
     keeps_all: bool = False,
 ) -> EngineConfig:
     """Choose everything that is still open, from the model and from the memory that is there.
 
     ``taken_bytes`` of it are for another model and for adapters, whose rank is at most
-    ``max_lora_rank``. A cache that ``keeps_all`` gives nothing back behind windows. Raises
-    ValueError if an option contradicts another or the model, or if nothing fits.
+    ``max_lora_rank``; of the rest, this model takes ``most_bytes`` at most. A cache that
+    ``keeps_all`` gives nothing back behind windows. Raises ValueError if an option contradicts
+    another or the model, or if nothing fits.
     """
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
@@ -94,6 +96,8 @@ def resolve(
     footprint = backend.footprint(arch, setup)
     kv_bytes_per_block = max(options.block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
     left_bytes = available_bytes() - taken_bytes
+    if most_bytes is not None:
+        left_bytes = min(left_bytes, most_bytes)
     states = _fit_states(footprint, left_bytes, options, max_num_seqs)
     max_num_seqs = states.num_seqs
     wanted_kv_bytes = (

@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
-from ridgeline.machine import available_bytes, memory_of
+from ridgeline.machine import memory_of
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.router.worker import StartError, Worker, spare_process
 from ridgeline.server.errors import ApiError
@@ -214,7 +214,7 @@ class Pool:
         """
         while True:
             self._freed.clear()
-            config, problem = await asyncio.to_thread(self._plan, slot.model, self._promised())
+            config, problem = await asyncio.to_thread(self._plan, slot.model, *self._room())
             if config is not None and not config.notes:
                 return config
             others = [one for one in self.slots.values() if one.worker is not None]
@@ -231,22 +231,24 @@ class Pool:
             else:
                 raise ValueError(problem)
 
-    def _promised(self) -> int:
-        """Return how much of the memory that seems free is not for another model, in bytes."""
+    def _room(self) -> tuple[int, int | None]:
+        """Return how much of what seems free is for other models, and the most one may take."""
         workers = [slot.worker for slot in self.slots.values() if slot.worker is not None]
         promised = sum(max(0, one.plan.total_bytes - one.memory.private_bytes) for one in workers)
         if self._memory_bytes is None:
-            return promised
-        left = self._memory_bytes - sum(one.plan.total_bytes for one in workers)
-        return max(promised, available_bytes() - left)
+            return promised, None
+        return promised, self._memory_bytes - sum(one.plan.total_bytes for one in workers)
 
-    def _plan(self, model: str, taken_bytes: int) -> tuple[EngineConfig | None, str]:
+    def _plan(
+        self, model: str, taken_bytes: int, most_bytes: int | None
+    ) -> tuple[EngineConfig | None, str]:
         """Return how a model would be loaded, or None and why it cannot be."""
         arch = load_checkpoint(locate(model).path).arch
         try:
-            return resolve(self._options, arch, taken_bytes=taken_bytes), ""
+            config = resolve(self._options, arch, taken_bytes=taken_bytes, most_bytes=most_bytes)
         except ValueError as error:
             return None, str(error)
+        return config, ""
 
     # --- ending --------------------------------------------------------------------------------
 
