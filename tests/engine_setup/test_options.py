@@ -179,7 +179,7 @@ def test_a_small_cache_shortens_sequences_and_says_so(memory: pytest.MonkeyPatch
 def test_a_limit_holds_however_much_memory_is_free(memory: pytest.MonkeyPatch) -> None:
     """What is free changes while a router looks, its limit does not."""
     options = Options(backend="reference")
-    with pytest.raises(ValueError, match="not enough memory: 0.1 MiB is available"):
+    with pytest.raises(ValueError, match=r"not enough memory: 0\.1 MiB is available"):
         resolve(options, ARCH, most_bytes=100 << 10)
     most = WEIGHT_BYTES + 200 * MIB
     limited = resolve(options, ARCH, most_bytes=most)

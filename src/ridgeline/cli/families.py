@@ -76,10 +76,6 @@ def _specials(family: Family) -> Iterator[str]:
     if "shared.size" in family.facts:
         yield "an expert that all tokens meet"
     if "dense.size" in family.facts:
-        yield (
-            "also layers without experts"
-            if family.dense_layers == "mlp_only_layers"
-            else "first layers without experts"
-        )
+        yield f"{'also' if family.experts_every else 'first'} layers without experts"
     if "beside.size" in family.facts:
         yield "a dense network beside them"

@@ -176,11 +176,11 @@ def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
         ):
             facts.fail("mlp_layer_types must name 'dense' or 'sparse' for each of the layers")
         return [name == "dense" for name in types]
-    if family.dense_layers == "mlp_only_layers":  # of Qwen: these, and all but each N-th
-        numbers, every = facts.get("mlp_only_layers"), facts.integer("decoder_sparse_step", 1)
+    if family.experts_every:
+        numbers, every = facts.get(family.dense_layers), facts.integer(family.experts_every, 1)
         numbers = [] if numbers is None else numbers
         if type(numbers) is not list or any(i not in range(num_layers) for i in numbers):
-            facts.fail("mlp_only_layers must be a list of numbers of layers")
+            facts.fail(f"{family.dense_layers} must be a list of numbers of layers")
         return [i in numbers or (i + 1) % every != 0 for i in range(num_layers)]
     count = facts.integer(family.dense_layers, 0, low=0)
     if count > num_layers:

@@ -54,6 +54,7 @@ FAMILIES = {
         has_experts=True,
         instead=DENSE_NAMES,
         dense_layers="mlp_only_layers",
+        experts_every="decoder_sparse_step",
         unused=("intermediate_size",),  # where all layers have experts
     ),
     "Qwen2MoeForCausalLM": Family(
@@ -73,6 +74,7 @@ FAMILIES = {
         has_experts=True,
         instead=DENSE_NAMES,
         dense_layers="mlp_only_layers",
+        experts_every="decoder_sparse_step",
         unused=("intermediate_size",),  # where all layers have experts
     ),
     "OlmoeForCausalLM": Family(

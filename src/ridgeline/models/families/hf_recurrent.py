@@ -179,6 +179,7 @@ FAMILIES = {
         refuse=("attention_bias",),
         instead=DENSE_NAMES,
         dense_layers="mlp_only_layers",
+        experts_every="decoder_sparse_step",
         unused=("full_attention_interval", "intermediate_size"),  # where all layers have experts
     ),
     "Qwen3_5MoeForCausalLM": Family(

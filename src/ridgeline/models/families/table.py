@@ -251,8 +251,9 @@ class Family:
         must: keys that have no other value, if they are there.
         first_norms: where the first layer's norms stand, if elsewhere than the others'.
         refuse_layers: numbers of layers of models whose files lack a fact.
-        dense_layers: the key that says which layers have a dense network, not experts: how many
-            first ones, or their numbers.
+        dense_layers: the key that says how many first layers have a dense network, not experts.
+        experts_every: the key that says that one layer in this many has experts, but for those
+            whose numbers ``dense_layers`` then lists.
     """
 
     outer: Mapping[str, str]
@@ -286,6 +287,7 @@ class Family:
     first_norms: Literal["", "before mlp"] = ""
     refuse_layers: tuple[int, ...] = ()
     dense_layers: str = ""
+    experts_every: str = ""
     unused: tuple[str, ...] = ()
     must: Mapping[str, Any] = field(default_factory=dict)
 
