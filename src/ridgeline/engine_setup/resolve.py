@@ -95,9 +95,7 @@ def resolve(
     )
     footprint = backend.footprint(arch, setup)
     kv_bytes_per_block = max(options.block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
-    left_bytes = available_bytes() - taken_bytes
-    if most_bytes is not None:
-        left_bytes = min(left_bytes, most_bytes)
+    left_bytes = _left_bytes(taken_bytes, most_bytes)
     states = _fit_states(footprint, left_bytes, options, max_num_seqs)
     max_num_seqs = states.num_seqs
     wanted_kv_bytes = (
@@ -141,6 +139,12 @@ def resolve(
         max_lora_rank=max_lora_rank,
         notes=(*notes, *states.notes, *plan.notes),
     )
+
+
+def _left_bytes(taken_bytes: int, most_bytes: int | None) -> int:
+    """Return what a model may take of the memory that is there."""
+    left_bytes = available_bytes() - taken_bytes
+    return left_bytes if most_bytes is None else min(left_bytes, most_bytes)
 
 
 def _model_len(options: Options, arch: ModelArch) -> int:
