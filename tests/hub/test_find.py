@@ -233,6 +233,20 @@ def test_ollamas_models_of_others(stores: Stores) -> None:
     assert all(find(name, stores) for name in names)
 
 
+def test_a_model_of_ollamas_with_an_adapter_is_not_taken_for_its_base(stores: Stores) -> None:
+    name = "registry.ollama.ai/library/tuned/1b"
+    blob = pulled_by_ollama(stores, name)
+    file = stores.ollama / "manifests" / name
+    layers = json.loads(file.read_text())["layers"]
+    adapter = {"mediaType": "application/vnd.ollama.image.adapter", "digest": f"sha256:{'c' * 64}"}
+    write(stores.ollama / "blobs" / f"sha256-{'c' * 64}", b"GGUF")
+    file.write_text(json.dumps({"layers": [*layers, adapter]}))
+    assert not list(stores.all())
+    (problem,) = stores.problems
+    assert f"serve {blob.name} with --lora NAME=" in problem
+    assert problem.endswith(f"sha256-{'c' * 64})")
+
+
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [

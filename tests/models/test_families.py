@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families import GGUF_FAMILIES, model_from_config
+from ridgeline.models.families import GGUF_FAMILIES, arch_from_config, model_from_config
 from ridgeline.models.families.layer_configs import layers_from_gguf
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics.arch import Attention, Layer, ModelArch
@@ -161,14 +161,26 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
             {"architectures": ["NobodysForCausalLM"]},
             r"'NobodysForCausalLM'.*supported: Llama.*Qwen3",
         ),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "encoder and a decoder.*Qwen3 run"),
+        (
+            {"architectures": ["NobodysForCausalLM"], "auto_map": {"AutoModel": "a.B"}},
+            r"its own code \(auto_map\) is never run; supported: Llama",
+        ),
         ({"architectures": None}, "architecture None"),
         ({"architectures": [["x"]]}, "architecture"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes', not true or false"),
         ({"num_local_experts": 8}, "num_local_experts"),
-        ({"a_strangers_key": 0.5}, "a_strangers_key is set.*changes what the model computes"),
+        ({"a_strangers_key": 0.5}, "a_strangers_key is .*changes what the model computes"),
+        ({"a_strangers_key": False}, "a_strangers_key is False.*changes what the model computes"),
+        ({"is_causal": False}, "is_causal is False, which is not supported; supported: True"),
+        ({"use_rope": False}, "use_rope is False"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "a_strangers_key": 1}},
+            "rope_scaling has a_strangers_key 1, which is not supported",
+        ),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
             "'dynamic'.*supported: default",
@@ -293,6 +305,17 @@ def test_facts_of_a_gguf_file() -> None:
     )
 
 
+def test_null_switches_a_cap_off_that_is_on_by_default() -> None:
+    values = CONFIG | {"architectures": ["Gemma2ForCausalLM"], "head_dim": 8, "hidden_act": "gelu"}
+
+    def caps(**more: float | None) -> tuple[float, float]:
+        arch = arch_from_config(values | more, {}, "x")
+        return mixer(arch).softcap, arch.logit_softcap
+
+    assert caps() == (50.0, 30.0)
+    assert caps(attn_logit_softcapping=None, final_logit_softcapping=20.0) == (0.0, 20.0)
+
+
 def test_a_window_of_a_gguf_file_is_honoured_or_refused() -> None:
     """OLMo 3 calls itself olmo2; every fourth layer sees everything. Granite has no window."""
     meta = gguf_metadata(CONFIG | {"num_hidden_layers": 4}, "olmo2")
@@ -308,7 +331,7 @@ def test_a_window_of_a_gguf_file_is_honoured_or_refused() -> None:
     assert scaled == [False, False, False, True]
     assert {layer.mixer.window for layer in layers()} == {None}
     assert len(set(layers())) == 1
-    with pytest.raises(ModelFileError, match=r"granite\.attention\.sliding_window is set"):
+    with pytest.raises(ModelFileError, match=r"granite\.attention\.sliding_window is 8"):
         from_gguf(
             {"granite.attention.sliding_window": 8}, gguf_weights(CONFIG, "granite"), "granite"
         )
@@ -321,8 +344,10 @@ def test_a_window_of_a_gguf_file_is_honoured_or_refused() -> None:
         ({"general.architecture": 3}, "general.architecture is 3"),
         ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
         ({"phi3.expert_count": 8, "general.architecture": "phi3"}, "phi3.expert_count"),
-        ({"llama.a_strangers_key": [1.0]}, "llama.a_strangers_key is set"),
+        ({"llama.a_strangers_key": [1.0]}, "llama.a_strangers_key is "),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
+        ({"llama.attention.causal": False}, "llama.attention.causal is False, which is not"),
+        ({"general.architecture": "mamba"}, "'mamba' is not supported: Mamba-1.*Mamba-2"),
         ({"llama.attention.head_count_kv": np.array([2, 1])}, "must have one number, or 0"),
         ({"llama.attention.head_count_kv": np.array([2, 0])}, "has layers without attention"),
         ({"llama.attention.head_count_kv": np.array([3, 3])}, "4 heads cannot share 3"),

@@ -82,7 +82,7 @@ def test_gguf_files_of_gemma_4_state_as_many_parameters() -> None:
 
 def test_what_stands_beside_a_text_half_is_understood_too() -> None:
     config = CONFIGS["gemma-3-4b-it"]["config"]
-    with pytest.raises(ModelFileError, match="a_strangers_key is set"):
+    with pytest.raises(ModelFileError, match="a_strangers_key is "):
         arch_from_config(config | {"a_strangers_key": 2}, {}, "x")
     with pytest.raises(ModelFileError, match="quantization_config is set"):
         arch_from_config(config | {"quantization_config": {"quant_method": "new"}}, {}, "x")

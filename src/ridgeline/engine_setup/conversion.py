@@ -27,6 +27,16 @@ _BECOME = {
     "NF4": "4 bits, levels rounded to 1/127 of the largest",
     "MXFP4": "4 bits, as in the file",
 }
+# What running so, by default, added to the mean KL of SmolLM2 on prose (docs/benchmarks.md).
+_ADDED_KL = {
+    "INT4": 0.004,
+    "INT4_ZERO": 0.004,
+    "INT4_FLOAT_ZERO": 0.005,
+    "INT8": 0.002,
+    "FP8": 0.003,
+    "NF4": 0.009,
+    "MXFP4": 0.003,
+}
 _FEW_BITS = ("Q2_", "Q3_", "IQ1_", "IQ2_", "IQ3_")  # of GGUF, which nothing runs as they are
 _WIDTHS = {"int4": "4 bits", "int8": "8 bits", "int8-row": "8 bits per output"}
 
@@ -41,15 +51,20 @@ def conversion_line(model: str, checkpoint: Checkpoint, config: EngineConfig) ->
     if not checkpoint.quantization and not few:
         return ""
     has = checkpoint.quantization or ", ".join(few)
-    kind = _becomes([name for name in types if name in _BECOME], config)
+    converted = [name for name in types if name in _BECOME]
+    kind = _becomes(converted, config)
     setup = setup_of(config)
     in_memory = sum(BACKENDS[config.backend].packed_bytes(checkpoint, setup).values())
     smaller = ""
     if few and not checkpoint.quantization and config.dtype in ("auto", "int8"):
         smaller = "; --dtype int4 takes less, and loses more"
+    cost = ""
+    if config.dtype == "auto" and converted and _ADDED_KL.keys() >= {*converted}:
+        most = max(_ADDED_KL[name] for name in converted)
+        cost = f"; that added {most} to the mean KL of SmolLM2"
     return (
         f"{has} runs as {kind}: {checkpoint.nbytes / 1e6:,.0f} MB in the file, "
-        f"{in_memory / 1e6:,.0f} MB in memory{smaller}; "
+        f"{in_memory / 1e6:,.0f} MB in memory{smaller}{cost}; "
         f"`ridgeline bench quality {model}` measures what it costs"
     )
 

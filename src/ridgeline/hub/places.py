@@ -21,6 +21,7 @@ _MOST_MANIFEST_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _OLLAMA_HOST, _OLLAMA_OWNER = "registry.ollama.ai", "library"  # left out in a model's name
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"
 _OLLAMA_PARAMS = "application/vnd.ollama.image.params"
 # Ollama's names of sampling parameters, and ours.
 _OLLAMA_NAMES = {
@@ -144,7 +145,7 @@ class Stores:
             try:
                 yield self._ollama_place(full_name, file)
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                reason = " ".join(str(error).split())[:120] or type(error).__name__
+                reason = " ".join(str(error).split())[:240] or type(error).__name__
                 self.problems.append(f"{full_name}: its manifest {file} cannot be used ({reason})")
 
     def find_ollama(self, name: str) -> Place | None:
@@ -160,6 +161,9 @@ class Stores:
         if _OLLAMA_MODEL not in layers:
             raise ValueError("it names no model file")
         blob = self._blob(layers[_OLLAMA_MODEL])
+        if _OLLAMA_ADAPTER in layers:
+            adapter = self._blob(layers[_OLLAMA_ADAPTER]).name
+            raise ValueError(f"it has an adapter: serve {blob.name} with --lora NAME={adapter}")
         parameters = _json(self._blob(layers[_OLLAMA_PARAMS])) if _OLLAMA_PARAMS in layers else {}
         sampling = {
             ours: parameters[theirs]

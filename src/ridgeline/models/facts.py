@@ -46,6 +46,10 @@ class Facts:
         self.seen.add(self.prefix + key)
         return self.values.get(self.prefix + key)
 
+    def is_null(self, key: str) -> bool:
+        """Return whether the key is there, and null."""
+        return self.get(key) is None and self.prefix + key in self.values
+
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
         """Return an integer of at least ``low`` that a 32-bit size can hold."""
         value = self._required(key, default)

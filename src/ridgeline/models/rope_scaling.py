@@ -7,6 +7,7 @@ numbers of Hugging Face configs and GGUF metadata into it, and knows nothing els
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -18,6 +19,13 @@ from ridgeline.models.tensors import Tensor
 from ridgeline.physics.rope import Rope
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+# Of an object that describes a scaling. Only pictures and sounds have positions in sections.
+_KEYS = frozenset((
+    "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned", "high_freq_factor",
+    "long_factor", "low_freq_factor", "mrope_interleaved", "mrope_section", "mscale",
+    "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta",
+    "rope_type", "short_factor", "truncate", "type",
+))  # fmt: skip
 _STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
 
@@ -139,6 +147,12 @@ def _scaling(config: Facts) -> Facts:
     scaling: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if type(scaling) is not dict or any(type(value) is dict for value in scaling.values()):
         config.fail("rope_scaling must be one flat object; one per kind of layer is not supported")
+    for key, value in scaling.items():
+        if key not in _KEYS and value is not None:
+            config.fail(
+                f"rope_scaling has {key} {reprlib.repr(value)}, which is not supported: it is not "
+                f"known whether it changes what the model computes"
+            )
     outer = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     return Facts({key: config.get(key) for key in outer} | scaling, config.where)
 

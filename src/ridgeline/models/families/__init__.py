@@ -8,8 +8,9 @@ no matrix.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -26,12 +27,14 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
+from ridgeline.models.families.hf import ONLY
 from ridgeline.models.families.layer_configs import (
     NO_LIMIT,
     layers_from_config,
     layers_from_gguf,
     num_guessing_layers,
 )
+from ridgeline.models.families.nearest import NEAREST
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
@@ -114,20 +117,35 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     if type(of_pairs := values.get(_OF_PAIRS)) is dict:
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
     if family is None:
-        known = ", ".join(name for name in HF_FAMILIES if " " not in name)
-        name = architecture(values)
-        Facts(values, where).fail(f"architecture {name!r} is not supported; supported: {known}")
+        own_code = bool(values.get("auto_map"))
+        _refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
     if _has_other_halves(values):
         values, raw = _text_half(values, where), _text_tensors(raw)
     values = {family.aliases.get(key, key): value for key, value in values.items()}
     values = {**family.defaults, **values}
     config = Facts(values, where, tensors=raw.keys())
     _refuse(config, (*family.refuse, "quantization_config"))
-    _insist(config, family)
+    _insist(config, family.must)
     layers, max_position = layers_from_config(config, family)
     arch = _model(config, family, layers, raw, max_position=max_position)
+    _insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
     _all_understood(config, HARMLESS_IN_HF | {*family.unused})
     return arch
+
+
+def _refuse_unknown(
+    facts: Facts, name: Any, families: Mapping[str, Family], *, own_code: bool = False
+) -> NoReturn:
+    """Raise ModelFileError: say what runs in its place, or all that runs.
+
+    ``own_code`` says that the model brings code, which is never run.
+    """
+    problem = f"architecture {name!r} is not supported"
+    if own_code:
+        problem += ", and its own code (auto_map) is never run"
+    if type(name) is str and name in NEAREST:
+        facts.fail(f"{problem}: {NEAREST[name]} (all: ridgeline models --families)")
+    facts.fail(f"{problem}; supported: {', '.join(key for key in families if ' ' not in key)}")
 
 
 def architecture(values: Mapping[str, Any]) -> Any:
@@ -161,13 +179,12 @@ def model_from_gguf(
     name = Facts(metadata, where).text("general.architecture")
     meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
     if name not in GGUF_FAMILIES:
-        known = ", ".join(name for name in GGUF_FAMILIES if " " not in name)
-        meta.fail(f"architecture {name!r} is not supported; supported: {known}")
+        _refuse_unknown(meta, name, GGUF_FAMILIES)
     family = GGUF_FAMILIES[name]
     if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
         family = GGUF_FAMILIES[f"{name} of experts"]
     _refuse(meta, family.refuse)
-    _insist(meta, family)
+    _insist(meta, family.must)
     if "token_embd.weight" not in raw:
         meta.fail("tensor 'token_embd.weight' is missing")
     pooling: dict[str, Any] = {}
@@ -188,6 +205,7 @@ def model_from_gguf(
         tied_embeddings="output.weight" not in raw,
         **pooling,
     )
+    _insist(meta, {"attention.causal": not arch.is_encoder})
     _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
     first = arch.num_layers
     guessing = tuple(f"blk.{first + i}." for i in range(num_guessing_layers(meta)))
@@ -278,9 +296,9 @@ def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
             facts.fail(f"{facts.prefix}{key} is set, which is not supported")
 
 
-def _insist(facts: Facts, family: Family) -> None:
+def _insist(facts: Facts, must: Mapping[str, Any]) -> None:
     """Refuse another value of a key than the only one that is supported."""
-    for key, value in family.must.items():
+    for key, value in must.items():
         if facts.get(key) not in (None, value):
             facts.fail(
                 f"{facts.prefix}{key} is {facts.get(key)!r}, which is not supported; "
@@ -289,14 +307,17 @@ def _insist(facts: Facts, family: Family) -> None:
 
 
 def _all_understood(facts: Facts, harmless: Set[str]) -> None:
-    """Refuse a key that says something and was not read."""
+    """Refuse a key that says something and was not read.
+
+    Nothing, and none of something, change nothing; "false" may switch off what is on by default.
+    """
     for key, value in facts.values.items():
         if not key.startswith(facts.prefix) or key in facts.seen:
             continue
         name = key.removeprefix(facts.prefix)
-        says_something = isinstance(value, np.ndarray) or bool(value)
+        says_something = isinstance(value, np.ndarray | bool) or bool(value)
         if says_something and name not in harmless:
             facts.fail(
-                f"{key} is set, which is not supported: it is not known whether it changes what "
-                f"the model computes"
+                f"{key} is {reprlib.repr(value)}, which is not supported: it is not known whether "
+                f"it changes what the model computes"
             )

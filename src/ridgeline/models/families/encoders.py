@@ -163,7 +163,6 @@ GGUF_FAMILIES = {
             "ffn.activation": const("gelu"),
         },
         ropes={"full": "none"},
-        must={"attention.causal": False},
     )
 }
 
@@ -243,7 +242,6 @@ GGUF_FAMILIES["nomic-bert"] = Family(
     },
     "blk.{}.",
     {**GGUF_FAMILIES["bert"].facts, **_NOMIC, "ffn.activation": const("silu")},
-    must=GGUF_FAMILIES["bert"].must,
 )
 
 # Gemma 3 whose tokens see what follows them, as EmbeddingGemma (Schechter Vera et al., 2025). The
@@ -344,5 +342,4 @@ GGUF_FAMILIES["modern-bert"] = Family(
     full_first=True,
     first_norms="before mlp",
     ropes={"sliding": "10000"},
-    must={"attention.causal": False},
 )

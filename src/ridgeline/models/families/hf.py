@@ -22,6 +22,7 @@ from ridgeline.models.families.hf_parts import (
 from ridgeline.models.families.hf_recurrent import FAMILIES as RECURRENT
 from ridgeline.models.families.table import (
     Family,
+    cap,
     choice,
     const,
     flag,
@@ -59,8 +60,8 @@ FAMILIES = {
         | BIASES
         | GEMMA
         | {
-            "mixer.softcap": number("attn_logit_softcapping", default=50.0),
-            "logit_softcap": number("final_logit_softcapping", default=30.0),
+            "mixer.softcap": cap("attn_logit_softcapping", default=50.0),
+            "logit_softcap": cap("final_logit_softcapping", default=30.0),
         },
         windows="pattern",
         default_window=4096,
@@ -316,24 +317,38 @@ FAMILIES |= RECURRENT
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((
-    "attn_pdrop", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
-    "summary_type", "summary_use_proj",
-    "_name_or_path", "_sliding_window_pattern", "add_cross_attention", "architectures",
-    "attention_bias", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
-    "classifier_dropout_prob", "cross_attention_hidden_size", "decoder_sparse_step",
-    "decoder_start_token_id", "do_layer_norm_before", "do_sample", "dropout", "dtype",
-    "early_stopping", "embd_pdrop", "enable_bias", "eos_token_id", "finetuning_task",
-    "forced_bos_token_id", "forced_eos_token_id", "generation_config", "head_dim", "hidden_dropout",
-    "id2label", "init_std", "initializer_factor", "initializer_range", "is_decoder",
-    "is_encoder_decoder", "label2id", "layer_norm_elementwise_affine", "layer_types", "layerdrop",
-    "length_penalty", "max_length", "max_window_layers", "min_length", "model_type",
-    "num_beam_groups", "num_beams", "num_key_value_heads", "num_return_sequences",
-    "output_attentions", "output_hidden_states", "output_router_logits", "output_scores",
-    "pad_token_id", "prefix", "pretraining_tp", "problem_type", "repetition_penalty", "resid_pdrop",
+    "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "_name_or_path",
+    "_sliding_window_pattern", "activation_dropout", "add_cross_attention", "architectures",
+    "attention_bias", "attention_dropout", "attn_implementation", "attn_pdrop", "auto_map",
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "classifier_dropout", "classifier_dropout_prob",
+    "cross_attention_hidden_size", "decoder_sparse_step", "decoder_start_token_id",
+    "diversity_penalty", "do_layer_norm_before", "do_sample", "dropout", "dtype", "early_stopping",
+    "embd_pdrop", "enable_bias", "encoder_no_repeat_ngram_size", "eos_token_id",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
+    "forced_eos_token_id", "generation_config", "gradient_checkpointing", "head_dim",
+    "hidden_dropout", "id2label", "init_std", "initializer_factor", "initializer_range",
+    "is_composition", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id",
+    "layer_norm_elementwise_affine", "layer_types", "layerdrop", "length_penalty", "max_length",
+    "max_window_layers", "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_key_value_heads", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "output_router_logits", "output_scores", "pad_token_id", "prefix",
+    "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty", "resid_pdrop",
     "return_dict", "return_dict_in_generate", "router_aux_loss_coef", "router_jitter_noise",
-    "sep_token_id", "task_specific_params", "temperature", "tie_encoder_decoder", "tokenizer_class",
-    "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
-    "transformers_version", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
-    "word_embed_proj_dim",
+    "sep_token_id", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+    "summary_type", "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature",
+    "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype",
+    "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attention", "use_flash_attn",
+    "use_mrope", "word_embed_proj_dim",
 ))  # fmt: skip
+# Of keys that a family does not read, the value with which they change nothing.
+ONLY = {
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "is_causal": True,
+    "lm_head_bias": False,
+    "mlp_bias": False,
+    "rope_interleaved": False,
+    "use_rope": True,
+}

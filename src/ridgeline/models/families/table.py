@@ -20,6 +20,7 @@ class Reader(NamedTuple):
         "const",
         "integer",
         "number",
+        "cap",
         "numbers",
         "flag",
         "count",
@@ -52,6 +53,8 @@ class Reader(NamedTuple):
                 return facts.integer(key, self.default)
             case "number":
                 return facts.number(key, self.default)
+            case "cap":
+                return 0.0 if facts.is_null(key) else facts.number(key, self.default)
             case "numbers":
                 numbers = facts.get(key)
                 return self.default if numbers is None else facts.numbers(key, len(self.default))
@@ -109,6 +112,11 @@ def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Re
 def number(*keys: str, default: float | None = None) -> Reader:
     """A positive number."""
     return Reader("number", keys, default)
+
+
+def cap(key: str, *, default: float) -> Reader:
+    """A positive number; 0, which caps nothing, where a file says null."""
+    return Reader("cap", (key,), default)
 
 
 def count(*keys: str) -> Reader:
