@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.llama2c import convert
+from tests.real_models import SHARED_MODELS, shared_files
 
-SHARED_MODELS = Path(__file__).parents[3] / "shared" / "models"
-CACHE = Path(os.environ.get("RIDGELINE_HOME", Path.home() / ".cache" / "ridgeline")) / "shared"
 CHECKPOINT, VOCABULARY = "stories15M.bin", "stories15M.tokenizer.bin"
 
 
@@ -77,25 +73,13 @@ def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     converted = tmp_path_factory.mktemp("converted")
 
     def find(name: str) -> Path:
-        if not SHARED_MODELS.is_dir():
-            pytest.skip(f"{name} comes from ../shared, which is not here")
         if not name.startswith("stories"):
-            return _fetched(f"{name}.gguf")[0]
+            return shared_files(f"{name}.gguf")[0]
         out = converted / f"{name}.gguf"
         if not out.exists():
             folder = SHARED_MODELS / name  # the smallest comes with ../shared itself
             small = [folder / "stories260K.bin", folder / "tok512.bin"]
-            convert(*(small if folder.is_dir() else _fetched(CHECKPOINT, VOCABULARY)), out)
+            convert(*(small if folder.is_dir() else shared_files(CHECKPOINT, VOCABULARY)), out)
         return out
 
     return find
-
-
-def _fetched(*names: str) -> list[Path]:
-    paths = [CACHE / name for name in names]
-    if not all(path.exists() for path in paths):  # a file that is there was checked when it came
-        fetch = [sys.executable, SHARED_MODELS / "fetch_model.py", *names, "--out", CACHE]
-        done = subprocess.run(fetch, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{', '.join(names)} cannot be fetched: {done.stderr.strip()[-300:]}")
-    return paths

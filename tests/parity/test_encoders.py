@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from ridgeline import LLM
 from ridgeline.api.vectors import cosine
-from ridgeline.engine_setup.home import default_home
 from tests.parity.tiny import torch, transformers
+from tests.real_models import real_model
 
-MINILM = default_home() / "models" / "all-minilm-l6-v2"
 TEXTS = [
     "The cat sits outside.",
     "A man is playing the guitar.",
@@ -192,7 +191,6 @@ def test_random_encoders(tmp_path: Path, name: str, backend: str) -> None:
             assert cosine(found.tolist(), wanted.tolist()) > 0.999999
 
 
-@pytest.mark.skipif(not MINILM.exists(), reason=f"no {MINILM.name} in {MINILM.parent}")
 @pytest.mark.parametrize(
     ("options", "least"),
     [
@@ -205,9 +203,10 @@ def test_random_encoders(tmp_path: Path, name: str, backend: str) -> None:
     ],
 )
 def test_all_minilm_with_its_real_weights(options: dict[str, str], least: float) -> None:
-    model = transformers.BertModel.from_pretrained(MINILM).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
-    llm = LLM(MINILM, kv_cache_memory="64MiB", **options)
+    path = real_model("all-minilm")
+    model = transformers.BertModel.from_pretrained(path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    llm = LLM(path, kv_cache_memory="64MiB", **options)
     for out, text in zip(llm.embed(TEXTS), TEXTS, strict=True):
         ids = tokenizer(text, truncation=False, padding=False)["input_ids"]
         assert out.prompt_token_ids == ids

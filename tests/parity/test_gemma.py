@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.engine_setup.home import default_home
 from tests.parity.tiny import torch, transformers
+from tests.real_models import shared_files
 
-PATH = default_home() / "models" / "gemma-3-270m-q4_k_m.gguf"
 LENGTH, NUM_NEW, NEAR_TIE = 1000, 32, 0.02
 
 
 @pytest.mark.full
 def test_its_tokens_are_those_of_transformers() -> None:
-    if not PATH.exists():
-        pytest.skip(f"no {PATH.name} in {PATH.parent}")
+    (path,) = shared_files("gemma-3-270m-q4_k_m.gguf")
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        PATH.parent, gguf_file=PATH.name, dtype=torch.float32
+        path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
-    llm = LLM(str(PATH), dtype="f32", kv_cache_dtype="f32", max_model_len=LENGTH + NUM_NEW)
+    llm = LLM(str(path), dtype="f32", kv_cache_dtype="f32", max_model_len=LENGTH + NUM_NEW)
     rng = np.random.default_rng(5)
     words = [llm.tokenizer.encode(text) for text in (" the", " sea", " was", " blue", ".\n", " 7")]
     prompts = [

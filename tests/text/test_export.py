@@ -17,9 +17,8 @@ from ridgeline.text.export import export_tokenizer, tokenizer_config
 from ridgeline.text.tokenizer import load_tokenizer
 from tests import tiny
 from tests.api.test_llm import model
-from tests.engine.conftest import CACHE
 from tests.models.vocabularies import ENCODERS
-from tests.real_models import real_model
+from tests.real_models import CACHE, real_model
 
 __all__ = ["model"]  # a fixture
 

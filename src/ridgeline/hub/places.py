@@ -103,7 +103,9 @@ class Stores:
         """Yield every model that is here and whole."""
         for name, entry in SHORT_NAMES.items():
             file = self.home / "models" / entry.file_name
-            if file.is_file():
+            if entry.is_folder and _is_whole_directory(file):
+                yield _directory_place(name, file, "ridgeline")
+            elif not entry.is_folder and file.is_file():
                 yield Place(name, file, (file,), "ridgeline", entry.sampling)
         for repo, folder, owner in self.repositories():
             yield from _in_folder(repo, folder, owner)

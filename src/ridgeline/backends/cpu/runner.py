@@ -133,6 +133,7 @@ class CpuRunner:
     def _start(self, kernels: Kernels) -> None:
         """Start the workers in these kernels."""
         self._kernels, self._run = kernels, kernels.function("run", 1)
+        self._norm_rows = kernels.function("norm_rows", 4)
         workers = Workers(kernels.function("worker", 2), self._args_address, self._num_threads)
         # The workers must be gone before their code and memory are, also when Python ends.
         kept, sync = (kernels, self._buffers, self._slots), address(self._buffers.scratch["sync"])
@@ -338,14 +339,11 @@ class CpuRunner:
 
     def _hidden(self, tokens: range, batch: Batch) -> NDArray[np.float32]:
         """Return the final states of tokens that have an output, normed."""
-        arch, size = self.arch, self.arch.hidden_size
-        x = self._buffers.x[batch.row_of_token[tokens.start : tokens.stop], :size]
-        if arch.norm == "layer":
-            x = x.astype(np.float64)  # first: a cast amid a sum would cut it anywhere
-            x -= x.mean(axis=1, keepdims=True)
-        mean = np.square(x, dtype=np.float64).mean(axis=1, keepdims=True) + arch.norm_eps
-        normed: NDArray[np.float32] = x / np.sqrt(mean) * self.weights.final_norm[:size]
-        return normed + self.weights.final_norm_bias[:size] if arch.norm_bias else normed
+        weights = self.weights
+        x = self._buffers.x[batch.row_of_token[tokens.start : tokens.stop]]  # a copy
+        norm, bias = address(weights.final_norm), address(weights.final_norm_bias)
+        self._norm_rows(address(x), norm, bias, len(x))
+        return x[:, : self.arch.hidden_size]
 
     def _damaged(self, items: tuple[Work, ...], batch: Batch) -> Iterator[tuple[int, int]]:
         """Yield the items whose keys or values are not finite, with the first such token."""

@@ -36,6 +36,7 @@ NOTHING = 1e-30  # what is smaller counts as zero where it would divide
 _CHUNK = 64  # channels that are mixed in one go
 
 NORM = Kernel("norm", ("x", "weight", "bias", "out", "size"))
+NORM_ROWS = Kernel("norm_rows", ("x", "weight", "bias", "num_rows"))
 ADD, ADD_BIAS, COPY = (Kernel(name, ("x", "y", "size")) for name in ("add", "add_bias", "copy"))
 SCALE = Kernel("scale", ("x", "factor", "size"))
 GATE = Kernel("gate", ("gate", "up", "gate_bias", "up_bias", "out", "size"))
@@ -58,6 +59,7 @@ def emit_rows(module: object, sizes: Sizes, eps: float, activations: Sequence[st
     ``gate`` for each shape of feed-forward network.
     """
     _emit_norm(module, sizes, eps)
+    _emit_norm_rows(module, sizes)
     _emit_add(module, sizes.residual_scale)
     if any(kind.out_scale for kind in sizes.kinds):
         fn = SCALE.begin(module)
@@ -125,6 +127,16 @@ def _emit_norm(module: object, sizes: Sizes, eps: float) -> None:
         if sizes.norm_bias:
             value = value + fn.load(bias + at, FLOATS, 4)
         fn.store(value, out + at, 4)
+    fn.finish()
+
+
+def _emit_norm_rows(module: object, sizes: Sizes) -> None:
+    """``norm_rows``: ``norm`` of rows that stand one behind another, in place."""
+    fn = NORM_ROWS.begin(module)
+    x, weight, bias, num_rows = fn.args
+    with fn.loop(num_rows) as row:
+        at = x + row * (sizes.hidden * 4)
+        NORM.call(fn, x=at, weight=weight, bias=bias, out=at, size=sizes.hidden)
     fn.finish()
 
 
