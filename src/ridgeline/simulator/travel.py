@@ -19,7 +19,13 @@ from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.run import Asked, Times, simulate
 
 Json = Mapping[str, Any]
-_FIXED = ("eos_ids", "seed")  # of the model, and of answers that are known
+_FIXED = {
+    "seed": "the answers of the trace are known",
+    "eos_ids": "it is the model's",
+    "num_checkpoints": "it is the model's",
+    "windows": "it is the model's",
+}  # what no other setting can change, and why
+_MOST_BLOCKS = 1_000_000  # a simulation keeps a list of them
 _SEARCHES = ("best_of", "use_beam_search", "penalty_alpha")
 
 
@@ -40,7 +46,8 @@ class Difference(NamedTuple):
 def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
     """Return settings with each of ``changes``, NAME=VALUE.
 
-    Raises ValueError for a name that is none, with the nearest, or a value that does not fit.
+    Raises ValueError for a name that is none, with the nearest, for what is the model's, or for a
+    value that does not fit.
     """
     kinds = {f.name: type(getattr(settings, f.name)) for f in fields(settings)}
     kinds = {name: kind for name, kind in kinds.items() if name not in _FIXED}
@@ -49,11 +56,15 @@ def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
         name = key.removeprefix("--").replace("-", "_")
         if not equals:
             raise ValueError(f"--set {change!r}: write NAME=VALUE, as max_num_seqs=64")
+        if name in _FIXED:
+            raise ValueError(f"--set {change!r}: {key} cannot be changed: {_FIXED[name]}")
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
             raise ValueError(f"--set {change!r}: there is no setting {key!r}; {hint}")
         settings = replace(settings, **{name: _value(change, value, kinds[name])})
+    if settings.num_blocks > _MOST_BLOCKS:
+        raise ValueError(f"num_blocks ({settings.num_blocks}) must be at most {_MOST_BLOCKS:,}")
     if not 1 <= settings.max_num_seqs <= settings.max_num_batched_tokens:
         raise ValueError(
             f"max_num_batched_tokens ({settings.max_num_batched_tokens}) must be at least "
