@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ridgeline.bench.simulate import write_trace
 from ridgeline.cli.main import main
 from ridgeline.core.records import to_json
 from ridgeline.engine_setup.options import Options
@@ -22,10 +23,8 @@ from tests.api.test_llm import write_model
 from tests.simulator.test_run import SETTINGS, TIMES
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixty requests, more than can run at a time; the sixth alone has a long prompt."""
-    load = [
+def load_of_sixty() -> list[Asked]:
+    return [
         Asked(
             prompt=(3, 4, 5, i) * (9 if i == 5 else 2),
             num_new=(1 + i % 13,),
@@ -34,8 +33,13 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for i in range(60)
     ]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty requests, more than can run at a time; the sixth alone has a long prompt."""
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
-    records = map(to_json, simulate(load, SETTINGS, TIMES))
+    records = map(to_json, simulate(load_of_sixty(), SETTINGS, TIMES))
     path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in records))
     return path
 
@@ -85,6 +89,20 @@ def test_the_slowest_is_explained_with_picture_and_timeline(
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert f"Request {number} took" in picture.read_text()
     assert {"X", "C", "M"} <= {one["ph"] for one in json.loads(events.read_text())["traceEvents"]}
+
+
+def test_a_simulated_trace_is_explained_as_a_real_one(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    simulated, files = tmp_path / "s.jsonl", (tmp_path / "a.json", tmp_path / "b.json")
+    records = simulate(load_of_sixty(), SETTINGS, TIMES)
+    write_trace(simulated, records, {"source": "calibrated"})
+    real, other = (
+        ridgeline("explain", str(one), "--timeline", str(file))
+        for one, file in zip((trace, simulated), files, strict=True)
+    )
+    assert (other.returncode, other.stdout) == (0, real.stdout), other.stderr
+    assert files[0].read_text() == files[1].read_text()
 
 
 def test_several_are_one_json_line_each(ridgeline: Run, trace: Path) -> None:
