@@ -173,6 +173,9 @@ def test_other_settings_are_compared(ridgeline: Run, trace: Path, tmp_path: Path
     assert "The first step that is decided otherwise is step" in done.stdout
     assert "gained most" in done.stdout
     *shown, last = done.stdout.splitlines()
+    counts = [line.split() for line in shown if line.startswith(("steps ", "preemptions "))]
+    assert len(counts) == 2
+    assert not any("." in cell for _, before, after, *_ in counts for cell in (before, after))
     assert max(map(len, shown)) <= 100
     assert {one["pid"] for one in json.loads(events.read_text())["traceEvents"]} == {1, 2}
     found = json.loads(last)

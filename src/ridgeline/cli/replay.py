@@ -179,9 +179,9 @@ def _print(console: Console, document: dict[str, Any], changes: list[str], *, di
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right")
     for name, value in before.items():
-        now = after.get(name, 0.0)
-        part = f"{now / value - 1:+.1%}" if value else ""
-        table.add_row(_spelled(name), f"{value:,.1f}", f"{now:,.1f}", part)
+        now = after.get(name)
+        part = f"{now / value - 1:+.1%}" if value and now is not None else ""
+        table.add_row(_spelled(name), _number(value), _number(now), part)
     console.print(table)
     if diff:
         _print_difference(console, document)
@@ -192,6 +192,12 @@ def _spelled(name: str) -> str:
     words = [word.upper() if word in ("ttft", "tpot", "e2el") else word for word in name.split("_")]
     unit = f", {words.pop()}" if words[-1] in ("ms", "s") else ""
     return " ".join(words) + unit
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def _print_difference(console: Console, document: dict[str, Any]) -> None:
