@@ -29,7 +29,7 @@ from ridgeline.planner.spot import availability, replicas_for, up_share
 from ridgeline.planner.steady import Bounds, knee, steady, steady_closed
 from ridgeline.planner.subject import Subject
 from ridgeline.simulator.fleet import serve_fleet
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 from tests.planner.test_known_speed import times_of
 from tests.simulator.test_run import SETTINGS
 from tests.tiny import ARCHS, checkpoint
