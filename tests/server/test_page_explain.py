@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_a_request_that_has_ended_can_be_explained(page: Chrome, slow: Served) -
     told = texts(page, ".explanation p")[0]
     assert told.startswith(f"Request {request} took")
     assert "Computing its answer of 60 tokens took" in told
+    assert find(page, ".explanation .timeline").text == "Save a timeline"
+    saved = "return new Promise((done) => { const before = URL.createObjectURL; "
+    saved += "URL.createObjectURL = (file) => { file.text().then(done); return before(file); }; "
+    saved += "document.querySelector('.explanation .timeline').click(); })"
+    events = json.loads(page.execute_script(saved))["traceEvents"]
+    assert {"execute", "answer"} <= {event.get("cat") for event in events}
     bar = page.find_elements(By.CSS_SELECTOR, ".explanation rect")
     assert len(bar) > 4
     assert all(rect.is_displayed() for rect in bar[1:2])
