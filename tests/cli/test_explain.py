@@ -187,12 +187,73 @@ def test_other_settings_are_compared(ridgeline: Run, trace: Path, tmp_path: Path
 
 
 def test_without_a_change_every_step_is_as_then(ridgeline: Run, trace: Path) -> None:
+    """With the durations of then: what was recorded is beside what is decided now."""
     done = ridgeline("simulate", "--replay", str(trace), "--diff")
+    num_steps = sum('"type":"step"' in line for line in trace.read_text().splitlines())
+    said = f"With the durations of then {num_steps} of {num_steps} steps are decided as then."
+    assert said in done.stdout
     assert "Every step is decided as before." in done.stdout
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["replay"]["num_equal_steps"] == found["replay"]["num_steps"]
-    assert found["before"] == found["after"]
+    assert found["prediction"]["source"] == "recorded"
+    assert found["replay"] == {
+        "num_steps": num_steps, "num_equal_steps": num_steps, "first_difference": None,
+    }  # fmt: skip
+    assert found["before"] == pytest.approx(found["after"])
+    assert found["recorded_mean_e2el_ms"] == pytest.approx(found["after"]["mean_e2el_ms"])
     assert ridgeline("replay", str(trace)).stdout.startswith("equal")
+
+
+def test_decisions_that_were_other_ones_are_counted(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    """A trace that says of one step what no scheduler decides."""
+    lines, changed = trace.read_text().splitlines(), tmp_path / "changed.jsonl"
+    place = next(i for i, line in enumerate(lines) if '"type":"step","number":20,' in line)
+    step = json.loads(lines[place])
+    step["num_copies"] += 1
+    lines[place] = json.dumps(step)
+    changed.write_text("\n".join(lines) + "\n")
+    done = ridgeline("simulate", "--replay", str(changed), "--diff")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["replay"]
+    assert found["num_equal_steps"] == found["num_steps"] - 1
+    reason = f"num_copies: {step['num_copies'] - 1}; recorded, {step['num_copies']}"
+    assert found["first_difference"] == {"number": 20, "reasons": [reason]}
+    assert reason in done.stdout
+
+
+def test_the_last_line_is_a_result_as_of_bench_serve(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    """Of the run with the other settings: bench compare reads it."""
+    files = []
+    for number, changes in enumerate(([], ["--set", "max_num_seqs=12"])):
+        done = ridgeline("simulate", "--replay", str(trace), *changes)
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(done.stdout)
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["num_successful"] == 60
+        assert found["ttft_from_send"]["mean_ms"] == pytest.approx(
+            found["after"]["mean_ttft_ms"], abs=1e-3
+        )
+        assert found["e2e"]["mean_ms"] == pytest.approx(found["after"]["mean_e2el_ms"], abs=1e-3)
+        assert set(found["prediction"]) == {
+            "source", "calibrated_at", "utilisation", "output_tokens_per_s_interval", "speed",
+            "step_error",
+        }  # fmt: skip
+    done = ridgeline("bench", "compare", *map(str, files))
+    assert "ttft_from_send" in done.stdout
+
+
+def test_a_trace_of_another_version_is_one_line(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    lines, other = trace.read_text().splitlines(), tmp_path / "other.jsonl"
+    other.write_text("\n".join(line.replace('"num_outside"', '"outside"') for line in lines))
+    for changes in ([], ["--set", "max_num_seqs=12"]):
+        done = ridgeline("simulate", "--replay", str(other), *changes)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "is not a trace of this version: KeyError('num_outside')" in done.stderr
 
 
 def test_a_calibration_gives_the_times_where_a_model_is_named(
@@ -211,7 +272,9 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
     done = ridgeline("simulate", str(model), "--replay", str(trace))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["prediction"] == {"source": "calibrated"}
+    assert found["prediction"]["source"] == "calibrated"
+    assert found["prediction"]["calibrated_at"] is None  # the test's own
+    assert found["replay"]["num_equal_steps"] == found["replay"]["num_steps"] > 50
     assert found["before"]["mean_e2el_ms"] > 2 * found["recorded_mean_e2el_ms"]
 
 

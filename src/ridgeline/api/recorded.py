@@ -184,6 +184,12 @@ def step_of(record: Mapping[str, Any]) -> StepRecord:
     return StepRecord(**values)
 
 
+def request_of(record: Mapping[str, Any]) -> RequestRecord:
+    """Return the record of a request, prompt included, from its JSON value."""
+    values = {field.name: _tuples(record[field.name]) for field in fields(RequestRecord)}
+    return RequestRecord(**values)
+
+
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, SeqId, StepRecord
-from ridgeline.simulator.recorded import asked_in
+from ridgeline.simulator.recorded import Again, asked_in, serve_again
 from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.run import Asked, Times, simulate
 
@@ -92,14 +92,10 @@ def load_of(records: Sequence[Json]) -> list[Asked]:
 
     Raises ValueError for a search, which a simulation cannot run.
     """
+    _refuse_searches(records)
     gone_s, unread = {}, set[int]()
     for record in records:
         if record["type"] == "request":
-            if searching := [name for name in _SEARCHES if record["params"].get(name)]:
-                raise ValueError(
-                    f"request {record['request_id']} asks for {searching[0]}: searches cannot be "
-                    "simulated"
-                )
             if "abort" in record["finish_reasons"]:
                 gone_s[record["request_id"]] = record["finish_s"]
         elif record["type"] == "step" and not record["is_read"]:
@@ -110,27 +106,58 @@ def load_of(records: Sequence[Json]) -> list[Asked]:
     ]
 
 
+def _refuse_searches(records: Sequence[Json]) -> None:
+    for record in records:
+        if record["type"] != "request":
+            continue
+        if searching := [name for name in _SEARCHES if record["params"].get(name)]:
+            raise ValueError(
+                f"request {record['request_id']} asks for {searching[0]}: searches cannot be "
+                "simulated"
+            )
+
+
+def run_as_recorded(records: Sequence[Json]) -> Again:
+    """Serve the requests of a trace with its settings and its durations, and compare all steps.
+
+    Requests have their numbers of the trace, as names too. Raises ValueError for a search.
+    """
+    _refuse_searches(records)
+    again = serve_again(
+        [
+            {**record, "name": str(record["request_id"])} if record["type"] == "request" else record
+            for record in records
+        ]
+    )
+    return again._replace(records=_with_names_for_numbers(again.records))
+
+
 def run(load: Sequence[Asked], settings: EngineRecord, times: Times) -> list[Record]:
     """Serve a load; return the records, in which requests have their numbers of the load again.
 
     Raises ValueError if a request can never run with these settings.
     """
-    records = simulate(load, settings, times)
+    return _with_names_for_numbers(simulate(load, settings, times))
+
+
+def _with_names_for_numbers(records: Sequence[Record]) -> list[Record]:
     numbers = {r.request_id: int(r.name) for r in records if isinstance(r, RequestRecord)}
     return [_renumbered(record, numbers) for record in records]
 
 
 def _renumbered(record: Record, numbers: Mapping[int, int]) -> Record:
+    """Return a record with other numbers of requests; those that have not ended keep theirs."""
+
     def of(seq_id: SeqId) -> SeqId:
-        return numbers[seq_id[0]], seq_id[1]
+        return numbers.get(seq_id[0], seq_id[0]), seq_id[1]
 
     if isinstance(record, RequestRecord):
         return replace(record, request_id=numbers[record.request_id])
     if isinstance(record, StepRecord):
         return replace(
             record,
-            arrived=tuple(numbers[one] for one in record.arrived),
-            aborted=tuple(numbers[one] for one in record.aborted),
+            arrived=tuple(numbers.get(one, one) for one in record.arrived),
+            aborted=tuple(numbers.get(one, one) for one in record.aborted),
             work=tuple((of(seq), start, count) for seq, start, count in record.work),
             admitted=tuple((of(seq), length) for seq, length in record.admitted),
             preempted=tuple(map(of, record.preempted)),
