@@ -105,6 +105,8 @@ def serve_again(
     _check_options(options, model)
     records = read_whole(trace)
     settings = settings_of(records)
+    if not any(record.get("type") == "request" for record in records):
+        raise ValueError(f"{trace} has no request that ended")
     wanted = travel.changed(settings, changes)
     calibration = None if model is None else _calibrated(model, options)
     try:
