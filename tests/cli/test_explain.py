@@ -245,9 +245,7 @@ def test_the_last_line_is_a_result_as_of_bench_serve(
     assert "ttft_from_send" in done.stdout
 
 
-def test_a_trace_without_a_request_is_one_line(
-    ridgeline: Run, trace: Path, tmp_path: Path
-) -> None:
+def test_a_trace_without_a_request_is_one_line(ridgeline: Run, trace: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text(trace.read_text().splitlines()[0] + "\n")
     done = ridgeline("simulate", "--replay", str(short))
