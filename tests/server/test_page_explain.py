@@ -41,7 +41,7 @@ def test_a_request_that_has_ended_can_be_explained(page: Chrome, slow: Served) -
     width = "return document.querySelector('.explanation').scrollWidth <= innerWidth"
     assert page.execute_script(width)
     set_size(page, DESK)
-    find(page, ".explanation button").click()
+    find(page, ".explanation form button").click()
     sees(lambda: not find(page, ".explanation").is_displayed())
 
 
@@ -53,7 +53,7 @@ def test_what_is_forgotten_is_said(page: Chrome, slow: Served) -> None:
         history._lines.clear()
     find(page, "#ended button").click()
     sees(lambda: says(page, ".explanation .problem", "none has ended yet"))
-    find(page, ".explanation button").click()
+    find(page, ".explanation form button").click()
 
 
 def _keep_picture(page: Chrome, name: str) -> None:
