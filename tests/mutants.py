@@ -1,5 +1,7 @@
 """Do the pure tests notice? Break the core by hand, one way at a time, and see them fail.
 
+Of the planner, what counts memory and what cuts a request's time are broken too.
+
     python -m tests.mutants [EVERY]
 
 EVERY of 3 takes each third of them, for a run that must be short.
@@ -21,13 +23,20 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PURE_TESTS = ("tests/core", "tests/decoding")
+PLANNER_TESTS = ("tests/planner/test_ledger.py", "tests/planner/test_explain.py")
 NEEDED = (
     "src",
     *PURE_TESTS,
+    *PLANNER_TESTS,
     "tests/__init__.py",
     "tests/conftest.py",
+    "tests/data/configs.json",
     "tests/data/decisions.json",
     "tests/fakes.py",
+    "tests/physics/__init__.py",
+    "tests/physics/published.py",
+    "tests/planner/__init__.py",
+    "tests/planner/runs.py",
 )
 WORKERS = 2
 
@@ -51,6 +60,7 @@ SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
 DEPTH, SUFFIX = "decoding/depth.py", "decoding/suffix.py"
 JACOBI, DRAFT_MODEL = "decoding/jacobi.py", "decoding/draft_model.py"
 PACE = "decoding/pace.py"
+LEDGER, EXPLAIN = "planner/ledger.py", "planner/explain.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "content is None or content.parent != parent or content.tokens != tokens",
@@ -345,10 +355,30 @@ MUTANTS = (
            "elif request.params.pool:", "a piece of a text has a vector"),
     Mutant(ENGINE, "has_news = event.token is not None or event.vector is not None",
            "has_news = event.token is not None", "a vector is never there in time"),
+    Mutant(LEDGER, "-(-setting.context // setting.block_size)",
+           "setting.context // setting.block_size", "the last block of a sequence takes nothing"),
+    Mutant(LEDGER, "return min(stages, key=lambda ledger:", "return max(stages, key=lambda ledger:",
+           "the emptiest stage decides"),
+    Mutant(LEDGER, "if shape.is_tied and not is_first:", "if False:",
+           "a head on a stage of its own has no weights"),
+    Mutant(LEDGER, "min(num_ranks, matrix.ways)", "num_ranks",
+           "ranks divide what each of them must have whole"),
+    Mutant(LEDGER, "while high - low > 1:", "while high - low > 2:",
+           "one more would fit"),
+    Mutant(EXPLAIN, "[*self.cuts, (finish_ns, \"\", None)]", "self.cuts",
+           "the last piece is left out"),
+    Mutant(EXPLAIN, "if start < max(self.known.get(index, 0), self.known_prompt):", "if False:",
+           "what is computed again counts as new"),
+    Mutant(EXPLAIN, "all_ns if actual_ns > _SLOW * all_ns else actual_ns", "actual_ns",
+           "the machine is never slow"),
+    Mutant(EXPLAIN, "if request_id in step[\"paused\"]:", "if False:",
+           "the client is never waited for"),
+    Mutant(EXPLAIN, "for step in reversed(steps):", "for step in steps:",
+           "of several answers the first to run counts"),
 )  # fmt: skip
 
 
-# The tests must pass on this one, or their failures mean nothing.
+# The tests, all of them, must pass on this one, or their failures mean nothing.
 UNBROKEN = Mutant(BLOCKS, "class BlockPool:", "class BlockPool:", "nothing")
 
 
@@ -368,8 +398,15 @@ def apply(mutant: Mutant, folder: Path) -> bool:
     return text.count(mutant.old) == 1
 
 
+def tests_of(mutant: Mutant) -> tuple[str, ...]:
+    """Return the tests that must notice a mutant."""
+    if mutant is UNBROKEN:
+        return *PURE_TESTS, *PLANNER_TESTS
+    return PLANNER_TESTS if mutant.file.startswith("planner/") else PURE_TESTS
+
+
 def judge(mutant: Mutant) -> tuple[str, float]:
-    """Run the pure tests on a mutant; return what became of it, and the seconds it took."""
+    """Run a mutant's tests; return what became of it, and the seconds it took."""
     start_s = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     with tempfile.TemporaryDirectory() as name:
@@ -377,7 +414,7 @@ def judge(mutant: Mutant) -> tuple[str, float]:
         if not apply(mutant, folder):
             return "NOT FOUND", 0.0
         done = subprocess.run(
-            [*command, "--hypothesis-profile=mutants", *PURE_TESTS],
+            [*command, "--hypothesis-profile=mutants", *tests_of(mutant)],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,

@@ -14,7 +14,7 @@ from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.device_time import Efficiency, batch_seconds, device_time
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 COLUMNS = (
     "silicon_data_source", "backend", "model_path", "system", "precision", "mode", "isl", "osl",

@@ -204,4 +204,5 @@ def test_what_is_no_result_is_named(content: str, words: str, tmp_path: Path) ->
     done = compare(str(path))
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
+    assert f"{path}: " in done.stderr
     assert len(done.stderr.splitlines()) == 1

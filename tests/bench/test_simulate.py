@@ -66,7 +66,7 @@ def test_it_prints_the_block_and_the_document_of_bench_serve(model: Path) -> Non
     prediction = found["prediction"]
     assert prediction.keys() == {
         *("source", "calibrated_at", "utilisation", "output_tokens_per_s_interval"),
-        *("speed", "step_error"),
+        *("speed", "step_error", "edge"),
     }
     assert (prediction["source"], prediction["calibrated_at"]) == ("assumed", None)
     assert "uncalibrated" in result.stdout

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ridgeline.bench.simulate import write_trace
 from ridgeline.cli.main import main
 from ridgeline.core.records import to_json
 from ridgeline.engine_setup.options import Options
@@ -22,10 +23,8 @@ from tests.api.test_llm import write_model
 from tests.simulator.test_run import SETTINGS, TIMES
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixty requests, more than can run at a time; the sixth alone has a long prompt."""
-    load = [
+def load_of_sixty() -> list[Asked]:
+    return [
         Asked(
             prompt=(3, 4, 5, i) * (9 if i == 5 else 2),
             num_new=(1 + i % 13,),
@@ -34,8 +33,13 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for i in range(60)
     ]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty requests, more than can run at a time; the sixth alone has a long prompt."""
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
-    records = map(to_json, simulate(load, SETTINGS, TIMES))
+    records = map(to_json, simulate(load_of_sixty(), SETTINGS, TIMES))
     path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in records))
     return path
 
@@ -85,6 +89,20 @@ def test_the_slowest_is_explained_with_picture_and_timeline(
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert f"Request {number} took" in picture.read_text()
     assert {"X", "C", "M"} <= {one["ph"] for one in json.loads(events.read_text())["traceEvents"]}
+
+
+def test_a_simulated_trace_is_explained_as_a_real_one(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    simulated, files = tmp_path / "s.jsonl", (tmp_path / "a.json", tmp_path / "b.json")
+    records = simulate(load_of_sixty(), SETTINGS, TIMES)
+    write_trace(simulated, records, {"source": "calibrated"})
+    real, other = (
+        ridgeline("explain", str(one), "--timeline", str(file))
+        for one, file in zip((trace, simulated), files, strict=True)
+    )
+    assert (other.returncode, other.stdout) == (0, real.stdout), other.stderr
+    assert files[0].read_text() == files[1].read_text()
 
 
 def test_several_are_one_json_line_each(ridgeline: Run, trace: Path) -> None:
@@ -155,6 +173,9 @@ def test_other_settings_are_compared(ridgeline: Run, trace: Path, tmp_path: Path
     assert "The first step that is decided otherwise is step" in done.stdout
     assert "gained most" in done.stdout
     *shown, last = done.stdout.splitlines()
+    counts = [line.split() for line in shown if line.startswith(("steps ", "preemptions "))]
+    assert len(counts) == 2
+    assert not any("." in cell for _, before, after, *_ in counts for cell in (before, after))
     assert max(map(len, shown)) <= 100
     assert {one["pid"] for one in json.loads(events.read_text())["traceEvents"]} == {1, 2}
     found = json.loads(last)
@@ -166,12 +187,81 @@ def test_other_settings_are_compared(ridgeline: Run, trace: Path, tmp_path: Path
 
 
 def test_without_a_change_every_step_is_as_then(ridgeline: Run, trace: Path) -> None:
+    """With the durations of then: what was recorded is beside what is decided now."""
     done = ridgeline("simulate", "--replay", str(trace), "--diff")
+    num_steps = sum('"type":"step"' in line for line in trace.read_text().splitlines())
+    said = f"With the durations of then {num_steps} of {num_steps} steps are decided as then."
+    assert said in done.stdout
     assert "Every step is decided as before." in done.stdout
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["replay"]["num_equal_steps"] == found["replay"]["num_steps"]
-    assert found["before"] == found["after"]
+    assert found["prediction"]["source"] == "recorded"
+    assert found["replay"] == {
+        "num_steps": num_steps, "num_equal_steps": num_steps, "first_difference": None,
+    }  # fmt: skip
+    assert found["before"] == pytest.approx(found["after"])
+    assert found["recorded_mean_e2el_ms"] == pytest.approx(found["after"]["mean_e2el_ms"])
     assert ridgeline("replay", str(trace)).stdout.startswith("equal")
+
+
+def test_decisions_that_were_other_ones_are_counted(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    """A trace that says of one step what no scheduler decides."""
+    lines, changed = trace.read_text().splitlines(), tmp_path / "changed.jsonl"
+    place = next(i for i, line in enumerate(lines) if '"type":"step","number":20,' in line)
+    step = json.loads(lines[place])
+    step["num_copies"] += 1
+    lines[place] = json.dumps(step)
+    changed.write_text("\n".join(lines) + "\n")
+    done = ridgeline("simulate", "--replay", str(changed), "--diff")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["replay"]
+    assert found["num_equal_steps"] == found["num_steps"] - 1
+    reason = f"num_copies: {step['num_copies'] - 1}; recorded, {step['num_copies']}"
+    assert found["first_difference"] == {"number": 20, "reasons": [reason]}
+    assert reason in done.stdout
+
+
+def test_the_last_line_is_a_result_as_of_bench_serve(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    """Of the run with the other settings: bench compare reads it."""
+    files = []
+    for number, changes in enumerate(([], ["--set", "max_num_seqs=12"])):
+        done = ridgeline("simulate", "--replay", str(trace), *changes)
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(done.stdout)
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["num_successful"] == 60
+        assert found["ttft_from_send"]["mean_ms"] == pytest.approx(
+            found["after"]["mean_ttft_ms"], abs=1e-3
+        )
+        assert found["e2e"]["mean_ms"] == pytest.approx(found["after"]["mean_e2el_ms"], abs=1e-3)
+        assert set(found["prediction"]) == {
+            "source", "calibrated_at", "utilisation", "output_tokens_per_s_interval", "speed",
+            "step_error",
+        }  # fmt: skip
+    done = ridgeline("bench", "compare", *map(str, files))
+    assert "ttft_from_send" in done.stdout
+
+
+def test_a_trace_without_a_request_is_one_line(ridgeline: Run, trace: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text(trace.read_text().splitlines()[0] + "\n")
+    done = ridgeline("simulate", "--replay", str(short))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"{short} has no request that ended" in done.stderr
+
+
+def test_a_trace_of_another_version_is_one_line(
+    ridgeline: Run, trace: Path, tmp_path: Path
+) -> None:
+    lines, other = trace.read_text().splitlines(), tmp_path / "other.jsonl"
+    other.write_text("\n".join(line.replace('"num_outside"', '"outside"') for line in lines))
+    for changes in ([], ["--set", "max_num_seqs=12"]):
+        done = ridgeline("simulate", "--replay", str(other), *changes)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "is not a trace of this version: KeyError('num_outside')" in done.stderr
 
 
 def test_a_calibration_gives_the_times_where_a_model_is_named(
@@ -190,7 +280,9 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
     done = ridgeline("simulate", str(model), "--replay", str(trace))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["prediction"] == {"source": "calibrated"}
+    assert found["prediction"]["source"] == "calibrated"
+    assert found["prediction"]["calibrated_at"] is None  # the test's own
+    assert found["replay"]["num_equal_steps"] == found["replay"]["num_steps"] > 50
     assert found["before"]["mean_e2el_ms"] > 2 * found["recorded_mean_e2el_ms"]
 
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.cli.test_main import RIDGELINE, ridgeline
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from ridgeline.cli.main import app
+from ridgeline.cli.settings import _flags, _leaves, name_variables
 
 
 def ridgeline(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +53,17 @@ def test_defaults(file: Path) -> None:
     found = in_force()
     assert found["port"] == {"value": 8000, "from": "default"}
     assert found["api_key"]["value"] in (None, [])
+
+
+def test_a_flag_s_variable_and_key_are_its_spelling() -> None:
+    root = typer.main.get_command(app)
+    name_variables(root)
+    for path, command in _leaves(root):
+        for flag in _flags(command):
+            spelled = [one[2:].replace("-", "_") for one in flag.opts if one.startswith("--")]
+            assert flag.name in spelled, path
+            if flag.name != "api_key":  # a client's has a name that others use too
+                assert flag.envvar == f"RIDGELINE_{flag.name.upper()}", path
 
 
 def test_the_help_names_the_file() -> None:

@@ -13,7 +13,7 @@ from ridgeline.planner import plan
 from tests.hub.loopback import Hub, Repo, running_hub
 from tests.hub.test_repos import run
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 from tests.planner.test_plan import write_safetensors
 
 MEGABYTE = 1 << 20

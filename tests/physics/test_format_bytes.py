@@ -18,7 +18,7 @@ from ridgeline.physics.format_bytes import (
     stored_bytes,
 )
 from ridgeline.physics.shapes import Matrix
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 MATRIX = Matrix("self_attn.q_proj", "attention", rows=256, columns=512)
 

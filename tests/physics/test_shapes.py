@@ -15,12 +15,10 @@ from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
 from tests.models.tiny import CONFIG, hf
+from tests.physics.published import PUBLISHED
 from tests.tiny import ARCHS, BY_LAYER, LATENT, RECURRENT
 
 MODELS = ARCHS | BY_LAYER | LATENT
-PUBLISHED: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data" / "configs.json").read_text()
-)
 # What the families accept: name -> model_type, changes to the tiny config, how weights are made.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}, {}),

@@ -15,7 +15,7 @@ from ridgeline.planner import plan
 from ridgeline.planner.plan import Plan
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 

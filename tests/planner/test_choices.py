@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -20,7 +21,7 @@ from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner import Plan, Wishes, plan
 from ridgeline.planner.calibration import assume
-from ridgeline.planner.choice import MOST_BUSY, Seen
+from ridgeline.planner.choice import MOST_BUSY, Choice, Seen
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of, parse_slo
 from ridgeline.planner.pareto import pareto_svg
@@ -29,7 +30,7 @@ from ridgeline.planner.spot import availability, replicas_for, up_share
 from ridgeline.planner.steady import Bounds, knee, steady, steady_closed
 from ridgeline.planner.subject import Subject
 from ridgeline.simulator.fleet import serve_fleet
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 from tests.planner.test_known_speed import times_of
 from tests.simulator.test_run import SETTINGS
 from tests.tiny import ARCHS, checkpoint
@@ -303,6 +304,7 @@ def test_pictures_and_tables() -> None:
     titles = [e.text or "" for e in tree.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == len([c for c in found.choices if c.per_user])
     assert any("h100-sxm" in title and "USD/h" in title for title in titles)
+    _check_dots(tree, found.choices)
     header, *rows = as_csv(found).splitlines()
     assert header.startswith("device,replicas,tp,pp,num_devices,dtype,engine,meets_slo")
     assert len(rows) == len(found.choices)
@@ -310,6 +312,28 @@ def test_pictures_and_tables() -> None:
     assert found.answer in text
     with pytest.raises(ValueError, match="nothing to draw"):
         pareto_svg("Choices", "", ())
+
+
+def _check_dots(tree: ElementTree.Element, choices: Sequence[Choice]) -> None:
+    """Each dot lies where its choice says: faster to the right, more above; green if it is good."""
+    svg = "{http://www.w3.org/2000/svg}"
+    drawn = sorted(
+        (float(dot.get("cx", "")), -float(dot.get("cy", "")), dot.get("fill"))
+        for dot in tree.iter(f"{svg}circle")
+        if float(dot.get("cy", "")) > 92  # below the legend
+    )
+    known = [choice for choice in choices if choice.per_user]
+    known.sort(key=lambda choice: (choice.per_user or 0, choice.per_device))
+    assert len(drawn) == len(known) > 3
+    assert [dot[2] for dot in drawn] == [
+        "#2da44e" if choice.meets_slo else "#c9ced6" for choice in known
+    ]
+    above = sorted(range(len(known)), key=lambda i: known[i].per_device)
+    heights = [drawn[i][1] for i in above]
+    assert heights == sorted(heights)
+    num_front = sum(choice.on_frontier for choice in known)
+    steps = [one for one in tree.iter(f"{svg}line") if one.get("stroke") == "#1f6feb"]
+    assert len(steps) == num_front - 1
 
 
 def test_what_was_seen_meets_bounds_by_percentile() -> None:

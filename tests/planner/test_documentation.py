@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.planner import LoadWishes, Wishes
 from tests.cli.test_main import ridgeline
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
 

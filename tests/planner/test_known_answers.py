@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.planner import plan
 from ridgeline.planner.plan import memory_of
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 KNOWN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "known_memory.json").read_text()

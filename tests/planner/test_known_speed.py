@@ -28,7 +28,7 @@ from ridgeline.physics.device_time import (
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.step_times import efficiencies
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
 KNOWN = json.loads((ROOT / "tests" / "data" / "known_speed.json").read_text())

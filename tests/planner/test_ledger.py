@@ -29,7 +29,7 @@ from ridgeline.planner.ledger import (
     max_context,
     split_layers,
 )
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 
 NAMES = sorted(PUBLISHED)
 FEW = settings(max_examples=60, deadline=None)

@@ -29,7 +29,7 @@ from ridgeline.planner.words import gib, sentence
 from tests.models import quantizers
 from tests.models.test_quantized import FORMATS, model
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
-from tests.physics.test_shapes import PUBLISHED
+from tests.physics.published import PUBLISHED
 from tests.tiny import ARCHS, BY_LAYER, LATENT, changed, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]

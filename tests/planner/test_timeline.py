@@ -74,6 +74,36 @@ def test_an_arrow_leads_from_each_preemption_to_its_victim(seed: int) -> None:
         )
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10_000))
+def test_what_a_step_took_stands_beside_what_was_predicted(seed: int) -> None:
+    records = recorded(seed)
+    steps = [one for one in records if one["type"] == "step"]
+    events = drawn(records, predict=lambda step: 1e-3 * step["number"])
+    shown = defaultdict(list)
+    for event in events:
+        if event["ph"] == "C" and event["name"].endswith(" ms"):
+            shown[event["name"]].append((event["ts"], event["args"][event["name"]]))
+    took = [round(1e3 * (one["schedule_s"] + one["execute_s"]), 3) for one in steps]
+    assert [value for _, value in shown["actual ms"]] == took
+    assert [value for _, value in shown["predicted ms"]] == [
+        s["number"] for s in steps if s["work"]
+    ]
+    begins = [round(1e6 * (one["start_s"] - steps[0]["start_s"]), 3) for one in steps]
+    assert [at for at, _ in shown["actual ms"]] == begins
+
+
+def test_requests_that_are_not_shown_have_no_slots() -> None:
+    records = recorded(3)
+    slots = [
+        {e["args"]["request"] for e in events if e["ph"] == "X" and "request" in e["args"]}
+        for events in (drawn(records), drawn(records, is_shown={1, 2}.__contains__))
+    ]
+    assert slots[0] > slots[1] == {1, 2}
+    arrows = [e for e in drawn(records, is_shown=lambda request: False) if e["ph"] in "sf"]
+    assert not arrows
+
+
 def test_two_runs_stand_side_by_side_and_say_no_text() -> None:
     records = recorded(3)
     events = [*drawn(records, name="before"), *drawn(records, process=2, name="after")]
@@ -81,7 +111,7 @@ def test_two_runs_stand_side_by_side_and_say_no_text() -> None:
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["before", "after"]
     counters = {event["name"] for event in events if event["ph"] == "C"}
-    assert counters == {"running", "waiting", "blocks"}
+    assert counters == {"running", "waiting", "blocks", "actual ms"}
     keys = {key for event in events for key in event.get("args", {})}
     assert keys <= {"name", "step", "sequences", "tokens", "request", "steps", *counters}
     json.dumps(events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,25 @@ def test_what_would_have_helped_is_simulated(keyed: Served) -> None:
     assert 0.3 * waited_s < first["gain_s"] < 1.1 * waited_s
     assert first["num_others"] >= 3
     assert "simulated, this request ends" in first["text"]
+
+
+def test_a_timeline_shows_its_own_keys_requests_and_no_text(keyed: Served) -> None:
+    keyed.client("key-of-bob").completions.create(model="tiny", prompt=SECRET, **ASK)
+    answer = keyed.client("key-of-ann").completions.create(model="tiny", prompt=SECRET, **ASK)
+    number = why(keyed, answer.id)[1]["request"]
+    status, found, headers = keyed.call(
+        f"/v1/requests/{answer.id}/explain?format=timeline", authorization="Bearer key-of-ann"
+    )
+    assert status == 200
+    assert headers["content-disposition"] == 'attachment; filename="timeline.json"'
+    events = found["traceEvents"]
+    slots = {one["args"]["request"] for one in events if "request" in one.get("args", {})}
+    assert number in slots
+    assert number - 1 not in slots  # another key's, one step before
+    counters = {one["name"] for one in events if one["ph"] == "C"}
+    assert {"running", "actual ms"} <= counters
+    assert SECRET not in json.dumps(found)
+    assert why(keyed, answer.id, "key-of-bob", "?format=timeline")[0] == 404
 
 
 def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_a_request_that_has_ended_can_be_explained(page: Chrome, slow: Served) -
     told = texts(page, ".explanation p")[0]
     assert told.startswith(f"Request {request} took")
     assert "Computing its answer of 60 tokens took" in told
+    assert find(page, ".explanation .timeline").text == "Save a timeline"
+    saved = "return new Promise((done) => { const before = URL.createObjectURL; "
+    saved += "URL.createObjectURL = (file) => { file.text().then(done); return before(file); }; "
+    saved += "document.querySelector('.explanation .timeline').click(); })"
+    events = json.loads(page.execute_script(saved))["traceEvents"]
+    assert {"execute", "answer"} <= {event.get("cat") for event in events}
     bar = page.find_elements(By.CSS_SELECTOR, ".explanation rect")
     assert len(bar) > 4
     assert all(rect.is_displayed() for rect in bar[1:2])
@@ -34,7 +41,7 @@ def test_a_request_that_has_ended_can_be_explained(page: Chrome, slow: Served) -
     width = "return document.querySelector('.explanation').scrollWidth <= innerWidth"
     assert page.execute_script(width)
     set_size(page, DESK)
-    find(page, ".explanation button").click()
+    find(page, ".explanation form button").click()
     sees(lambda: not find(page, ".explanation").is_displayed())
 
 
@@ -46,7 +53,7 @@ def test_what_is_forgotten_is_said(page: Chrome, slow: Served) -> None:
         history._lines.clear()
     find(page, "#ended button").click()
     sees(lambda: says(page, ".explanation .problem", "none has ended yet"))
-    find(page, ".explanation button").click()
+    find(page, ".explanation form button").click()
 
 
 def _keep_picture(page: Chrome, name: str) -> None:

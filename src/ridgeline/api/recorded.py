@@ -66,6 +66,8 @@ class Recorded:
         if record is None:
             return
         kind = record.get("type")
+        if kind == "simulated" and number == 1:  # what a simulation says of itself
+            return
         if not self.engine:
             if kind != "engine":
                 raise ValueError(
@@ -180,6 +182,12 @@ def step_of(record: Mapping[str, Any]) -> StepRecord:
     """Return the record of a step from its JSON value."""
     values = {name: _tuples(record[name]) for name in _OF_STEP}
     return StepRecord(**values)
+
+
+def request_of(record: Mapping[str, Any]) -> RequestRecord:
+    """Return the record of a request, prompt included, from its JSON value."""
+    values = {field.name: _tuples(record[field.name]) for field in fields(RequestRecord)}
+    return RequestRecord(**values)
 
 
 def _tuples(value: Any) -> Any:

@@ -53,7 +53,10 @@ def _read(path: Path) -> list[Result]:
             raise ValueError(f"{path}: not a JSON document, nor is its last line") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: not a JSON object, which results are")
-    return read_results(content, path.stem)
+    try:
+        return read_results(content, path.stem)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def compare_rows(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from ridgeline.api.llm import LLM
+from ridgeline.bench.foresight_svg import foresight_svg
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.predicted import Case
 from ridgeline.bench.simulate import settings_of
@@ -74,7 +76,11 @@ Errors = dict[str, float]
 
 
 def foresight(
-    llm: LLM, calibration_s: float, load_s: float, keep: Callable[[Calibration], object]
+    llm: LLM,
+    calibration_s: float,
+    load_s: float,
+    keep: Callable[[Calibration], object],
+    out: Path | None = None,
 ) -> None:
     """Calibrate, predict, run twice; print a table in markdown, then one line of JSON.
 
@@ -83,6 +89,7 @@ def foresight(
         calibration_s: seconds to measure.
         load_s: about how many seconds each load takes.
         keep: is given the calibration.
+        out: gets a picture of what was predicted against what happened, an SVG.
     """
     with count_bar("Measuring", note="seconds") as report:
         calibration = calibrate(llm, calibration_s, report)
@@ -104,6 +111,10 @@ def foresight(
             errors["own speed"].append(compare(case.slower(speed).summary({}), measured))
         errors["once more"] += [compare(first[0], second[0]), compare(second[0], first[0])]
     print_table(errors)
+    if out is not None:
+        measured_runs = [[measured for measured, _ in pair] for pair in runs]
+        out.write_text(picture(llm.path.name, predicted, measured_runs), encoding="utf-8")
+        say(f"written: {out}")
     document = {
         "model": llm.path.name, "step_error": calibration.step_error, "load_s": load_s,
         "loads": [load._asdict() for load in LOADS], "errors": errors,
@@ -190,6 +201,21 @@ def _asked(
         )
         for i, ((prompt, new), at_s) in enumerate(zip(lengths, arrivals, strict=True))
     )
+
+
+def picture(
+    name: str, predicted: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[Mapping[str, Any]]]
+) -> str:
+    """Return the latencies of each run against what was predicted of it, as SVG."""
+    figures: dict[str, list[tuple[float, float]]] = {}
+    for column in ("TTFT mean", "TPOT mean", "E2E mean", "E2E p95"):
+        key, statistic = _COLUMNS[column]
+        figures[column] = [
+            (foreseen[key][statistic], measured[key][statistic])
+            for foreseen, pair in zip(predicted, runs, strict=True)
+            for measured in pair
+        ]
+    return foresight_svg(f"{name}: {len(LOADS)} loads, predicted and run twice", figures, "ms")
 
 
 def compare(foreseen: Mapping[str, Any], measured: Mapping[str, Any]) -> Errors:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ridgeline.bench.edge import Edge
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.simulator.drafts import Drafts
@@ -34,6 +35,7 @@ class Case:
         replicas: how many engines of these settings serve it; without warm-ups, if several.
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
         drafts: what each engine guesses; None for no speculation.
+        edge: what clients wait for besides the engine; None if that is not known.
     """
 
     warmups: tuple[Asked, ...]
@@ -45,6 +47,7 @@ class Case:
     replicas: int = 1
     router: str = "least-tokens"
     drafts: Drafts | None = None
+    edge: Edge | None = None
 
     def records(self) -> list[Record]:
         """Simulate it on one engine."""
@@ -53,9 +56,17 @@ class Case:
             self.settings,
             self.times,
             concurrency=self.concurrency,
+            turnaround_s=self._turnaround_s(),
             warmups=self.warmups,
             drafts=self.drafts,
         )
+
+    def _turnaround_s(self) -> float:
+        """Return how long a client of a closed loop takes from one request to the next."""
+        if self.edge is None:
+            return 0.0
+        num_tokens = sum(len(asked.prompt) for asked in self.load)
+        return self.edge.seconds(num_tokens / len(self.load))
 
     def slower(self, factor: float) -> Case:
         """Return the same on a machine on which all takes ``factor`` times as long."""
@@ -93,6 +104,8 @@ class Case:
         return self._with_refused(outcomes)
 
     def _with_refused(self, outcomes: list[Outcome]) -> list[Outcome]:
+        if self.edge is not None:
+            outcomes = [self.edge.seen(outcome) for outcome in outcomes]
         outcomes += [Outcome(i, None, 0.0, 0.0, error=why) for i, why in self.refused.items()]
         return sorted(outcomes, key=lambda outcome: outcome.index)
 
@@ -105,22 +118,7 @@ class Case:
             begin_s = min((at_s - due_s for at_s, due_s in known if due_s is not None), default=0.0)
         else:
             begin_s = min((r.arrival_s for r in requests), default=0.0)
-        chunks = _token_times(records)
-        outcomes = [
-            Outcome(
-                index=int(r.name),
-                arrival_s=planned_s[r.name],
-                sent_s=r.arrival_s - begin_s,
-                end_s=r.finish_s - begin_s,
-                chunk_s=[at_s - begin_s for at_s in chunks.get(r.request_id, ())],
-                prompt_tokens=len(r.prompt_token_ids),
-                cached_tokens=r.num_cached_tokens,
-                usage_tokens=sum(r.num_generated),
-                error=r.error,
-            )
-            for r in requests
-        ]
-        return self._with_refused(outcomes)
+        return self._with_refused(outcomes_of(records, begin_s, planned_s))
 
     def utilisation(self, summary: Mapping[str, Any]) -> float | None:
         """Return the load as a share of what could be served; None if that cannot be said.
@@ -144,6 +142,31 @@ class Case:
             else:
                 return 1.0
         return round(min(asked_per_s / most_per_s, 9.99), 3) if most_per_s else None
+
+
+def outcomes_of(
+    records: Sequence[Record], begin_s: float, planned_s: Mapping[str, float | None]
+) -> list[Outcome]:
+    """Return what clients see of records, in seconds from ``begin_s``; names are indices.
+
+    ``planned_s`` says when requests were to come; those without a name are left out.
+    """
+    chunks = _token_times(records)
+    return [
+        Outcome(
+            index=int(r.name),
+            arrival_s=planned_s[r.name],
+            sent_s=r.arrival_s - begin_s,
+            end_s=r.finish_s - begin_s,
+            chunk_s=[at_s - begin_s for at_s in chunks.get(r.request_id, ())],
+            prompt_tokens=len(r.prompt_token_ids),
+            cached_tokens=r.num_cached_tokens,
+            usage_tokens=sum(r.num_generated),
+            error=r.error or ("its client left" if "abort" in r.finish_reasons else None),
+        )
+        for r in records
+        if isinstance(r, RequestRecord) and r.name
+    ]
 
 
 def _token_times(records: Sequence[Record]) -> dict[int, list[float]]:

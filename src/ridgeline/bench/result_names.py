@@ -81,7 +81,7 @@ NOTES: Mapping[str, Mapping[str, str]] = {
 def read_results(content: Json, name: str) -> list[Result]:
     """Return the runs in a document: one, or of guidellm as many as it has.
 
-    Raises ValueError, with the file's name, if no tool is known that writes such a document, or a
+    Raises ValueError, without the name, if no tool is known that writes such a document, or a
     run has no request that succeeded.
     """
     for is_one, read in _READERS:
@@ -90,15 +90,14 @@ def read_results(content: Json, name: str) -> list[Result]:
                 results = list(read(content, name))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 raise ValueError(
-                    f"{name}: looks like {read.__name__[1:]}'s result, but {error!r} is wrong or "
-                    "missing"
+                    f"looks like {read.__name__[1:]}'s result, but {error!r} is wrong or missing"
                 ) from error
             if not results:
-                raise ValueError(f"{name}: has no benchmarks")
+                raise ValueError("has no benchmarks")
             return results
     keys = ", ".join(list(content)[:6]) or "nothing"
     raise ValueError(
-        f"{name}: not a result that is known. Expected the JSON of ridgeline bench serve, vLLM's "
+        "not a result that is known. Expected the JSON of ridgeline bench serve, vLLM's "
         f"bench serve --save-result, guidellm, AIPerf or LLMPerf (its summary); it has {keys}"
     )
 

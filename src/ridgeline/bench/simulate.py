@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from ridgeline.api.text_side import TextSide
+from ridgeline.bench.edge import Edge
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
 from ridgeline.bench.predicted import CROWDED, Case, asked_of_plan
@@ -54,6 +55,7 @@ class Question:
         replicas: how many servers like this one share the load.
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
         drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
+        edge: what clients wait for besides the engine, if that was measured.
     """
 
     model: str
@@ -64,6 +66,7 @@ class Question:
     replicas: int = 1
     router: str = "least-tokens"
     drafts: str = ""
+    edge: Edge | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class Simulator:
             replicas=question.replicas,
             router=question.router,
             drafts=parse_drafts(question.drafts) if question.drafts else None,
+            edge=question.edge,
         )
         if case.replicas > 1 and any(asked.turn for asked in load):
             raise ValueError("several replicas serve requests of one turn: give no --turns")
@@ -237,24 +241,27 @@ def predict(made: Prepared, summary: Mapping[str, Any]) -> dict[str, Any]:
     at = calibration.measured_at
     return {
         "source": calibration.source,
-        "calibrated_at": _date(at) if at else None,
+        "calibrated_at": date_of(at) if at else None,
         "utilisation": made.case.utilisation(summary),
         "output_tokens_per_s_interval": ends,
         "speed": round(1 / interval.middle, 3),
         "step_error": calibration.step_error,
+        "edge": made.case.edge and made.case.edge.as_dict(),
     }
 
 
 def lines(made: Prepared, prediction: Mapping[str, Any]) -> dict[str, str | float | None]:
     """Return what is said of a prediction below the block."""
     low, high = prediction["output_tokens_per_s_interval"]
-    at = prediction["calibrated_at"]
+    at, edge = prediction["calibrated_at"], prediction["edge"]
     utilisation = prediction["utilisation"]
     return {
         "Model of time": _SOURCES[prediction["source"]],
         **({"Measured at": at} if at else {}),
         "Output tok/s, 5 to 95 %": f"{low:.2f} to {high:.2f}",
         "Share of what can be served": "unknown" if utilisation is None else f"{utilisation:.0%}",
+        **({"Edge of the server (ms)": edge["base_ms"]} if edge else {}),
+        **({"Edge, each prompt token (us)": edge["per_prompt_token_us"]} if edge else {}),
     }
 
 
@@ -270,7 +277,9 @@ def warnings(model: str, made: Prepared, prediction: Mapping[str, Any]) -> list[
         "smallest error of the prediction, so take them as a direction": (
             utilisation > CROWDED and made.case.concurrency is None
         ),
-        "the client's side is not in these numbers: HTTP, templates, tokenising": True,
+        "the client's side is not in these numbers: HTTP, templates, tokenising (--edge)": (
+            made.case.edge is None
+        ),
     }
     return [text for text, applies in texts.items() if applies]
 
@@ -298,6 +307,7 @@ def like(path: Path) -> tuple[Workload, dict[str, Any]]:
         raise ValueError(f"{path} is not a result of bench serve: {error}") from None
 
 
-def _date(at_s: float) -> str:
+def date_of(at_s: float) -> str:
+    """Return a moment, in seconds since 1970, as text with its time zone."""
     moment = datetime.datetime.fromtimestamp(at_s).astimezone()
     return moment.isoformat(timespec="seconds")

@@ -63,7 +63,7 @@ def compare_results(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="JSON documents; the first is the base.")
     ],
-    form: Annotated[Format, typer.Option("--format", help="How to print it.")] = "table",
+    format: Annotated[Format, typer.Option(help="How to print it.")] = "table",
     out: Annotated[Path | None, typer.Option(help="Write it too, as .csv or .md.")] = None,
 ) -> None:
     """Results of load generators side by side, under the same names.
@@ -72,4 +72,4 @@ def compare_results(
     says what they do not measure alike.
     """
     check_out(out, (".csv", ".md"))
-    compare(files, form, out)
+    compare(files, format, out)

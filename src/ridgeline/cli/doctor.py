@@ -100,6 +100,12 @@ def foreseen(calibration: Calibration) -> str:
     how = "calibrated" if calibration.source == "measured" else "learnt by a server"
     texts = [f"{calibration.model} ({calibration.backend}, {calibration.threads} threads): {how}"]
     texts[0] += f" {when}"
+    reads = {
+        "weights at least at": calibration.weights_bytes_per_s,
+        "K/V at": calibration.kv_bytes_per_s,
+    }
+    if known := [f"{what} {rate / 1e9:,.1f} GB/s" for what, rate in reads.items() if rate]:
+        texts.append(f"reads {' and '.join(known)}")
     if calibration.factors:
         texts.append(f"speed last {1 / calibration.factors[-1]:.2f} of then")
     if calibration.step_error is not None:

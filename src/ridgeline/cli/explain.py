@@ -16,11 +16,11 @@ from rich.table import Table
 
 from ridgeline.api.recorded import Json, Recorded, read_trace
 from ridgeline.cli.flags import UsageError
-from ridgeline.planner.explain import Explanation, explain
+from ridgeline.planner.explain import Explanation, Predict, explain
 from ridgeline.planner.explain_svg import explain_svg
 from ridgeline.planner.helpful import BEFORE, BEHIND, would_help
 from ridgeline.planner.sentences import as_dict, markdown, rows, seconds, sentences
-from ridgeline.planner.timeline import timeline
+from ridgeline.planner.timeline import as_file, timeline
 from ridgeline.planner.usual import usual_steps
 
 _METRICS = ("ttft", "tpot", "e2el")
@@ -65,7 +65,7 @@ def explain_command(
         explanations = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
         beside = recorded.around(chosen[0], BEFORE, BEHIND) if len(chosen) == 1 else []
         if timeline_file:
-            _write_timeline(timeline_file, recorded, chosen)
+            _write_timeline(timeline_file, recorded, chosen, usual)
     if out:
         out.write_text(explain_svg(explanations[0]), encoding="utf-8")
     for i, one in enumerate(explanations):
@@ -122,12 +122,15 @@ def _measure_ms(request: Json, metric: str) -> float | None:
     return 1e3 * (finish_s - first_s) / num_gaps if num_gaps > 0 else None
 
 
-def _write_timeline(file: Path, recorded: Recorded, chosen: list[Json]) -> None:
+def _write_timeline(
+    file: Path, recorded: Recorded, chosen: list[Json], usual: Predict | None
+) -> None:
     """Write the time from the first arrival of some requests to the last end."""
     start_s = min(one["arrival_s"] for one in chosen)
     end_s = max(one["finish_s"] for one in chosen)
-    events = timeline(recorded.engine, recorded.during(start_s, end_s), recorded.requests)
-    file.write_text(json.dumps({"traceEvents": events}, separators=(",", ":")), encoding="utf-8")
+    steps = recorded.during(start_s, end_s)
+    events = timeline(recorded.engine, steps, recorded.requests, predict=usual)
+    file.write_text(as_file(events), encoding="utf-8")
 
 
 def _print(explanation: Explanation, helpful: list[Json], format: Format) -> None:

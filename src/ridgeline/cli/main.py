@@ -302,6 +302,9 @@ def bench_foresight(
     load_seconds: Annotated[
         float, typer.Option(min=0.1, help="About how long each run is.")
     ] = 50.0,
+    out: Annotated[
+        Path | None, typer.Option(help="A picture of predicted against actual: .svg.")
+    ] = None,
     *,
     options: Options,
 ) -> None:
@@ -311,8 +314,9 @@ def bench_foresight(
     three. The errors of the same run once more are beside those of the predictions. The last line
     is one JSON document.
     """
+    check_out(out, (".svg",))
     with _load(model, replace(options, speculative_config="off"), {}) as (llm, _):
-        foresight(llm, seconds, load_seconds, lambda calibration: calibration.save(default_home()))
+        foresight(llm, seconds, load_seconds, lambda measured: measured.save(default_home()), out)
 
 
 @bench_app.command("speculation")

@@ -14,20 +14,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.api.recorded import Json, read_whole
+from ridgeline.api.recorded import Json, read_whole, request_of, step_of
+from ridgeline.bench.load.stats import DEFINITIONS, summarise
+from ridgeline.bench.predicted import outcomes_of
+from ridgeline.bench.simulate import date_of
 from ridgeline.cli.flags import UsageError
-from ridgeline.core.records import EngineRecord, Record, to_json
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, to_json
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.planner import compare
-from ridgeline.planner.calibration import known
+from ridgeline.planner.calibration import Calibration, known
 from ridgeline.planner.helpful import served_again
-from ridgeline.planner.timeline import timeline
+from ridgeline.planner.timeline import as_file, timeline
 from ridgeline.simulator import travel
-from ridgeline.simulator.recorded import settings_of
+from ridgeline.simulator.recorded import Again, settings_of
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.steptime import StepTime
 
@@ -95,23 +98,63 @@ def serve_again(
 ) -> None:
     """Serve the requests of a trace with its settings and with ``changes``; print what differs.
 
-    The clock is the calibration of ``model`` with ``options``, or is fitted to the trace. Raises
-    ValueError if there is no calibration, or the trace is too short.
+    The clock is the calibration of ``model`` with ``options``, or is fitted to the trace. Without
+    changes and a model it is the trace's own: what was recorded is compared with what is decided
+    now. Raises ValueError if there is no calibration, or the trace is too short.
     """
     _check_options(options, model)
     records = read_whole(trace)
     settings = settings_of(records)
+    if not any(record.get("type") == "request" for record in records):
+        raise ValueError(f"{trace} has no request that ended")
     wanted = travel.changed(settings, changes)
-    times = None if model is None else _calibrated(model, options)
-    before, after = served_again(records, wanted, times)
+    calibration = None if model is None else _calibrated(model, options)
+    try:
+        again = None if changes else travel.run_as_recorded(records)
+        if again is not None and calibration is None:
+            source, before, after = "recorded", _recorded(records), again.records
+        else:
+            source = "fitted" if calibration is None else "calibrated"
+            times = None if calibration is None else _usual_of(calibration)
+            before, after = served_again(records, wanted, times)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{trace} is not a trace of this version: {error!r}") from None
     if timeline_file:
         _write_timeline(timeline_file, settings, before, after)
-    document = _document(records, before, after)
-    document["prediction"] = {"source": "fitted" if model is None else "calibrated"}
+    flags = {"replay": str(trace), "model": model, "set": changes}
+    document = {"flags": flags} | _document(records, before, after)
+    document["prediction"] = _prediction(source, calibration)
+    document["replay"] = _compared(before, after) if again is None else _decided(again)
     _print(_console(), document, changes, diff=diff)
     if timeline_file:
         print(f"written: {timeline_file}: open it in ui.perfetto.dev", file=sys.stderr)
     print(json.dumps(document))
+
+
+def _recorded(records: list[Json]) -> list[Record]:
+    """Return the records of a trace, without what describes it."""
+    return [
+        step_of(record) if record["type"] == "step" else request_of(record)
+        for record in records
+        if record["type"] in ("step", "request")
+    ]
+
+
+def _usual_of(calibration: Calibration) -> StepTime:
+    return calibration.times.scaled(calibration.interval().middle)
+
+
+def _prediction(source: str, calibration: Calibration | None = None) -> dict[str, Any]:
+    """Return by which clock it was simulated, by the names of ``ridgeline simulate``."""
+    measured_at = calibration and calibration.measured_at
+    return {
+        "source": source,
+        "calibrated_at": date_of(measured_at) if measured_at else None,
+        "utilisation": None,
+        "output_tokens_per_s_interval": None,
+        "speed": calibration and round(1 / calibration.interval().middle, 3),
+        "step_error": calibration and calibration.step_error,
+    }
 
 
 def _check_options(options: Options, model: str | None) -> None:
@@ -130,7 +173,7 @@ def _check_options(options: Options, model: str | None) -> None:
             raise UsageError(f"{flag} chooses among the calibrations of a MODEL: name one")
 
 
-def _calibrated(model: str, options: Options) -> StepTime:
+def _calibrated(model: str, options: Options) -> Calibration:
     checkpoint = load_checkpoint(locate(model).path)
     config = resolve(options, checkpoint.arch)
     calibration = known(default_home(), checkpoint.path, checkpoint.arch, config)
@@ -139,49 +182,85 @@ def _calibrated(model: str, options: Options) -> StepTime:
             f"{model} was not calibrated here in this form: run ridgeline calibrate {model}, or "
             "leave the model out to take the times of the trace"
         )
-    return calibration.times.scaled(calibration.interval().middle)
+    return calibration
 
 
 def _document(records: list[Json], before: list[Record], after: list[Record]) -> dict[str, Any]:
-    """Return the comparison as plain values."""
-    difference = travel.first_difference(before, after)
+    """Return what ``bench serve`` says of the second run, and the comparison, as plain values."""
     request_changes = compare.changes(before, after)
     recorded = [r for r in records if r["type"] == "request"]
     then_ms = [1e3 * (one["finish_s"] - one["arrival_s"]) for one in recorded]
-    num_steps = compare.totals(before).get("num_steps", 0)
-    return {
-        "num_requests": len(request_changes),
+    arrivals_s = {r.name: r.arrival_s for r in after if isinstance(r, RequestRecord)}
+    begin_s = min(arrivals_s.values(), default=0.0)
+    planned_s = {name: at_s - begin_s for name, at_s in arrivals_s.items()}
+    return summarise(outcomes_of(after, begin_s, planned_s), {}) | {
+        "warnings": ["the client's side is not in these numbers: HTTP, templates, tokenising"],
+        "has_drafts": any(record.get("drafts") for record in records),
+        "definitions": DEFINITIONS,
         "recorded_mean_e2el_ms": sum(then_ms) / len(then_ms) if then_ms else None,
         "before": compare.totals(before),
         "after": compare.totals(after),
-        "replay": {
-            "num_steps": num_steps,
-            "num_equal_steps": difference.number if difference else num_steps,
-            "first_difference": difference and difference._asdict(),
-        },
         "requests": [compare.as_dict(change) for change in request_changes],
+    }
+
+
+def _compared(before: list[Record], after: list[Record]) -> dict[str, Any]:
+    """Return how many steps of two simulations are equal until the first that is not."""
+    difference = travel.first_difference(before, after)
+    num_steps = compare.totals(before).get("num_steps", 0)
+    return {
+        "num_steps": num_steps,
+        "num_equal_steps": difference.number if difference else num_steps,
+        "first_difference": difference and difference._asdict(),
+    }
+
+
+def _decided(again: Again) -> dict[str, Any]:
+    """Return how many steps of a trace are decided again as they were, with their durations."""
+    first = None
+    if again.difference is not None:
+        number, recorded, decided = again.difference
+        reasons = [
+            f"{name}: {_short(decided[name])}; recorded, {_short(then)}"
+            for name, then in recorded.items()
+            if then != decided[name]
+        ]
+        first = {"number": number, "reasons": reasons}
+    return {
+        "num_steps": again.num_steps,
+        "num_equal_steps": again.num_equal,
+        "first_difference": first,
     }
 
 
 def _print(console: Console, document: dict[str, Any], changes: list[str], *, diff: bool) -> None:
     before, after = document["before"], document["after"]
-    error = before.get("mean_e2el_ms", 0.0) / document["recorded_mean_e2el_ms"] - 1
     requests = "request" if document["num_requests"] == 1 else "requests"
     console.print(
         f"{document['num_requests']:,} {requests} served again with "
         f"{', '.join(changes) or 'no change'}."
     )
-    console.print(
-        f"With the settings of then the simulation takes {abs(error):.1%} "
-        f"{'longer' if error > 0 else 'less'} than was recorded (mean of the times to the end).\n"
-    )
+    is_recorded = document["prediction"]["source"] == "recorded"
+    if not changes:
+        num_steps, num_equal = (document["replay"][n] for n in ("num_steps", "num_equal_steps"))
+        console.print(
+            f"With the durations of then {num_equal:,} of {num_steps:,} steps are decided as then."
+            + (" Drafts are not made again." if document["has_drafts"] else "")
+        )
+    if not is_recorded:
+        error = before.get("mean_e2el_ms", 0.0) / document["recorded_mean_e2el_ms"] - 1
+        console.print(
+            f"With the settings of then the simulation takes {abs(error):.1%} "
+            f"{'longer' if error > 0 else 'less'} than was recorded (mean of the times to the end)."
+        )
+    console.print()
     table = Table("", box=None, pad_edge=False)
-    for name in ("before", "after", "change"):
+    for name in ("recorded", "now", "change") if is_recorded else ("before", "after", "change"):
         table.add_column(name, justify="right")
     for name, value in before.items():
-        now = after.get(name, 0.0)
-        part = f"{now / value - 1:+.1%}" if value else ""
-        table.add_row(_spelled(name), f"{value:,.1f}", f"{now:,.1f}", part)
+        now = after.get(name)
+        part = f"{now / value - 1:+.1%}" if value and now is not None else ""
+        table.add_row(_spelled(name), _number(value), _number(now), part)
     console.print(table)
     if diff:
         _print_difference(console, document)
@@ -192,6 +271,12 @@ def _spelled(name: str) -> str:
     words = [word.upper() if word in ("ttft", "tpot", "e2el") else word for word in name.split("_")]
     unit = f", {words.pop()}" if words[-1] in ("ms", "s") else ""
     return " ".join(words) + unit
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def _print_difference(console: Console, document: dict[str, Any]) -> None:
@@ -241,4 +326,4 @@ def _write_timeline(
         for one in requests:
             one["num_prompt_tokens"] = len(one["prompt_token_ids"])
         events += timeline(engine, steps, requests, process=process, name=name)
-    file.write_text(json.dumps({"traceEvents": events}, separators=(",", ":")), encoding="utf-8")
+    file.write_text(as_file(events), encoding="utf-8")

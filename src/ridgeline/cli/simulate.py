@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ridgeline.bench.edge import read_edge
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.simulate import Question, check_fleet, like, simulate_load
 from ridgeline.bench.sweep import sweep_loads
@@ -16,6 +17,17 @@ from ridgeline.cli.models import MODEL_HELP
 from ridgeline.cli.replay import serve_again
 from ridgeline.engine_setup.options import Options
 from ridgeline.simulator.workload import Workload, parse_length
+
+_EDGE = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RESULT,TRACE",
+        help="A bench serve result and the server's trace: adds the client's side; repeat.",
+    ),
+]
+_DRAFTS = Annotated[
+    str, typer.Option(help="Speculation: 4:0.6 guesses 4 tokens, of which each is right so often.")
+]
 
 
 @flags("options", Options, fixed={"seed": None})  # that of the load decides all
@@ -51,10 +63,8 @@ def simulate_command(
     router: Annotated[
         str, typer.Option(help="Of --replicas: round-robin, least-tokens or prefix.")
     ] = "least-tokens",
-    drafts: Annotated[
-        str,
-        typer.Option(help="Speculation: 4:0.6 guesses 4 tokens, of which each is right so often."),
-    ] = "",
+    drafts: _DRAFTS = "",
+    edge: _EDGE = None,
     replay: Annotated[
         Path | None, typer.Option(help="Serve the requests of a trace (serve --trace) again.")
     ] = None,
@@ -80,10 +90,11 @@ def simulate_command(
 
     With --replay requests come as they came then, once with the settings of then and once with
     those of --set. Steps take as long as those of the trace usually did, or with MODEL as long as
-    its calibration says.
+    its calibration says. Without --set it says how many steps are decided as they were, if each
+    takes as long as it did.
     """
     if replay is not None:
-        of_loads = (like_result, prompt_tokens, new_tokens, goodput, sweep, csv, out)
+        of_loads = (like_result, prompt_tokens, new_tokens, goodput, sweep, csv, out, edge)
         if any((*of_loads, drafts, replicas != 1)):
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
@@ -94,6 +105,7 @@ def simulate_command(
         raise UsageError("name a model; only --replay does without")
     question = _question(model, endpoint, load, like_result, prompt_tokens, new_tokens, goodput)
     question = replace(question, replicas=replicas, router=router, drafts=drafts)
+    question = replace(question, edge=read_edge(edge) if edge else None)
     _check(question, csv, out, is_sweep=bool(sweep))
     if sweep:
         sweep_loads(question, options, sweep, objective, csv, out)

@@ -21,7 +21,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Load
 from ridgeline.core.records import Record
 from ridgeline.physics import costs
-from ridgeline.planner.calibration import Calibration, assume, bytes_of
+from ridgeline.planner.calibration import ONE_STREAM, Calibration, assume
 from ridgeline.planner.fit import cross_validated, fit
 from ridgeline.planner.samples import Measured, Samples, Watcher
 from ridgeline.planner.score import Factors
@@ -117,8 +117,7 @@ def fitted(
 def rates(calibration: Calibration, llm: LLM) -> Iterator[tuple[str, str]]:
     """Yield what a model of time says in units that people know: name and text."""
     arch, times = llm.arch, calibration.times
-    weights_bytes, kv_bytes = bytes_of(arch, llm.config)
-    one_s = times.seconds(Features(1, 1, 1, 128, 128))
+    one_s = times.seconds(ONE_STREAM)
     yield "one stream", f"{1 / (one_s + times.after(1, 0)):,.0f} tokens/s, a step of {_ms(one_s)}"
     for num in (16, 64):
         step_s = times.seconds(Features(num, num, num, 128 * num, 128 * num))
@@ -129,9 +128,9 @@ def rates(calibration: Calibration, llm: LLM) -> Iterator[tuple[str, str]]:
     ops = costs.linear_flops(arch, length) + costs.attention_flops(arch, 0, length)
     speeds = f"{length / prompt_s:,.0f} tokens/s, {ops / prompt_s / 1e9:,.0f} GOP/s"
     yield f"a prompt of {length}", f"{speeds}, a step of {_ms(prompt_s)}"
-    yield "reads weights", f"at least at {weights_bytes / one_s / 1e9:,.1f} GB/s"
-    if times.per_position_s:
-        yield "reads K/V", f"at {kv_bytes / times.per_position_s / 1e9:,.1f} GB/s"
+    yield "reads weights", f"at least at {calibration.weights_bytes_per_s / 1e9:,.1f} GB/s"
+    if calibration.kv_bytes_per_s:
+        yield "reads K/V", f"at {calibration.kv_bytes_per_s / 1e9:,.1f} GB/s"
     yield (
         "between steps",
         f"{_ms(times.after(1, 0))}, and {_ms(times.after_per_end_s)} for each end",

@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ _READ_BYTES_PER_S, _MOST_BYTES_PER_S = 12e9, 100e9
 _OPS_PER_S = 150e9
 _LAYER_S = 25e-6  # meeting of threads, norms, the cache
 _AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
+ONE_STREAM = Features(1, 1, 1, 128, 128)  # a step of one answer, of some length
 ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest
 
 
@@ -61,6 +62,8 @@ class Calibration:
             each predicted with the speed just before it; None if not known.
         factors: actual over predicted seconds, of two seconds each, the newest last.
         samples: steps that it was fitted to, and ``after`` what followed steps.
+        weights_bytes: of all weights in memory, at most; 0 if not known, as in older files.
+        kv_bytes_per_token: in the cache; 0 if not known.
     """
 
     model: str
@@ -79,6 +82,20 @@ class Calibration:
     factors: tuple[float, ...]
     samples: tuple[Measured, ...]
     after: tuple[After, ...]
+    weights_bytes: int = 0
+    kv_bytes_per_token: int = 0
+
+    @property
+    def weights_bytes_per_s(self) -> float:
+        """How fast a step of one token reads weights, at least; 0 if not known."""
+        step_s = self.times.seconds(ONE_STREAM)
+        return self.weights_bytes / step_s if step_s else 0.0
+
+    @property
+    def kv_bytes_per_s(self) -> float:
+        """How fast attention reads keys and values; 0 if not known, or too fast to be seen."""
+        per_position_s = self.times.per_position_s
+        return self.kv_bytes_per_token / per_position_s if per_position_s else 0.0
 
     def interval(self) -> Interval:
         """Return by how much the time of some seconds may differ from what is predicted."""
@@ -160,11 +177,15 @@ def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig)
         stored = read(wanted.path(home))
     except (ValueError, OSError):
         return wanted
-    return stored if stored.is_of(wanted) else wanted
+    if not stored.is_of(wanted):
+        return wanted
+    sizes = wanted.weights_bytes, wanted.kv_bytes_per_token
+    return replace(stored, weights_bytes=sizes[0], kv_bytes_per_token=sizes[1])
 
 
 def assume(model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
     """Return what can be said of a model that was not measured here."""
+    weights_bytes, kv_bytes = bytes_of(arch, config)
     return Calibration(
         model=model.name,
         arch=hashlib.sha256(repr(arch).encode()).hexdigest()[:10],
@@ -182,6 +203,8 @@ def assume(model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
         factors=(),
         samples=(),
         after=(),
+        weights_bytes=weights_bytes,
+        kv_bytes_per_token=kv_bytes,
     )
 
 

@@ -15,7 +15,7 @@ import os
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,7 +108,9 @@ class Score:
         predicted_s, actual_s: sums of such predictions, and of what the steps took.
         total_error: predicted over actual seconds, less 1, of a thousand steps; None before.
         error_counts: steps by relative error, for ``ERROR_BOUNDS`` and beyond.
-        errors: mean relative errors of late, of steps and of requests: "step", "ttft", "tpot".
+        errors: mean relative errors of late, of steps and of requests: "step", "ttft", "tpot"; and
+            of what was foreseen when a request came: "ttft_at_arrival", "e2e_at_arrival".
+        num_requests: requests that were foreseen when they came.
         num_fits: how often the model of time was fitted anew.
     """
 
@@ -125,7 +127,7 @@ class Score:
         """
         self.calibration = calibration
         self.factor = calibration.interval().middle
-        self.num_steps = self.num_fits = 0
+        self.num_steps = self.num_fits = self.num_requests = 0
         self.predicted_s = self.actual_s = self.error_sum = 0.0
         self.total_error = calibration.total_error
         self.error_counts = [0] * (len(ERROR_BOUNDS) + 1)
@@ -165,6 +167,12 @@ class Score:
     def foreseen(self, number: int) -> float | None:
         """Return the seconds that were predicted for the last step, if it has this number."""
         return self._last[1] if self._last[0] == number else None
+
+    def note_request(self, errors: Mapping[str, float]) -> None:
+        """Take how far off the forecast of a request was, that was made when it came."""
+        self.num_requests += 1
+        for of, error in errors.items():
+            self._note_error(of, error)
 
     def close(self) -> None:
         """Keep the newest speeds for the next start, if anything was measured."""
@@ -280,10 +288,15 @@ def _ratio(times: StepTime, others: StepTime, samples: Sequence[Measured]) -> fl
     return one / other
 
 
+def lower_priority() -> None:
+    """Let the thread that calls this give way to all others, where the system can do that."""
+    with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
 def _in_thread(work: Callable[[], None]) -> None:
     def run() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        lower_priority()
         work()
 
     threading.Thread(target=run, name="fit", daemon=True).start()

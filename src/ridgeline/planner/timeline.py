@@ -7,12 +7,13 @@ take, counters, and arrows from a preemption to its victim. The format is "Trace
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from ridgeline.planner.explain import Json
+from ridgeline.planner.explain import Json, Predict
 
 _PARTS = ("schedule", "execute", "commit")  # the first tracks
 _FIRST_SLOT = 10  # the number of the track of the first slot
@@ -48,6 +49,8 @@ def timeline(
     *,
     process: int = 1,
     name: str = "",
+    predict: Predict | None = None,
+    is_shown: Callable[[int], bool] = lambda request_id: True,
 ) -> list[Json]:
     """Return the events of a run, with times in microseconds from its first step.
 
@@ -57,6 +60,9 @@ def timeline(
         requests: records of requests; how long their prompts are tells prompts from answers.
         process: a number; two runs with different ones can stand side by side in one file.
         name: what the process is called.
+        predict: a model of time, as for ``explain``; with it there is a counter of what each step
+            should have taken, beside the one of what it took.
+        is_shown: whether a request has slots; the others are in the sums of steps alone.
     """
     if not steps:
         return []
@@ -64,13 +70,19 @@ def timeline(
     prompts = {one["request_id"]: one["num_prompt_tokens"] for one in requests}
     events = [*_names(process, name or f"ridgeline, {engine['policy']}")]
     for step in steps:
-        events += _of_step(step, process, origin_s)
-    for track, stay in _on_tracks(_stays(steps, prompts, origin_s)):
+        events += _of_step(step, process, origin_s, predict)
+    stays = [stay for stay in _stays(steps, prompts, origin_s) if is_shown(stay.seq[0])]
+    for track, stay in _on_tracks(stays):
         events += _of_stay(stay, process, track)
     last_track = max((event["tid"] for event in events if event["ph"] == "X"), default=0)
     for track in range(_FIRST_SLOT, last_track + 1):
         events.append(_meta("thread_name", process, track, f"slot {track - _FIRST_SLOT}"))
     return events
+
+
+def as_file(events: Listing[Json]) -> str:
+    """Return what a file for ui.perfetto.dev holds."""
+    return json.dumps({"traceEvents": events}, separators=(",", ":"))
 
 
 def _names(process: int, name: str) -> Iterator[Json]:
@@ -83,14 +95,17 @@ def _meta(kind: str, process: int, track: int, name: str) -> Json:
     return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": {"name": name}}
 
 
-def _of_step(step: Json, process: int, origin_s: float) -> Iterator[Json]:
+def _of_step(step: Json, process: int, origin_s: float, predict: Predict | None) -> Iterator[Json]:
     """Yield a step's three parts, and the counters at its beginning."""
     now_s = step["start_s"] - origin_s
     counts = {
         "running": step["num_running"],
         "waiting": step["num_waiting"] + step["num_outside"],
         "blocks": step["blocks_used"],
+        "actual ms": round(1e3 * (step["schedule_s"] + step["execute_s"]), 3),
     }
+    if predict and step["work"]:
+        counts["predicted ms"] = round(1e3 * predict(step), 3)
     for name, value in counts.items():
         args = {name: value}
         yield {"ph": "C", "name": name, "pid": process, "ts": _us(now_s), "args": args}

@@ -41,6 +41,7 @@ class Bridge:
         self.error: str | None = None  # why the engine stopped for good
         self.step_began_s: float | None = None  # while a step is under way
         self.before_step: Callable[[], object] | None = None  # called in the engine's thread
+        self.on_submit: Callable[[Stream], None] = lambda stream: None  # on the loop
         engine.runner = ContainedRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
@@ -87,6 +88,7 @@ class Bridge:
                 prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
                 self._queue.push(stream.tenant, prompts, stream.params.num_seqs)
             self._wake.notify()
+        self.on_submit(stream)
 
     def abandon(self, stream: Stream, why: Exception) -> None:
         """End a stream before its time; its requests end before the next step."""
@@ -98,7 +100,10 @@ class Bridge:
         self._streams.discard(stream)
 
     def between_steps(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called in the engine's thread, where it may read the engine."""
+        """Have ``callback`` called in the engine's thread, where it may read the engine.
+
+        A stream that was submitted before waits or is in the engine by then, unless it is over.
+        """
         with self._wake:
             self._callbacks.append(callback)
             self._wake.notify()
@@ -149,9 +154,10 @@ class Bridge:
                 # Now: who comes from here on was not seen. Who is held back is not waited for.
                 num_outside = int(min(len(self._queue), self._num_permitted))
             try:
+                num_outside = self._enter(gone, arrivals, pauses, num_outside)
                 for callback in callbacks:
                     callback()
-                self._turn(gone, arrivals, pauses, num_outside)
+                self._step(num_outside)
             except Exception:
                 _log.exception("the engine failed; all its requests end")
                 if not self._clear():
@@ -185,13 +191,14 @@ class Bridge:
         with self._wake:
             return list(self._queue)
 
-    def _turn(
+    def _enter(
         self,
         gone: list[Stream],
         arrivals: list[tuple[Stream, int]],
         pauses: dict[Stream, bool],
         num_outside: int,
-    ) -> None:
+    ) -> int:
+        """Bring the engine up to date; return how many are left outside."""
         if gone:
             with self._wake:
                 left = self._queue.remove(lambda item: item[0].is_over)
@@ -207,6 +214,10 @@ class Bridge:
             for request_id, (stream, _) in self._owners.items():
                 if stream in pauses:
                     (self.engine.pause if pauses[stream] else self.engine.resume)(request_id)
+        return num_outside
+
+    def _step(self, num_outside: int) -> None:
+        """Run a step, if there is work for one, and hand out its events."""
         events: list[Event] = []
         if self.engine.has_work():
             is_read = any(stream.is_read for stream, _ in self._owners.values())

@@ -1,4 +1,4 @@
-"""The route that says why a request was slow: in JSON, as Markdown or as a picture."""
+"""The route that says why a request was slow: in JSON, as Markdown, a picture or a timeline."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ridgeline.planner.explain_svg import explain_svg
 from ridgeline.planner.helpful import would_help
 from ridgeline.planner.sentences import as_dict, markdown
+from ridgeline.planner.timeline import as_file
 from ridgeline.server.errors import ApiError
 from ridgeline.server.recent_records import Forgotten, History
 from ridgeline.server.schemas import ERRORS
@@ -22,7 +23,7 @@ _ALSO: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/markdown": {}, "image/svg+xml": {}}}
 }
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, "explanations")  # simulations; answers come first
-_FORMATS = ("json", "markdown", "svg")
+_FORMATS = ("json", "markdown", "svg", "timeline")
 
 
 def add_explain(app: FastAPI, service: Service) -> None:
@@ -30,7 +31,10 @@ def add_explain(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/requests/{name}/explain", responses=ERRORS | _ALSO)
     async def explain_request(name: str, request: Request, format: str = "json") -> Response:
-        """Say where the time of a request of this key went, by its id or its x-request-id."""
+        """Say where the time of a request of this key went, by its id or its x-request-id.
+
+        The timeline is a file for ui.perfetto.dev.
+        """
         if format not in _FORMATS:
             message = f"format is {format[:80]!r}: one of {', '.join(_FORMATS)}"
             raise ApiError(400, message, param="format", code="invalid_value")
@@ -43,6 +47,12 @@ def add_explain(app: FastAPI, service: Service) -> None:
 
 
 def _answer(history: History, name: str, tenant: str, form: str) -> Response:
+    if form == "timeline":
+        return Response(
+            as_file(history.timeline(name, tenant)),
+            media_type="application/json",
+            headers={"content-disposition": 'attachment; filename="timeline.json"'},
+        )
     explanation, beside = history.explain(name, tenant)
     if form == "svg":
         return Response(explain_svg(explanation), media_type="image/svg+xml")

@@ -107,6 +107,7 @@ class Running:
         await self.server.serve_on(listener)
         self.service.prompts.close()
         self.service.promises.close()
+        self.service.arrivals.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
         self.score.close()

@@ -302,6 +302,7 @@ class Metrics:
             ("predicted_step_seconds", score.predicted_s, "Predicted for steps, one by one."),
             ("compared_step_seconds", score.actual_s, "What these steps took, without commit."),
             ("num_time_model_fits", score.num_fits, "Times that the model of time was fitted."),
+            ("foreseen_requests", score.num_requests, "Requests foreseen when they came."),
         ):
             counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
             counter.add_metric(values, value)

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
-from ridgeline.core.request import Request
 from ridgeline.core.step import Event
 from ridgeline.planner.promise import (
     Asked,
@@ -39,8 +38,9 @@ from ridgeline.planner.score import FIRST_STEPS, Score
 from ridgeline.server.deadlines import Deadline, refusal, too_early
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
+from ridgeline.server.standings import Copy, copy_of, standing_of, with_cached
 from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
-from ridgeline.simulator.forecast import Foreseen, Standing, State, new_standing, state_of
+from ridgeline.simulator.forecast import Foreseen, Standing
 from ridgeline.simulator.steptime import StepTime
 
 _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.1  # from one round to the next
@@ -100,19 +100,10 @@ class Promise:
         return {"outcome": outcome, "foreseen_ttft_ms": ttft_ms, "foreseen_total_ms": total_ms}
 
 
-class _Copy(NamedTuple):
-    """What a forecast begins with, copied in the engine's thread between two steps."""
-
-    now_s: float
-    state: State
-    numbers: dict[Stream, list[int]]  # in the engine
-    waiting: list[tuple[Stream, int]]  # before it
-
-
 class _Seen(NamedTuple):
     """What a round decides about; seconds count from the copy."""
 
-    copy: _Copy
+    copy: Copy
     lag_s: float  # until who is promised something now is in the engine
     asked: list[tuple[Standing, ...]]
     promised: list[tuple[Promise, tuple[Standing, ...]]]
@@ -139,7 +130,7 @@ class Promises:
         self._measuring: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "forecast")
         self._cost_s = 0.0  # of the processor, in the last round
-        self._copy: _Copy | None = None
+        self._copy: Copy | None = None
         # From the begin of each of the last rounds until its verdicts were there.
         self._lags_s = deque((_FIRST_LAG_S,), maxlen=_NUM_LAGS)
 
@@ -387,11 +378,11 @@ class Promises:
         self._cost_s = time.thread_time() - thread_s
         return verdicts, num_may_enter, book.delays_s()
 
-    async def _newest_copy(self) -> _Copy:
+    async def _newest_copy(self) -> Copy:
         """Return the copy made before the step under way, or one that is made now."""
         if self._copy is not None and self._bridge.step_began_s is not None:
             return self._copy
-        looked, copies = asyncio.Event(), list[_Copy]()
+        looked, copies = asyncio.Event(), list[Copy]()
 
         def take_copy() -> None:
             copies.append(self._take_copy())
@@ -401,20 +392,14 @@ class Promises:
         await looked.wait()
         return copies[0]
 
-    def _take_copy(self) -> _Copy:
+    def _take_copy(self) -> Copy:
         """Copy what a forecast needs; in the engine's thread."""
-        bridge, engine = self._bridge, self._bridge.engine
-        numbers: dict[Stream, list[int]] = {}
-        is_read = False
-        for number, (stream, _) in bridge.entered().items():
-            numbers.setdefault(stream, []).append(number)
-            is_read = is_read or stream.is_read
-        max_num_seqs = engine.scheduler.queues.max_num_seqs
-        state = state_of(engine.describe(), engine.scheduler, is_read)
-        self._copy = _Copy(time.monotonic(), state, numbers, bridge.waiting()[:max_num_seqs])
+        copy = copy_of(self._bridge)
+        max_num_seqs = copy.state.settings.max_num_seqs
+        self._copy = copy._replace(waiting=copy.waiting[:max_num_seqs])
         return self._copy
 
-    def _seen(self, copy: _Copy, asking: list[Promise], lag_s: float) -> _Seen:
+    def _seen(self, copy: Copy, asking: list[Promise], lag_s: float) -> _Seen:
         """Return what a round decides about."""
         here = {standing.number: standing for standing in copy.state.requests}
         known, coming = [], list[Standing]()
@@ -428,7 +413,7 @@ class Promises:
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
         new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
         queued = [
-            _standing(self._bridge.engine.max_model_len, stream, index, taken + (1 << 32) + i)
+            standing_of(self._bridge.engine, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
         return _Seen(copy, lag_s, new, known, coming, queued)
@@ -437,31 +422,13 @@ class Promises:
         """Return the lengths of a request that asks, and what the cache has of it."""
         stream, engine = promise.stream, self._bridge.engine
         standings = []
-        for i, prompt in enumerate(stream.prompts):
-            one = _standing(engine.max_model_len, stream, i, number + i)
+        for i in range(len(stream.prompts)):
+            one = standing_of(engine, stream, i, number + i)
             if promise.deadline.length == "expected":
                 num_new = self._lengths.expected(stream.tenant, one.num_new)
                 one = one._replace(num_new=num_new)
-            request = Request(
-                0,
-                prompt,
-                stream.params,
-                max_model_len=engine.max_model_len,
-                cache_root=stream.cache_root,
-                adapter=stream.adapter,
-            )
-            # Meanwhile the engine may change what is cached: it is only asked for single blocks.
-            num_cached = engine.scheduler.queues.kv.num_cached(request.sequences[0])
-            answers = tuple(answer._replace(num_cached=num_cached) for answer in one.answers)
-            standings.append(one._replace(answers=answers))
+            standings.append(with_cached(engine, stream, i, one))
         return tuple(standings)
-
-
-def _standing(max_model_len: int, stream: Stream, index: int, number: int) -> Standing:
-    num_prompt, max_tokens = len(stream.prompts[index]), stream.params.max_tokens
-    longest = max(1, max_model_len - num_prompt)
-    num_new = longest if max_tokens is None else min(max_tokens, longest)
-    return new_standing(number, num_prompt, num_new, num_answers=stream.params.num_seqs)
 
 
 def _from(promise: Promise, now_s: float) -> Due:

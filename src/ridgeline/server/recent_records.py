@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from ridgeline.api.recorded import Json, Recorded
 from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
 from ridgeline.planner.explain import Explanation, Predict, explain
 from ridgeline.planner.helpful import BEFORE, BEHIND
 from ridgeline.planner.score import Score
+from ridgeline.planner.timeline import timeline
 from ridgeline.planner.usual import predictor, usual_steps
 from ridgeline.server.engine_thread import Bridge
 
@@ -79,6 +82,30 @@ class History:
 
         Raises Forgotten if no such request is remembered.
         """
+        recorded, request = self._find(wanted, tenant)
+        steps = recorded.of(request)
+        explanation = explain(recorded.engine, request, steps, self._usual(recorded))
+        return explanation, [*map(_stood_in, recorded.around(request, BEFORE, BEHIND))]
+
+    def timeline(self, wanted: str, tenant: str) -> Sequence[Mapping[str, Any]]:
+        """Return the events of a request's life (``planner.timeline``); arguments as above.
+
+        Requests of other keys have no slots in it.
+
+        Raises Forgotten if no such request is remembered.
+        """
+        recorded, request = self._find(wanted, tenant)
+        own = {one["request_id"] for one in recorded.requests if one["tenant"] == tenant}
+        return timeline(
+            recorded.engine,
+            recorded.of(request),
+            recorded.requests,
+            predict=self._usual(recorded),
+            is_shown=own.__contains__,
+        )
+
+    def _find(self, wanted: str, tenant: str) -> tuple[Recorded, Json]:
+        """Return what is remembered, and a request of a key in it; raises Forgotten."""
         with self._lock:
             lines, has_forgotten = [self._engine, *self._lines], self._has_forgotten
         recorded = Recorded("the history", enumerate(lines), lines.__getitem__)
@@ -91,12 +118,13 @@ class History:
         if request is None:
             num_known = sum(map(is_allowed, recorded.requests))
             raise Forgotten(_reach(wanted, recorded, num_known))
+        return recorded, request
+
+    def _usual(self, recorded: Recorded) -> Predict | None:
+        """Return how long steps should take: as calibrated, else as those that are remembered."""
         if self._score.is_calibrated:
-            usual: Predict | None = predictor(self._score.calibration.times)
-        else:
-            usual = usual_steps(recorded)
-        explanation = explain(recorded.engine, request, recorded.of(request), usual)
-        return explanation, [*map(_stood_in, recorded.around(request, BEFORE, BEHIND))]
+            return predictor(self._score.calibration.times)
+        return usual_steps(recorded)
 
 
 def _stood_in(record: Json) -> Json:

@@ -21,6 +21,7 @@ from ridgeline.core.request import NO_ADAPTER
 from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
 from ridgeline.planner.subject import Subject, subject_of
+from ridgeline.server.arrivals import Arrivals
 from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
@@ -73,6 +74,7 @@ class Service:
         self.prompts = Prompts(text, max_model_len, metrics)
         self.live = Live(bridge, metrics.score)
         self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
+        self.arrivals = Arrivals(bridge, metrics.score)
         self.history = History(bridge, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,

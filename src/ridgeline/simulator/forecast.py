@@ -9,6 +9,7 @@ It knows nothing of clocks, threads and promises.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from itertools import count
 from math import inf
@@ -123,6 +124,7 @@ def forecast(
     coming: Listing[tuple[float, Standing]] = (),
     under_way_s: float = 0.0,
     within_s: float = inf,
+    alive: Callable[[], None] = lambda: None,
 ) -> dict[int, Foreseen]:
     """Return what is foreseen of the requests with the numbers ``wanted``.
 
@@ -134,6 +136,7 @@ def forecast(
         coming: who enters before the first step that begins after its seconds; these rise.
         under_way_s: how long ago it began; the second step has not begun.
         within_s: what comes later is not asked for.
+        alive: is called before each step; what it raises ends the forecast.
     """
     scheduler = _scheduler(state)
     queues, waiting, on_the_way = scheduler.queues, deque(queued), deque(coming)
@@ -148,6 +151,7 @@ def forecast(
             _place(scheduler, [standing])
         while waiting and min(scheduler.room()[:2]) > 0:
             _place(scheduler, [waiting.popleft()])
+        alive()
         step = scheduler.schedule(Load(len(waiting), state.is_read))
         if not step.work:
             break
@@ -165,9 +169,11 @@ def forecast(
             ended -= {number for number, _ in queues.alive}  # its other answers go on
             left -= ended
         now_s = max(now_s + times.after(features.num_rows, len(ended)), under_way_s)
-    alive = {number for number, _ in queues.alive}
+    going_on = {number for number, _ in queues.alive}
     return {
-        number: Foreseen(firsts.get(number, inf), inf if number in alive else ends.get(number, inf))
+        number: Foreseen(
+            firsts.get(number, inf), inf if number in going_on else ends.get(number, inf)
+        )
         for number in wanted
     }
 

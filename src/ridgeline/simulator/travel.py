@@ -14,12 +14,18 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, SeqId, StepRecord
-from ridgeline.simulator.recorded import asked_in
+from ridgeline.simulator.recorded import Again, asked_in, serve_again
 from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.run import Asked, Times, simulate
 
 Json = Mapping[str, Any]
-_FIXED = ("eos_ids", "seed")  # of the model, and of answers that are known
+_FIXED = {
+    "seed": "the answers of the trace are known",
+    "eos_ids": "it is the model's",
+    "num_checkpoints": "it is the model's",
+    "windows": "it is the model's",
+}  # what no other setting can change, and why
+_MOST_BLOCKS = 1_000_000  # a simulation keeps a list of them
 _SEARCHES = ("best_of", "use_beam_search", "penalty_alpha")
 
 
@@ -40,7 +46,8 @@ class Difference(NamedTuple):
 def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
     """Return settings with each of ``changes``, NAME=VALUE.
 
-    Raises ValueError for a name that is none, with the nearest, or a value that does not fit.
+    Raises ValueError for a name that is none, with the nearest, for what is the model's, or for a
+    value that does not fit.
     """
     kinds = {f.name: type(getattr(settings, f.name)) for f in fields(settings)}
     kinds = {name: kind for name, kind in kinds.items() if name not in _FIXED}
@@ -49,11 +56,15 @@ def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
         name = key.removeprefix("--").replace("-", "_")
         if not equals:
             raise ValueError(f"--set {change!r}: write NAME=VALUE, as max_num_seqs=64")
+        if name in _FIXED:
+            raise ValueError(f"--set {change!r}: {key} cannot be changed: {_FIXED[name]}")
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
             raise ValueError(f"--set {change!r}: there is no setting {key!r}; {hint}")
         settings = replace(settings, **{name: _value(change, value, kinds[name])})
+    if settings.num_blocks > _MOST_BLOCKS:
+        raise ValueError(f"num_blocks ({settings.num_blocks}) must be at most {_MOST_BLOCKS:,}")
     if not 1 <= settings.max_num_seqs <= settings.max_num_batched_tokens:
         raise ValueError(
             f"max_num_batched_tokens ({settings.max_num_batched_tokens}) must be at least "
@@ -81,14 +92,10 @@ def load_of(records: Sequence[Json]) -> list[Asked]:
 
     Raises ValueError for a search, which a simulation cannot run.
     """
+    _refuse_searches(records)
     gone_s, unread = {}, set[int]()
     for record in records:
         if record["type"] == "request":
-            if searching := [name for name in _SEARCHES if record["params"].get(name)]:
-                raise ValueError(
-                    f"request {record['request_id']} asks for {searching[0]}: searches cannot be "
-                    "simulated"
-                )
             if "abort" in record["finish_reasons"]:
                 gone_s[record["request_id"]] = record["finish_s"]
         elif record["type"] == "step" and not record["is_read"]:
@@ -99,27 +106,58 @@ def load_of(records: Sequence[Json]) -> list[Asked]:
     ]
 
 
+def _refuse_searches(records: Sequence[Json]) -> None:
+    for record in records:
+        if record["type"] != "request":
+            continue
+        if searching := [name for name in _SEARCHES if record["params"].get(name)]:
+            raise ValueError(
+                f"request {record['request_id']} asks for {searching[0]}: searches cannot be "
+                "simulated"
+            )
+
+
+def run_as_recorded(records: Sequence[Json]) -> Again:
+    """Serve the requests of a trace with its settings and its durations, and compare all steps.
+
+    Requests have their numbers of the trace, as names too. Raises ValueError for a search.
+    """
+    _refuse_searches(records)
+    again = serve_again(
+        [
+            {**record, "name": str(record["request_id"])} if record["type"] == "request" else record
+            for record in records
+        ]
+    )
+    return again._replace(records=_with_names_for_numbers(again.records))
+
+
 def run(load: Sequence[Asked], settings: EngineRecord, times: Times) -> list[Record]:
     """Serve a load; return the records, in which requests have their numbers of the load again.
 
     Raises ValueError if a request can never run with these settings.
     """
-    records = simulate(load, settings, times)
+    return _with_names_for_numbers(simulate(load, settings, times))
+
+
+def _with_names_for_numbers(records: Sequence[Record]) -> list[Record]:
     numbers = {r.request_id: int(r.name) for r in records if isinstance(r, RequestRecord)}
     return [_renumbered(record, numbers) for record in records]
 
 
 def _renumbered(record: Record, numbers: Mapping[int, int]) -> Record:
+    """Return a record with other numbers of requests; those that have not ended keep theirs."""
+
     def of(seq_id: SeqId) -> SeqId:
-        return numbers[seq_id[0]], seq_id[1]
+        return numbers.get(seq_id[0], seq_id[0]), seq_id[1]
 
     if isinstance(record, RequestRecord):
         return replace(record, request_id=numbers[record.request_id])
     if isinstance(record, StepRecord):
         return replace(
             record,
-            arrived=tuple(numbers[one] for one in record.arrived),
-            aborted=tuple(numbers[one] for one in record.aborted),
+            arrived=tuple(numbers.get(one, one) for one in record.arrived),
+            aborted=tuple(numbers.get(one, one) for one in record.aborted),
             work=tuple((of(seq), start, count) for seq, start, count in record.work),
             admitted=tuple((of(seq), length) for seq, length in record.admitted),
             preempted=tuple(map(of, record.preempted)),

@@ -44,7 +44,10 @@ async function explain(request) {
   try {
     const [told, picture] = await Promise.all([ask(request, 'json'), ask(request, 'svg')]);
     const { sentences, would_help: helpful } = await told.json();
-    shown = [parse(await picture.text()), element('p', {}, sentences.join(' '))];
+    const save = element('button', { type: 'button', className: 'timeline', onclick: () => saveTimeline(request, save) },
+      'Save a timeline');
+    shown = [parse(await picture.text()), element('p', {}, sentences.join(' ')),
+      element('p', {}, save, ' for ui.perfetto.dev, without any text of prompts and answers')];
     if (helpful.length > 0) {
       shown.push(element('p', {}, 'What would have helped:'), element('ul', {}, ...helpful.map((one) => element('li', {}, one.text))));
     }
@@ -53,6 +56,17 @@ async function explain(request) {
   }
   dialog.replaceChildren(...shown, close);
   if (!dialog.open) dialog.showModal();
+}
+
+/** Save a file that ui.perfetto.dev opens. */
+async function saveTimeline(request, button) {
+  try {
+    const url = URL.createObjectURL(await (await ask(request, 'timeline')).blob());
+    element('a', { href: url, download: `timeline-${request}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  } catch (error) {
+    button.replaceWith(element('span', { className: 'problem', role: 'alert' }, error.message));
+  }
 }
 
 function ask(request, format) {

@@ -1,0 +1,42 @@
+"""What ``ridgeline doctor`` says of a model that was calibrated here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from ridgeline.cli.doctor import facts, foreseen
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import resolve
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.planner.calibration import ONE_STREAM, assume, known
+from tests.api.test_llm import write_model
+from tests.planner.test_score import known as measured
+from tests.simulator.test_run import TIMES
+
+
+def test_rates_are_said_in_units_that_people_know() -> None:
+    step_s = TIMES.seconds(ONE_STREAM)
+    calibration = replace(measured(), weights_bytes=round(3e9 * step_s), kv_bytes_per_token=2500)
+    assert TIMES.per_position_s == 1e-6
+    assert "reads weights at least at 3.0 GB/s and K/V at 2.5 GB/s" in foreseen(calibration)
+    free = replace(calibration, times=replace(TIMES, per_position_s=0.0))
+    assert "reads weights at least at " in foreseen(free)
+    assert "K/V" not in foreseen(free)
+    assert "GB/s" not in foreseen(measured())
+
+
+def test_the_sizes_lie_in_the_file_and_older_files_get_them(tmp_path: Path) -> None:
+    home, checkpoint = tmp_path / "home", load_checkpoint(write_model(tmp_path / "tiny"))
+    config = resolve(Options(), checkpoint.arch)
+    new = replace(
+        assume(checkpoint.path, checkpoint.arch, config), source="measured", measured_at=1.0
+    )
+    path = new.save(home)
+    assert any("K/V at" in value for name, value in facts(home) if name == "foresight")
+    content = json.loads(path.read_text())
+    del content["weights_bytes"], content["kv_bytes_per_token"]
+    path.write_text(json.dumps(content))
+    assert known(home, checkpoint.path, checkpoint.arch, config) == new
+    assert not any("K/V at" in value for name, value in facts(home) if name == "foresight")

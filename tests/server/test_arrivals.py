@@ -1,0 +1,135 @@
+"""One request of fifty is foreseen when it comes, and compared with what it got."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.server.arrivals import EVERY, Arrivals
+from ridgeline.simulator.steptime import StepTime
+from tests.server.serving import Served, eventually, serving
+
+ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+STEP_S = 0.01
+ERROR = 'ridgeline:prediction_mean_abs_error_ratio{of="%s_at_arrival"}'
+
+
+@pytest.fixture
+def knowing(model: Path) -> Iterator[Served]:
+    """A server of one sequence at a time, whose steps take ten milliseconds, as it knows."""
+    with serving(model, {"max_num_seqs": 1}) as served:
+        served.valve.before = lambda step: time.sleep(STEP_S)
+        score = served.running.score
+        times = StepTime((1, 64), (STEP_S, STEP_S), 0.0, 0.0, 0.0, 0.0, 0.0)
+        score.calibration = replace(score.calibration, source="measured", times=times)
+        score._times, score.factor = times, 1.0
+        yield served
+        served.assert_idle()
+
+
+def ask(served: Served, **changes: Any) -> None:
+    assert served.call("/v1/completions", ASK | changes)[0] == 200
+
+
+def found(served: Served) -> tuple[float, float | None, float | None]:
+    """Return how many were foreseen, and by how much first token and end were off."""
+    metrics = served.metrics()
+    errors = (metrics.get(ERROR % of) for of in ("ttft", "e2e"))
+    return metrics["ridgeline:foreseen_requests_total"], *errors
+
+
+def test_waiting_is_foreseen_too(knowing: Served) -> None:
+    """One that waits for another's forty steps: without them its times would be far too short."""
+    arrivals = knowing.running.service.arrivals
+    first = threading.Thread(target=ask, args=(knowing,), kwargs={"max_tokens": 40})
+    first.start()
+    eventually(lambda: knowing.valve.num_steps > 2)
+    arrivals.every = 1
+    ask(knowing)
+    first.join()
+    eventually(lambda: found(knowing)[0] == 1)
+    _, ttft_error, e2e_error = found(knowing)
+    assert ttft_error is not None
+    assert e2e_error is not None
+    assert 0 < ttft_error < 0.5  # with its own step alone it would be 0.97
+    assert 0 < e2e_error < 0.5
+
+
+def test_an_answer_that_is_shorter_says_nothing_of_its_end(knowing: Served) -> None:
+    status, answer, _ = knowing.call("/v1/completions", ASK | {"max_tokens": 30})
+    text = answer["choices"][0]["text"]
+    assert status == 200
+    knowing.running.service.arrivals.every = 1
+    ask(knowing, max_tokens=30, stop=[text[len(text) // 2 :][:3]])
+    eventually(lambda: found(knowing)[0] == 1)
+    assert found(knowing)[2] is None
+
+
+def test_one_of_fifty_is_foreseen_and_never_one_with_several_prompts(knowing: Served) -> None:
+    knowing.valve.before = lambda step: None
+    for _ in range(EVERY - 1):
+        ask(knowing, max_tokens=1)
+    knowing.assert_idle()
+    assert found(knowing)[0] == 0
+    ask(knowing, max_tokens=1, prompt=["Once", "Twice"])
+    ask(knowing, max_tokens=1)
+    eventually(lambda: found(knowing)[0] == 1)
+    ask(knowing, max_tokens=1)
+    knowing.assert_idle()
+    time.sleep(0.1)
+    assert found(knowing)[0] == 1
+
+
+def test_nothing_is_foreseen_before_anything_was_measured(model: Path) -> None:
+    with serving(model) as served:
+        arrivals = served.running.service.arrivals
+        arrivals.every = 1
+        for _ in range(3):
+            ask(served)
+        assert not arrivals._is_busy
+        assert found(served) == (0, None, None)
+
+
+def test_forecasts_have_a_two_hundredth_of_a_processor(knowing: Served) -> None:
+    """However many come: the next forecast waits until the last has paid for itself."""
+    arrivals = knowing.running.service.arrivals
+    arrivals.every = 1
+    ask(knowing)
+    eventually(lambda: found(knowing)[0] == 1)
+    wait_s = arrivals._next_s - time.monotonic()
+    assert wait_s > 0.01
+    ask(knowing)
+    assert not arrivals._is_busy
+    arrivals._next_s = 0.0
+    ask(knowing)
+    eventually(lambda: found(knowing)[0] == 2)
+
+
+def test_a_forecast_that_takes_too_long_is_given_up(
+    knowing: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.server.arrivals._MOST_STEPS", 5)
+    arrivals = knowing.running.service.arrivals
+    arrivals.every = 1
+    ask(knowing, max_tokens=8)
+    eventually(lambda: not arrivals._is_busy)
+    assert found(knowing)[0] == 0
+
+
+def test_closing_ends_a_forecast(knowing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.server.arrivals._REST_S", 0.3)  # a hundred of these
+    arrivals = Arrivals(knowing.running.bridge, knowing.running.score, every=1)
+    ask(knowing, max_tokens=100)
+    assert arrivals._is_busy
+    began_s = time.monotonic()
+    arrivals.close()
+    arrivals._thread.shutdown(wait=True)
+    assert time.monotonic() - began_s < 5
+    ask(knowing)
+    assert found(knowing)[0] == 0
