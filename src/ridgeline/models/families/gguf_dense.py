@@ -1,7 +1,7 @@
 """Dense families with LayerNorm in GGUF files, by ``general.architecture``. Literal tables.
 
 llama.cpp's converters sort the rows of GPT-NeoX's fused projection into queries, keys and values,
-and turn GPT-2's matrices. They write no base of rope for StableLM, Phi-2 and GPT-NeoX: 10,000 holds.
+and turn GPT-2's matrices. StableLM, Phi-2 and GPT-NeoX turn by a base of 10,000, which no key says.
 """
 
 from __future__ import annotations
