@@ -102,6 +102,7 @@ FAMILIES["XLMRobertaModel"] = replace(
     FAMILIES["BertModel"],
     facts=_ENCODER | {"position_offset": const(2)},  # behind that of the padding
     must={**FAMILIES["BertModel"].must, "pad_token_id": 1},
+    unused=(*FAMILIES["BertModel"].unused, "output_past"),
 )
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
