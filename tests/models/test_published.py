@@ -25,6 +25,8 @@ OF_ENCODERS: dict[str, Any] = json.loads((DATA / "encoder_configs.json").read_te
 # Of learnt positions the config does not say how many rows there are.
 POSITIONS = {
     "gpt2": ("transformer.wpe.weight", (1024, 768)),
+    "distilgpt2": ("transformer.wpe.weight", (1024, 768)),
+    "gpt2-medium": ("transformer.wpe.weight", (1024, 1024)),
     "opt-125m": ("model.decoder.embed_positions.weight", (2050, 768)),
 }
 

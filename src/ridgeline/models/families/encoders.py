@@ -95,14 +95,15 @@ FAMILIES["BertModel"] = Family(
     ropes={"full": "none"},
     buffers=_POOLER,
     unused=("gradient_checkpointing", "type_vocab_size", "hidden_dropout_prob",
-            "attention_probs_dropout_prob", "tie_word_embeddings"),
-    must={"position_embedding_type": "absolute", "is_decoder": False},
+            "attention_probs_dropout_prob", "tie_word_embeddings", "output_past", "pooler_fc_size",
+            "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+            "pooler_type"),
+    must={"position_embedding_type": "absolute", "is_decoder": False, "directionality": "bidi"},
 )  # fmt: skip
 FAMILIES["XLMRobertaModel"] = replace(
     FAMILIES["BertModel"],
     facts=_ENCODER | {"position_offset": const(2)},  # behind that of the padding
     must={**FAMILIES["BertModel"].must, "pad_token_id": 1},
-    unused=(*FAMILIES["BertModel"].unused, "output_past"),
 )
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
