@@ -38,6 +38,8 @@ OFTEN = {
     ("qwen3.5-moe", "auto"), ("falcon-h1", "int8"), ("lfm2-moe", "f32"), ("neox", "int8"),
 }  # fmt: skip
 ON_REFERENCE_ALONE = ("gemma4-keys",)
+ON_CPU = [name for name in CONFIGS | NEWER if name not in ON_REFERENCE_ALONE]
+KEEP_STATES = ("falcon-h1", "lfm2", "mamba2", "qwen3-next", "qwen3.5")  # no draft is tried then
 CONTEXT, NUM_TOKENS, BLOCK = 64, 12, 16
 _GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 _DRAWN = replace(_GREEDY, temperature=0.9, seed=7)
@@ -61,7 +63,7 @@ class Engines:
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
         self._path, self._options = path, options
-        self.preempted = 0
+        self.preempted = self.drafts = self.accepted = 0
         self.new()  # first: its runner has room for the checkpoints of all others
         llm = self.new(enable_prefix_caching=False)
         self.alone = [llm.generate(*request)[0] for request in REQUESTS]
@@ -87,6 +89,8 @@ class Engines:
     def _heard(self, record: Record) -> None:
         if isinstance(record, RequestRecord):
             self.preempted += record.num_preemptions
+            self.drafts += record.num_draft_tokens
+            self.accepted += record.num_accepted_tokens
 
 
 Open = Callable[[str, str], Engines]
@@ -181,9 +185,25 @@ def test_however_requests_run(name: str, form: str, open_engines: Open) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [n for n in CONFIGS | NEWER if n not in ON_REFERENCE_ALONE])
+@pytest.mark.parametrize("name", ON_CPU)
 def test_on_two_threads(name: str, open_engines: Open) -> None:
     engines = open_engines(name, "auto")
     for options in ({}, {"max_num_batched_tokens": BLOCK, "max_num_seqs": 3}):
         llm = engines.new(threads=2, **options)
         assert_same("auto", ask(llm, [*range(len(REQUESTS))]), engines.alone)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["suffix", "lookahead"])
+@pytest.mark.parametrize("name", [n for n in ON_CPU if not n.startswith(KEEP_STATES)])
+def test_drafts_change_nothing(name: str, method: str, open_engines: Open) -> None:
+    """Those of the suffix are mostly right, for all is asked twice, and the others mostly wrong."""
+    engines = open_engines(name, "auto")
+    config = {"always": True, "num_speculative_tokens": 5, "method": method}
+    llm = engines.new(speculative_config=config)
+    engines.drafts = engines.accepted = 0
+    for _ in range(2):
+        assert_same("auto", ask(llm, [*range(len(REQUESTS))]), engines.alone)
+        assert_same("auto", ask(llm, [3]), [engines.alone[3]])
+    assert engines.drafts >= engines.accepted + (method == "lookahead")
+    assert engines.accepted or method == "lookahead"
