@@ -21,11 +21,21 @@ class Repo:
     """Files by their paths; those of at least 1,000 bytes are kept in the large-file store.
 
     ``announced`` changes what is told of a file: size and sha256. ``is_gated`` asks for a token.
+    ``revisions`` are others by the names of their branches; a commit of its own tells each.
     """
 
     files: dict[str, bytes]
     announced: dict[str, dict[str, Any]] = field(default_factory=dict)
     is_gated: bool = False
+    commit: str = COMMIT
+    revisions: dict[str, Repo] = field(default_factory=dict)
+
+    def at(self, revision: str | None) -> Repo | None:
+        """Return what a branch or a commit holds."""
+        if revision in (None, "main", self.commit):
+            return self
+        others = self.revisions | {one.commit: one for one in self.revisions.values()}
+        return others.get(str(revision))
 
     def told(self, name: str) -> dict[str, Any]:
         data = self.files.get(name, b"")
@@ -63,18 +73,23 @@ class Hub:
         path = unquote(urlsplit(request.path).path)
         self.asked.append(f"{request.command} {path}")
         self.logins[path] = request.headers.get("authorization")
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
-            if repo := self._allowed(request, match[1]):
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
+            if repo := self._allowed(request, match[1], match[2]):
                 self._json(request, _info(match[1], repo))
-        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
-            if repo := self._allowed(request, match[1]):
-                self._resolve(request, match[1], repo, match[2])
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            if repo := self._allowed(request, match[1], match[2]):
+                self._resolve(request, match[1], repo, match[3])
         elif match := re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path):
-            self._send(request, match[2], self.repos[match[1]].files[match[2]])
+            name, _, commit = match[1].partition("@")
+            repo = self.repos[name].at(commit or None)
+            assert repo is not None
+            self._send(request, match[2], repo.files[match[2]])
         else:
             self._fail(request, 404, "NotFound", path)
 
-    def _allowed(self, request: http.server.BaseHTTPRequestHandler, name: str) -> Repo | None:
+    def _allowed(
+        self, request: http.server.BaseHTTPRequestHandler, name: str, revision: str | None
+    ) -> Repo | None:
         repo = self.repos.get(name)
         login = request.headers.get("authorization", "")
         if repo is None:
@@ -82,7 +97,11 @@ class Hub:
         elif repo.is_gated and login != f"Bearer {self.token}":
             self._fail(request, 403 if login else 401, "GatedRepo", "Access is restricted")
             return None
-        return repo
+        elif (found := repo.at(revision)) is None:
+            self._fail(request, 404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        else:
+            return found
+        return None
 
     def _resolve(
         self, request: http.server.BaseHTTPRequestHandler, name: str, repo: Repo, file: str
@@ -92,12 +111,13 @@ class Hub:
             return
         facts = repo.told(file)
         large = len(repo.files[file]) >= 1000
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{facts["sha256"][:40]}"'}
+        headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{facts["sha256"][:40]}"'}
         if large:
             linked = {"X-Linked-Size": str(facts["size"]), "X-Linked-ETag": f'"{facts["sha256"]}"'}
             request.send_response(302)
+            place = name if repo.commit == COMMIT else f"{name}@{repo.commit}"
             target = (
-                f"{self.url.replace('127.0.0.1', 'localhost')}/cdn/{name}/{file}"  # another host
+                f"{self.url.replace('127.0.0.1', 'localhost')}/cdn/{place}/{file}"  # another host
             )
             for key, value in (headers | linked | {"Location": target}).items():
                 request.send_header(key, value)
@@ -158,7 +178,7 @@ def _info(name: str, repo: Repo) -> dict[str, Any]:
         if len(data) >= 1000:
             entry["lfs"] = facts | {"pointerSize": 130}
         siblings.append(entry)
-    return {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []}
+    return {"id": name, "modelId": name, "sha": repo.commit, "siblings": siblings, "tags": []}
 
 
 @contextmanager

@@ -63,6 +63,11 @@ def test_short_names_are_whole() -> None:
         ("hf.co/o/n:m-Q8_0.gguf", HubName("o/n", "m-Q8_0.gguf")),
         ("https://huggingface.co/o/n/", HubName("o/n", "")),
         ("hf://o/N-2.5_b", HubName("o/N-2.5_b", "")),
+        ("o/n@v1.0", HubName("o/n", "", "v1.0")),
+        ("hf.co/o/n@c0ffee:Q4_K_M", HubName("o/n", "Q4_K_M", "c0ffee")),
+        ("o/n@", None),
+        ("o/n@../x", None),
+        ("o/n:Q4_K_M@v1", None),
         ("o", None),
         ("o/n/x", None),
         ("o/n.gguf", None),
@@ -145,6 +150,19 @@ def test_the_hubs_cache_is_read_where_it_lies(stores: Stores, main: bool) -> Non
     assert find("o/n", stores) == snapshot
     (place,) = stores.all()
     assert (place.name, place.owner, place.size) == ("o/n", "hub cache", 3)
+
+
+def test_a_revision_in_the_hubs_cache_is_a_branch_or_a_commit(stores: Stores) -> None:
+    newest = cached(stores, "m-Q8_0.gguf")
+    old = newest.with_name("0ld")
+    write(old / "m-Q8_0.gguf")
+    write(newest.parents[1] / "refs" / "v1", b"0ld\n")
+    for name in ("o/n@v1", "o/n@0ld", "o/n@v1:Q8_0"):
+        assert find(name, stores) == old / "m-Q8_0.gguf"
+    assert find("o/n", stores) == find("o/n@main", stores) == newest / "m-Q8_0.gguf"
+    for name in ("o/n@v2", "o/n@v1:Q4_0"):
+        with pytest.raises(NotPulledError):
+            find(name, stores)
 
 
 def test_ggufs_in_the_hubs_cache(stores: Stores) -> None:

@@ -95,6 +95,39 @@ def test_a_named_quantisation_is_fetched_beside_others(
         fetch("o/n:Q5_0", stores)
 
 
+def test_a_revision_is_fetched_and_kept_apart(hub: Hub, stores: Stores) -> None:
+    hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
+    old = Repo({"m-Q8_0.gguf": GGUF[::-1], "README.md": b"y"}, commit="0ld" + "1" * 37)
+    hub.repos["o/n"].revisions["v1"] = old
+    newest, asked = fetch("o/n", stores), len(hub.asked)
+    path = fetch("o/n@v1", stores)
+    assert path == stores.home / "models/o/n@v1/m-Q8_0.gguf"
+    assert path.read_bytes() == GGUF[::-1]
+    assert newest.read_bytes() == GGUF
+    assert f"HEAD /o/n/resolve/{old.commit}/m-Q8_0.gguf" in hub.asked[asked:]
+    asked = len(hub.asked)
+    assert fetch("hf.co/o/n@v1:Q8_0", stores) == find_model("o/n@v1", stores, ROOM).path == path
+    assert fetch("o/n", stores) == newest
+    assert len(hub.asked) == asked, "what is here needs no hub"
+    assert [place.name for place in stores.all()] == ["o/n:Q8_0", "o/n@v1:Q8_0"]
+    by_commit = fetch(f"o/n@{old.commit}", stores)
+    assert by_commit.read_bytes() == GGUF[::-1]
+    with pytest.raises(ValueError, match="o/n has no such revision: give a branch, a tag or a com"):
+        fetch("o/n@v2", stores)
+
+
+def test_a_directory_of_a_revision(hub: Hub, stores: Stores) -> None:
+    hub.repos["o/n"] = Repo({"config.json": b"{}", "model.safetensors": GGUF})
+    other = {"config.json": b"{ }", "model.safetensors": GGUF[::-1]}
+    hub.repos["o/n"].revisions["v1"] = Repo(other, commit="0ld" + "1" * 37)
+    path = fetch("o/n@v1", stores)
+    assert path == find_model("o/n@v1", stores, ROOM).path == stores.home / "models/o/n@v1"
+    assert (path / "config.json").read_bytes() == b"{ }"  # which the hub keeps elsewhere
+    assert (path / "model.safetensors").read_bytes() == GGUF[::-1]
+    with pytest.raises(NotPulledError):
+        find_model("o/n", stores, ROOM)
+
+
 def test_what_does_not_fit_is_not_fetched(hub: Hub, stores: Stores) -> None:
     hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
     with pytest.raises(ValueError, match=r"o/n: the smallest, Q4_K_M, needs about 0\.5 GB"):

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from ridgeline.models.adapters import Base, read_adapter
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.families import GGUF_FAMILIES
 from ridgeline.models.tensors import Checkpoint, ModelFileError
 from tests.lora import (
     Pairs,
@@ -32,6 +33,7 @@ from tests.models.tiny import (
     vocabulary,
     write_gguf,
 )
+from tests.tiny import changed
 
 Maker = Callable[..., Path]
 LAYER = "model.layers.1."
@@ -275,3 +277,76 @@ def test_a_gguf_without_alpha_is_not_scaled(base: Base, pairs: Pairs, tmp_path: 
     path = write_gguf_adapter(tmp_path / "a.gguf", "llama", in_gguf(pairs, "llama"), 0.0)
     found = read_adapter(path, base)
     np.testing.assert_array_equal(found.parts["layers.1.v"].b, pairs[f"{LAYER}self_attn.v_proj"][1])
+
+
+# GGUF's architectures, how their safetensors are called, and PEFT's name of a matrix of attention.
+BASES = [
+    ("command-r", "CohereForCausalLM", "model.layers.1.self_attn.o_proj"),
+    ("cohere2", "Cohere2ForCausalLM", "model.layers.1.self_attn.q_proj"),
+    ("deepseek2", "DeepseekV3ForCausalLM", "model.layers.1.self_attn.o_proj"),
+    ("gemma4", "Gemma4ForCausalLM", "model.language_model.layers.1.self_attn.q_proj"),
+    ("gpt-oss", "GptOssForCausalLM", "model.layers.1.self_attn.q_proj"),
+    ("gpt2", "GPT2LMHeadModel", "transformer.h.1.attn.c_proj"),
+    ("gptneox", "GPTNeoXForCausalLM", "gpt_neox.layers.1.attention.dense"),
+    ("granitemoe", "GraniteMoeForCausalLM", "model.layers.1.self_attn.q_proj"),
+    ("lfm2", "Lfm2ForCausalLM", "model.layers.1.self_attn.out_proj"),
+    ("lfm2moe", "Lfm2MoeForCausalLM", "model.layers.1.self_attn.out_proj"),
+    ("olmoe", "OlmoeForCausalLM", "model.layers.1.self_attn.q_proj"),
+    ("phi2", "PhiForCausalLM", "model.layers.1.self_attn.dense"),
+    ("qwen2moe", "Qwen2MoeForCausalLM", "model.layers.1.self_attn.q_proj"),
+    ("qwen35", "Qwen3_5ForCausalLM", "model.layers.1.self_attn.o_proj"),
+    ("qwen35moe", "Qwen3_5MoeForCausalLM", "model.language_model.layers.1.self_attn.o_proj"),
+    ("qwen3next", "Qwen3NextForCausalLM", "model.layers.1.self_attn.o_proj"),
+    ("stablelm", "StableLmForCausalLM", "model.layers.1.self_attn.q_proj"),
+]
+
+
+@pytest.mark.parametrize(("in_gguf", "in_hf", "module"), BASES)
+def test_an_adapter_of_peft_is_the_same_on_files_of_both_kinds(
+    base: Base, tmp_path: Path, in_gguf: str, in_hf: str, module: str
+) -> None:
+    pairs = random_pairs({module: (32, 32)})
+    path = write_peft(tmp_path / "a", pairs)
+    found = [read_adapter(path, Base(base.arch, family)) for family in (in_gguf, in_hf)]
+    part = "q" if module.endswith("q_proj") else "o"
+    for one in found:
+        assert list(one.parts) == [f"layers.1.{part}"]
+        np.testing.assert_array_equal(one.parts[f"layers.1.{part}"].a, pairs[module][0])
+    assert found[0].digest == found[1].digest
+
+
+def test_every_gguf_family_with_matrices_to_adapt_knows_its_names_in_peft() -> None:
+    known = {in_gguf for in_gguf, *_ in BASES}
+    known |= {"llama", "phi3", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2"}
+    known |= {"smollm3", "qwen3moe"}
+    nothing = {"mamba2"}  # has none of the matrices
+    scaled = {"falcon-h1"}
+    makes_vectors = {"bert", "nomic-bert", "gemma-embedding", "modern-bert"}
+    names = {name for name in GGUF_FAMILIES if " " not in name}
+    assert names == known | nothing | scaled | makes_vectors
+
+
+def test_a_projection_with_a_gate_in_it_is_refused_by_name(base: Base, tmp_path: Path) -> None:
+    gated = changed(base.arch, gated=True)
+    for i, part in enumerate(("q", "k")):
+        rows = {"q": 64, "k": 16}[part]
+        pairs = random_pairs({f"{LAYER}self_attn.{part}_proj": (rows, 32)})
+        path = write_peft(tmp_path / f"{i}", pairs)
+        if part == "k":
+            assert list(read_adapter(path, Base(gated, "qwen35")).parts) == ["layers.1.k"]
+            continue
+        with pytest.raises(ModelFileError, match=r"q_proj' is adapted, which is not supported"):
+            read_adapter(path, Base(gated, "qwen35"))
+
+
+def test_adapters_of_scaled_weights_fit_files_of_their_own_kind_alone(
+    base: Base, pairs: Pairs, tmp_path: Path
+) -> None:
+    """Of Falcon-H1 a converter multiplies weights, of adapters too, by what the config says."""
+    peft = write_peft(tmp_path / "a", pairs)
+    file = write_gguf_adapter(tmp_path / "a.gguf", "falcon-h1", in_gguf(pairs, "falcon-h1"), 6.0)
+    with pytest.raises(ModelFileError, match="'falcon-h1' has its multipliers within its weights"):
+        read_adapter(peft, Base(base.arch, "falcon-h1"))
+    with pytest.raises(ModelFileError, match="take the adapter as PEFT saved it"):
+        read_adapter(file, Base(base.arch, "FalconH1ForCausalLM"))
+    assert read_adapter(file, Base(base.arch, "falcon-h1")).parts

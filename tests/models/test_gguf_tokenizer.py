@@ -247,7 +247,8 @@ def test_masks_of_byte_level_encoders_do_so_too() -> None:
         "tokenizer.ggml.token_type": [1, 1, 3, 3],
         "tokenizer.ggml.merges": [],
     }
-    for pre, ids in (("modern-bert", [0, 2, 3]), ("gpt-2", [0, 1, 2, 1, 3])):
+    strips, not_so = [0, 2, 3], [0, 1, 2, 1, 3]
+    for pre, ids in (("modern-bert", strips), ("roberta-bpe", strips), ("gpt-2", not_so)):
         tokenizer = load_tokenizer(metadata | {"tokenizer.ggml.pre": pre})
         assert tokenizer.encode("a [MASK] <mask>") == ids
 
@@ -310,7 +311,7 @@ LLAMA3 = "It|'s| |123|4| ...|  | x|\n\n|y"
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ("gpt-2 phi-2 olmo mpt jais mellum trillion a.x-4.0 gigachat exaone4", GPT2),
+        ("gpt-2 phi-2 olmo mpt jais mellum trillion a.x-4.0 gigachat exaone4 roberta-bpe", GPT2),
         ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", DIGITS),
         ("qwen2 deepseek-r1-qwen megrez kormo hunyuan stablelm2 solar-open grok-2", QWEN2),
         ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", LLAMA3),
@@ -354,6 +355,10 @@ LLAMA3 = "It|'s| |123|4| ...|  | x|\n\n|y"
         (
             "bloom gpt3-finnish poro-chat",
             "aB'S| it's| 12345| été|.|É| 你好x| e\u0301| !?\r\n|/|\n\n | $x`|\t|Ж",
+        ),
+        (
+            "viking",
+            "aB'S| it's| |1|2|3|4|5| été|.|É| 你好x| e\u0301| !?\r\n|/|\n\n | $x`|\t|Ж",
         ),
         ("superbpe", "aB'S it's |12|345| été.É 你好x e\u0301 !?\r\n/\n\n  $x`\tЖ"),
         (

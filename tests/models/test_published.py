@@ -21,9 +21,12 @@ from ridgeline.physics import costs
 DATA = Path(__file__).parents[1] / "data"
 CONFIGS: dict[str, Any] = json.loads((DATA / "family_configs.json").read_text())
 OTHERS: dict[str, Any] = json.loads((DATA / "configs.json").read_text())
+OF_ENCODERS: dict[str, Any] = json.loads((DATA / "encoder_configs.json").read_text())
 # Of learnt positions the config does not say how many rows there are.
 POSITIONS = {
     "gpt2": ("transformer.wpe.weight", (1024, 768)),
+    "distilgpt2": ("transformer.wpe.weight", (1024, 768)),
+    "gpt2-medium": ("transformer.wpe.weight", (1024, 1024)),
     "opt-125m": ("model.decoder.embed_positions.weight", (2050, 768)),
 }
 
@@ -56,12 +59,37 @@ def test_every_family_has_a_published_config() -> None:
         "Qwen3_5MoeForConditionalGeneration",
     }
     not_at_hand = {
-        "Mamba2ForCausalLM",
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
     }
     families = {name.removesuffix(" of experts") for name in HF_FAMILIES}
     assert families - ENCODERS.keys() - named == same_as_another | not_at_hand
+
+
+@pytest.mark.parametrize("name", OF_ENCODERS)
+def test_a_published_encoder_counts_its_published_parameters(name: str) -> None:
+    """Their files have more: what is added to other tensors when it is bound, and a pooler."""
+    entry = OF_ENCODERS[name]
+    config = entry["config"]
+    family = HF_FAMILIES[config["architectures"][0]]
+    hidden = config.get("hidden_size") or config["n_embd"]
+    raw = {}
+    if "positions" in family.outer:
+        in_file = family.outer["positions"]
+        raw[in_file] = tensor(in_file, (config["max_position_embeddings"], hidden))
+    arch = arch_from_config(config, raw, name)
+    folded = hidden * config["type_vocab_size"] if "types" in family.outer else 0
+    folded += hidden if "embed_norm" in family.outer else 0
+    if config["architectures"][0] in ("BertModel", "RobertaModel", "XLMRobertaModel"):
+        folded += hidden * (hidden + 1)  # the pooler
+    if arch.num_segments > 1:  # each has positions of its own
+        folded -= (arch.num_segments - 1) * config["max_position_embeddings"] * hidden
+    assert costs.weight_params(arch) + folded == entry["num_params"]
+
+
+def test_every_encoder_has_a_published_config() -> None:
+    named = {entry["config"]["architectures"][0] for entry in OF_ENCODERS.values()}
+    assert ENCODERS.keys() - named == {"Gemma3TextModel"}
 
 
 def test_gguf_files_of_gemma_4_state_as_many_parameters() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.models.gguf_dense import ARCHITECTURES as LAYER_NORMED
+from tests.models.gguf_dense import converted
 from tests.parity.tiny import torch
 from tests.parity.tiny_configs import VOCAB
 
@@ -100,6 +102,8 @@ OTHER_NAMES = {
 def write_gguf(model: Any, path: Path) -> Path:
     """Write ``model`` in float32 to ``path``; return it."""
     config = model.config
+    if type(model).__name__ in LAYER_NORMED:
+        return _write_converted(model, path)
     family = config.model_type
     config.allow_global_per_layer_attribute_access = True  # of Gemma 4: what its files also say
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -155,6 +159,24 @@ def write_gguf(model: Any, path: Path) -> Path:
             writer.add_tensor(place, buffer.numpy())
         if name.endswith("expert_bias"):
             writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", buffer.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_converted(model: Any, path: Path) -> Path:
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    weights = {name: one.detach().numpy() for name, one in model.named_parameters()}
+    metadata, raw = converted(config, weights)
+    writer = gguf.GGUFWriter(path, metadata.pop("general.architecture"))
+    adders = {int: "add_uint32", float: "add_float32", bool: "add_bool", str: "add_string"}
+    for key, value in metadata.items():
+        getattr(writer, adders[type(value)])(key, value)
+    add_vocabulary(writer)
+    for name, array in raw.items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

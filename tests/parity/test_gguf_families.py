@@ -32,6 +32,12 @@ CASES += [
         "smollm3",
         "qwen2-moe",
         "qwen3-moe",
+        "stablelm",
+        "cohere",
+        "cohere2",
+        "phi2",
+        "neox",
+        "gpt2",
     )
 ]
 CASES += [("phi3-longrope", (8, 5), 32), ("phi3-longrope", (40, 33), 64)]
@@ -42,6 +48,10 @@ def test_family(name: str, lengths: tuple[int, ...], context: int, tmp_path: Pat
     model = tiny.make_model(name)
     if name in ("gemma2", "gemma3"):  # GGUF has no word for it
         model = tiny.make_model(name, query_pre_attn_scalar=32)
+    if name == "phi2":  # its converter writes four times the hidden size
+        model = tiny.make_model(name, intermediate_size=256)
+    if name == "cohere2":  # every fourth layer sees everything
+        model = tiny.make_model(name, layer_types=None)
     if name == "olmo3":  # every fourth layer sees everything, and one base serves both ropes
         ropes = {"sliding_attention": tiny_configs.ROPE, "full_attention": tiny_configs.YARN_ROPE}
         model = tiny.make_model(name, layer_types=None, rope_parameters=ropes)

@@ -23,12 +23,15 @@ NAMES = [
 ]  # fmt: skip
 
 
-def adapt(model: Any) -> Pairs:
-    """Make an adapter of all matrices of layers, merge it into the model, and return it."""
+def adapt(model: Any, where: str = "") -> Pairs:
+    """Make an adapter of all matrices of layers, merge it into the model, and return it.
+
+    It is of those alone whose names have ``where`` in them.
+    """
     modules = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and ".layers." in name
+        if isinstance(module, torch.nn.Linear) and ".layers." in name and where in name
     }
     pairs = random_pairs({name: tuple(m.weight.shape) for name, m in modules.items()}, RANK)
     with torch.no_grad():
@@ -50,12 +53,19 @@ def test_family(name: str, tmp_path: Path) -> None:
     check(base, answers, lora={"adapter": adapter})
 
 
-@pytest.mark.parametrize("name", ["llama2", "qwen2", "gemma2"])
+OF_EXPERTS = ("gpt-oss", "olmoe", "granite-moe", "qwen2-moe", "lfm2-moe")
+ON_GGUF = dict.fromkeys(("llama2", "qwen2", "gemma2", "stablelm", "cohere", "neox"), "")
+ON_GGUF |= dict.fromkeys(("lfm2", *OF_EXPERTS), "self_attn.")
+ON_GGUF["gemma4"] = "self_attn.q_proj"  # some layers have no other
+
+
+@pytest.mark.parametrize("name", ON_GGUF)
 def test_an_adapter_of_peft_on_a_gguf(name: str, tmp_path: Path) -> None:
     model = tiny.make_model(name)
     if "gemma" in name:  # GGUF has no word for it
         model = tiny.make_model(name, query_pre_attn_scalar=32)
     base = write_gguf(model, tmp_path / "tiny.gguf")
-    adapter = write_peft(tmp_path / "adapter", adapt(model), lora_alpha=ALPHA)
+    pairs = adapt(model, ON_GGUF[name])
+    adapter = write_peft(tmp_path / "adapter", pairs, lora_alpha=ALPHA)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(12, 5)]
     check(base, answers, lora={"adapter": adapter})

@@ -35,8 +35,8 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
 
     Args:
         model: a short name; a .gguf file; a directory; ``owner/name`` of the hub, perhaps with
-            ``:Q4_K_M`` or a file's name behind it; or a name that Ollama has; tried in this order.
-            A local directory called like a short name is reached as ``./name``.
+            ``@revision``, and ``:Q4_K_M`` or a file's name behind it; or a name that Ollama has;
+            tried in this order. A local directory called like a short name is ``./name``.
         stores: where models may lie.
         room_bytes: memory that is free: decides between files if none is named.
 

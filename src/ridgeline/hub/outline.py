@@ -36,7 +36,7 @@ def outline(name: HubName) -> Iterator[Path]:
     Raises ValueError as ``repos.fetch`` does, or if a header is damaged. Without files of weights
     that are understood, a config.json is enough.
     """
-    revision, files = files_of(name.repo)
+    revision, files = files_of(name)
     if "config.json" in files and not name.wish:
         wanted, path = [file for file in files if _OF_WEIGHTS.fullmatch(file)], ""
         if len(wanted) > _MOST_SHARDS:

@@ -116,8 +116,8 @@ class Stores:
 
         Raises ValueError if several are, and none fits into ``room_bytes`` of memory.
         """
-        for repo, folder, owner in self.repositories():
-            if repo.lower() != name.repo.lower():
+        for repo, folder, owner in (*self.repositories(), *self._revision(name)):
+            if repo.lower() != name.folder.lower():
                 continue
             if not name.wish and _is_whole_directory(folder):
                 return _directory_place(repo, folder, owner), ""
@@ -131,6 +131,16 @@ class Stores:
                 files = tuple(folder / file for file in model.files)
                 return Place(f"{repo}:{model.tag}", files[0], files, owner, {}), why
         return None
+
+    def _revision(self, name: HubName) -> Iterator[tuple[str, Path, str]]:
+        """Yield what the hub's cache has of a revision: its refs name commits, or it is one."""
+        folder = self.hub_cache / f"models--{name.repo.replace('/', '--')}"
+        try:
+            commit = (folder / "refs" / name.revision).read_text().strip()
+        except OSError:
+            commit = name.revision
+        if name.revision and (snapshot := folder / "snapshots" / commit).is_dir():
+            yield name.folder, snapshot, "hub cache"
 
     # --- Ollama --------------------------------------------------------------------------------
 

@@ -55,12 +55,14 @@ def fetch(
             reach, or no room is left on the disk.
         ModelFileError: what arrived is not what was announced; it is removed.
     """
-    target = directory / name.repo
+    target = directory / name.folder
     with only_one(target):
-        revision, files = files_of(name.repo)
+        revision, files = files_of(name)
         wanted, path, why = wanted_of(name, files, room_bytes)
         total = sum(files[file].size for file in wanted)
-        announce(f"{name.repo}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch")
+        announce(
+            f"{name.folder}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch"
+        )
         _check_room(target.parent, total)
         partial, before = hidden(target, "partial"), 0
         for file in wanted:
@@ -74,12 +76,15 @@ def fetch(
     return target / path if path else target
 
 
-def files_of(repo: str) -> tuple[str, dict[str, Entry]]:
-    """Return a repository's newest commit, and its files by their paths."""
+def files_of(name: HubName) -> tuple[str, dict[str, Entry]]:
+    """Return the commit that a name means, the newest unless it says one, and its files by paths.
+
+    Raises ValueError as ``fetch`` does.
+    """
     from huggingface_hub import HfApi  # half a second, for this alone
 
-    with explained(repo):
-        info = HfApi().model_info(repo, files_metadata=True)
+    with explained(name.repo):
+        info = HfApi().model_info(name.repo, revision=name.revision or None, files_metadata=True)
     files = {
         file.rfilename: Entry(file.size or 0, file.lfs.sha256 if file.lfs else None)
         for file in info.siblings or ()
@@ -178,6 +183,10 @@ def explained(repo: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise ValueError(
             f"the hub has no repository {repo!r}, or it is private: check the name, or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(
+            f"{repo} has no such revision: give a branch, a tag or a commit that its page shows"
         ) from error
     except errors.OfflineModeIsEnabled as error:
         raise ValueError(f"{repo} is not here, and HF_HUB_OFFLINE forbids to fetch it") from error

@@ -24,7 +24,7 @@ from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, TEXT_HALVES, F
 from ridgeline.models.gguf import read_gguf
 from ridgeline.models.safetensors_dir import Folder, map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
-from ridgeline.physics.arch import Experts, ModelArch
+from ridgeline.physics.arch import Attention, Experts, ModelArch
 
 Floats = NDArray[np.float32]
 
@@ -36,8 +36,18 @@ _HF_NAMES = {
     "llama": "LlamaForCausalLM", "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM", "olmo2": "Olmo2ForCausalLM", "smollm3": "SmolLM3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM", "qwen2moe": "Qwen2MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM", "gemma4": "Gemma4ForCausalLM", "lfm2": "Lfm2ForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM", "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM", "qwen3next": "Qwen3NextForCausalLM",
+    "deepseek2": "DeepseekV3ForCausalLM", "stablelm": "StableLmForCausalLM",
+    "command-r": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM", "phi2": "PhiForCausalLM",
+    "gptneox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel",
 }  # fmt: skip
+# Converters multiply weights of these, and of their adapters, by numbers that a GGUF file does not
+# keep: an adapter of one kind does not fit a base of the other.
+_SCALED = ("falcon-h1",)
 _PEFT_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _REFUSED = (
     "use_dora", "use_qalora", "modules_to_save", "lora_bias", "fan_in_fan_out", "layer_replication",
@@ -137,6 +147,9 @@ def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
     config = Facts(values, str(path / "adapter_config.json"))
     modules = _Modules(config)
     name = _HF_NAMES.get(base.family, base.family)
+    if name in _SCALED:
+        config.fail(f"a GGUF file of the family {name!r} has its multipliers within its weights: "
+                    f"convert the adapter to GGUF too, or take the base's safetensors")  # fmt: skip
     if name not in HF_FAMILIES:
         config.fail(f"adapters of PEFT for a base of the family {name!r} are not supported")
     pairs: dict[str, dict[str, Tensor]] = {}
@@ -276,6 +289,9 @@ def _from_gguf(path: Path, base: Base) -> dict[str, LowRank]:
         facts.fail(f"adapters of the architecture {name!r} are not supported")
     if base.family in GGUF_FAMILIES and base.family != name:
         facts.fail(f"an adapter for {name!r}, but the model is {base.family!r}")
+    if name in _SCALED and base.family not in GGUF_FAMILIES:
+        facts.fail(f"it has multipliers of {name!r} within it, which the base's safetensors have "
+                   f"beside them: take the adapter as PEFT saved it, or a GGUF base")  # fmt: skip
     alpha = facts.get("adapter.lora.alpha") or 0.0
     if type(alpha) not in (int, float) or not 0 <= alpha < 1e9:
         facts.fail(f"adapter.lora.alpha is {alpha!r}, not a number of at least 0")
@@ -297,6 +313,13 @@ def _from_gguf(path: Path, base: Base) -> dict[str, LowRank]:
 # --- both ----------------------------------------------------------------------------------------
 
 
+def _of_attention(mixer: Attention | None) -> tuple[str, ...]:
+    """Return which matrices of attention can be adapted."""
+    if mixer is None or mixer.latent is not None:
+        return ()
+    return MATRICES[1:4] if mixer.gated else MATRICES[:4]  # a gate stands within q in files
+
+
 class _Binding:
     """From a family's names of matrices to canonical parts, shapes checked."""
 
@@ -306,8 +329,7 @@ class _Binding:
         self._modules: dict[str, tuple[int, list[str]]] = {}  # name in a file: layer, parts
         for i, layer in enumerate(arch.layers):
             inner = () if isinstance(layer.ffn, Experts) else MATRICES[4:]
-            is_latent = layer.attention is not None and layer.attention.latent is not None
-            for part in (*(() if is_latent else MATRICES[:4]), *inner):
+            for part in (*_of_attention(layer.attention), *inner):
                 if part in layer.shapes(1, norm_bias=False) and part in family.layer:
                     in_file = family.prefix.format(i) + family.layer[part]
                     self._modules.setdefault(in_file, (i, []))[1].append(part)

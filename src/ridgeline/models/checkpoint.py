@@ -103,7 +103,10 @@ def _token_id(facts: Facts, role: str, vocab_size: int) -> list[int]:
 
 
 def _around_text(facts: Facts, kind: str, vocab_size: int) -> tuple[list[int], bool, list[int]]:
-    """Return the BOS id, whether it begins a text, and what ends one; a file need not say them."""
+    """Return the BOS id, whether it begins a text, and what ends one; a file need not say them.
+
+    "add_sep_token" is of pairs alone, which no GGUF file that runs reads together.
+    """
     bos = _token_id(facts, "bos", vocab_size)
     if kind == "bert":  # [CLS] and [SEP], always; without a number they have those of BERT
         first = bos or _token_id(facts, "cls", vocab_size) or [101]

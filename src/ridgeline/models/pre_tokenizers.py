@@ -28,6 +28,7 @@ _O200K = (
     .replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 )
 _KIMI = r"\p{Han}+|" + _O200K.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("/]*", "]*")
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DEEPSEEK_V3 = (
     r'[!"#$%&'
     r"'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -74,13 +75,14 @@ SPLITS = {
     ),
     "deepseek-v3": (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_V3),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
-    "bloom": (r" ?[^(\s|.,!?…。，、।۔،)]+",),
+    "bloom": (_BLOOM,),
+    "viking": (_BLOOM, r"\p{N}"),
     "superbpe": (r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
 }
 # Other names of each, which llama.cpp reads alike: converters have one for every vocabulary.
 _OTHER_NAMES = {
     "gpt-2": "a.x-4.0 exaone4 gigachat granite-docling jais jina-de jina-es jina-v2-de jina-v2-es "
-    "mellum modern-bert mpt olmo phi-2 trillion",
+    "mellum modern-bert mpt olmo phi-2 roberta-bpe trillion",
     "smollm": "codeshell command-r exaone mellum2 minerva-7b refact starcoder",
     "qwen2": "deepseek-r1-qwen f2llmv2 grok-2 hunyuan kormo megrez solar-open stablelm2",
     "llama-bpe": "falcon-h1 falcon3 jina-v5-nano lfm2 llama-v3 llama3 midm-2.0 pixtral",
@@ -93,7 +95,7 @@ _KNOWN_NAMES = {other: name for name, others in _OTHER_NAMES.items() for other i
 # Whose texts begin with BOS unless the file says otherwise, whose mask takes the white space before
 # it, and who looks for a whole word before merging.
 BEGIN_WITH_BOS = ("llama-bpe", "tekken")
-MASK_STRIPS = ("modern-bert", "jina-v2-de", "jina-v2-es")
+MASK_STRIPS = ("modern-bert", "jina-v2-de", "jina-v2-es", "roberta-bpe")
 TAKE_WHOLE_WORDS = ("llama-bpe", "tekken", "glm4")
 
 

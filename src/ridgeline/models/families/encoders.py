@@ -95,8 +95,10 @@ FAMILIES["BertModel"] = Family(
     ropes={"full": "none"},
     buffers=_POOLER,
     unused=("gradient_checkpointing", "type_vocab_size", "hidden_dropout_prob",
-            "attention_probs_dropout_prob", "tie_word_embeddings"),
-    must={"position_embedding_type": "absolute", "is_decoder": False},
+            "attention_probs_dropout_prob", "tie_word_embeddings", "output_past", "pooler_fc_size",
+            "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+            "pooler_type"),
+    must={"position_embedding_type": "absolute", "is_decoder": False, "directionality": "bidi"},
 )  # fmt: skip
 FAMILIES["XLMRobertaModel"] = replace(
     FAMILIES["BertModel"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ridgeline.models.families.gguf_dense import FAMILIES as _OF_LAYER_NORM
+from ridgeline.models.families.gguf_names import LAYER, OUTER, PREFIX, REFUSED, refused_but
 from ridgeline.models.families.table import (
     Family,
     const,
@@ -15,36 +17,14 @@ from ridgeline.models.families.table import (
     power,
 )
 
-_PREFIX = "blk.{}."
-_OUTER = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
-_LAYER = {
-    "attn_norm": "attn_norm.weight",
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "o": "attn_output.weight",
-    "q_bias": "attn_q.bias",
-    "k_bias": "attn_k.bias",
-    "v_bias": "attn_v.bias",
-    "o_bias": "attn_output.bias",
-    "q_norm": "attn_q_norm.weight",
-    "k_norm": "attn_k_norm.weight",
-    "attn_post_norm": "post_attention_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "mlp_post_norm": "post_ffw_norm.weight",
-    "router": "ffn_gate_inp.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
-}
-_FUSED = _LAYER | {
+_FUSED = LAYER | {
     "q": "attn_qkv.weight",
     "k": "attn_qkv.weight",
     "v": "attn_qkv.weight",
     "gate": "ffn_up.weight",
     "up": "ffn_up.weight",
 }
-_EXPERTS = _LAYER | {
+_EXPERTS = LAYER | {
     "gate": "ffn_gate_exps.weight",
     "up": "ffn_up_exps.weight",
     "down": "ffn_down_exps.weight",
@@ -80,70 +60,53 @@ _SPARSE = {
     "ffn.per_token": integer("expert_used_count"),
     "ffn.size": integer("expert_feed_forward_length", "feed_forward_length"),
 }
-_REFUSED = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "attention.scale",
-    "attention.sliding_window_pattern",
-    "embedding_scale",
-    "residual_scale",
-    "logit_scale",
-    "rope.scaling.yarn_log_multiplier",
-    "expert_count",
-)
 # Converters copy a window that these models' configs switch off.
 _SWITCHED_OFF = ("attention.sliding_window",)
 
 
-def _refused_but(*keys: str) -> tuple[str, ...]:
-    return tuple(key for key in _REFUSED if key not in keys)
-
-
 FAMILIES = {
     "llama": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL,
         windows="all",
         default_window=0,
         interleaved=True,
-        refuse=_REFUSED,
+        refuse=REFUSED,
     ),
-    "phi3": Family(
-        _OUTER, _FUSED, _PREFIX, _MODEL, windows="all", default_window=0, refuse=_REFUSED
-    ),
+    "phi3": Family(OUTER, _FUSED, PREFIX, _MODEL, windows="all", default_window=0, refuse=REFUSED),
     "qwen2": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL | {"mixer.qkv_bias": const(True)},
-        refuse=_REFUSED,
+        refuse=REFUSED,
         unused=_SWITCHED_OFF,
     ),
     "qwen3": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL | {"mixer.qk_norm": const("head")},
-        refuse=_REFUSED,
+        refuse=REFUSED,
         unused=_SWITCHED_OFF,
     ),
     "gemma3": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL | _GEMMA | {"mixer.qk_norm": const("head")},
         windows="pattern",
         pattern=6,
         ropes={"sliding": "10000"},
-        refuse=_refused_but("attention.sliding_window_pattern"),
+        refuse=refused_but("attention.sliding_window_pattern"),
         refuse_layers=(62,),
     ),
     "gemma2": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL
         | _GEMMA
         | {
@@ -152,71 +115,72 @@ FAMILIES = {
         },
         windows="pattern",
         pattern=2,
-        refuse=_refused_but("attn_logit_softcapping", "final_logit_softcapping"),
+        refuse=refused_but("attn_logit_softcapping", "final_logit_softcapping"),
         refuse_layers=(46,),
     ),
     "granite": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL | _SCALES | {"mixer.scale": number("attention.scale", default=1.0)},
         interleaved=True,
-        refuse=_refused_but("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+        refuse=refused_but("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
     ),
     "olmo2": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL | {"layer.norms": const("behind"), "mixer.qk_norm": const("width")},
         windows="pattern",  # of OLMo 3; OLMo 2 has no window
         default_window=0,
         pattern=4,
         ropes={"sliding": "rope.freq_base"},
-        refuse=_refused_but("attention.sliding_window_pattern"),
+        refuse=refused_but("attention.sliding_window_pattern"),
     ),
     "smollm3": Family(
-        _OUTER,
-        _LAYER,
-        _PREFIX,
+        OUTER,
+        LAYER,
+        PREFIX,
         _MODEL,
         interleaved=True,
         ropes={"no_rope_layers": "none"},
-        refuse=_REFUSED,
+        refuse=REFUSED,
     ),
+    **_OF_LAYER_NORM,
     "llama of experts": Family(  # Mixtral
-        _OUTER,
+        OUTER,
         _EXPERTS,
-        _PREFIX,
+        PREFIX,
         _MODEL | _SPARSE,
         windows="all",
         default_window=0,
         interleaved=True,
         has_experts=True,
-        refuse=_refused_but("expert_count"),
+        refuse=refused_but("expert_count"),
     ),
     "olmoe": Family(
-        _OUTER,
+        OUTER,
         _EXPERTS,
-        _PREFIX,
+        PREFIX,
         _MODEL | _SPARSE | {"mixer.qk_norm": const("width"), "ffn.normalised": const(False)},
         has_experts=True,
-        refuse=_refused_but("expert_count"),
+        refuse=refused_but("expert_count"),
     ),
     "granitemoe": Family(
-        _OUTER,
+        OUTER,
         _EXPERTS,
-        _PREFIX,
+        PREFIX,
         _MODEL | _SPARSE | _SCALES | {"mixer.scale": number("attention.scale", default=1.0)},
         interleaved=True,
         has_experts=True,
-        refuse=_refused_but(
+        refuse=refused_but(
             "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "expert_count"
         ),
     ),
     "gpt-oss": Family(
-        _OUTER,
+        OUTER,
         _EXPERTS | _GPT_OSS_NAMES,
-        _PREFIX,
+        PREFIX,
         _MODEL
         | _SPARSE
         | {
@@ -227,10 +191,10 @@ FAMILIES = {
         windows="pattern",
         pattern=2,
         has_experts=True,
-        refuse=_refused_but("attention.sliding_window_pattern", "expert_count"),
+        refuse=refused_but("attention.sliding_window_pattern", "expert_count"),
     ),
     "qwen2moe": Family(
-        _OUTER,
+        OUTER,
         _EXPERTS
         | {
             "shared_gate": "ffn_gate_shexp.weight",
@@ -238,7 +202,7 @@ FAMILIES = {
             "shared_down": "ffn_down_shexp.weight",
             "shared_scale": "ffn_gate_inp_shexp.weight",
         },
-        _PREFIX,
+        PREFIX,
         _MODEL
         | _SPARSE
         | {
@@ -248,31 +212,31 @@ FAMILIES = {
             "shared.size": integer("expert_shared_feed_forward_length"),
         },
         has_experts=True,
-        refuse=_refused_but("expert_count"),
+        refuse=refused_but("expert_count"),
         unused=_SWITCHED_OFF,
     ),
     "qwen3moe": Family(
-        _OUTER,
+        OUTER,
         _EXPERTS,
-        _PREFIX,
+        PREFIX,
         _MODEL | _SPARSE | {"mixer.qk_norm": const("head")},
         has_experts=True,
-        refuse=_refused_but("expert_count"),
+        refuse=refused_but("expert_count"),
         unused=_SWITCHED_OFF,
     ),
 }
 FAMILIES["lfm2"] = Family(
-    _OUTER | {"norm": "token_embd_norm.weight"},
-    _LAYER
+    OUTER | {"norm": "token_embd_norm.weight"},
+    LAYER
     | {
         "in": "shortconv.in_proj.weight",
         "conv": "shortconv.conv.weight",
         "out": "shortconv.out_proj.weight",
     },
-    _PREFIX,
+    PREFIX,
     _MODEL | {"mixer.qk_norm": const("head"), "recurrent.kernel": integer("shortconv.l_cache")},
     recurrent="conv",
-    refuse=_REFUSED,
+    refuse=REFUSED,
 )
 FAMILIES["lfm2moe"] = replace(
     FAMILIES["lfm2"],
@@ -294,7 +258,7 @@ FAMILIES["lfm2moe"] = replace(
     has_experts=True,
     instead={name: f"ffn_{name}.weight" for name in ("gate", "up", "down")},
     dense_layers="leading_dense_block_count",
-    refuse=_refused_but("expert_count"),
+    refuse=refused_but("expert_count"),
 )
 HARMLESS = frozenset((
     "attention.key_length_swa", "attention.value_length_swa",

@@ -60,7 +60,8 @@ EXPERTS = LAYER | {
 DENSE_NAMES = {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
 SILU = {"silu": "silu", "swish": "silu"}
 ACTIVATIONS = SILU | {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "gelu": "gelu", "gelu_fast": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
 }  # fmt: skip
 MODEL = {
     "hidden_size": integer("hidden_size"),

@@ -153,7 +153,7 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
     rope = rope_from_gguf(meta, by_kind["full"].head_dim, raw)
     ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
     if family.ropes.get("full") == "none":
-        ropes = {"full": None, "sliding": None}
+        ropes["full"] = None
     if "sliding" in family.ropes:
         local = family.ropes["sliding"]
         base = float(local) if local.isdigit() else meta.number(local, 10_000.0)

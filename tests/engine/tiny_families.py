@@ -1,0 +1,90 @@
+"""A tiny model of any family as a directory of Hugging Face's, all of its weights random.
+
+It is the inverse of what binds tensors: names and layouts come from the tables, so that they are no
+test of these (``make test-parity`` is). Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models
+
+from ridgeline.models.families import HF_FAMILIES, Family, arch_from_config
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.arch import Experts, ModelArch
+from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, VOCAB
+from tests.tiny import Arrays, random_arrays
+
+# What transformers' own configs say unless told otherwise, and files therefore have.
+_SAID: dict[str, dict[str, Any]] = {"FalconH1": {"mamba_d_conv": 4}, "Mamba2": {"conv_kernel": 4}}
+
+
+def write_family(path: Path, name: str) -> Path:
+    """Write the model of this name in the list of tiny configs; return ``path``."""
+    values = _config(name)
+    family = _family(values)
+    arch = arch_from_config(values, _positions(values, family), str(path))
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(values))
+    save_file(_in_file(arch, family, random_arrays(arch, seed=5)), path / "model.safetensors")
+    words = Tokenizer(models.BPE({f"w{i}": i for i in range(VOCAB)}, []))
+    words.decoder = decoders.ByteLevel()
+    words.save(str(path / "tokenizer.json"))
+    return path
+
+
+def _config(name: str) -> dict[str, Any]:
+    family, changes = (CONFIGS | NEWER)[name]
+    suffix = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    values = SIZES | _SAID.get(family, {}) | changes
+    values["architectures"] = [f"{family}{suffix}"]
+    for key in (*changes.get("unused", ()), "unused", "attn_implementation"):
+        values.pop(key, None)
+    return {_family(values).facts["norm_eps"].keys[0]: 1e-5, "tie_word_embeddings": False} | values
+
+
+def _family(values: dict[str, Any]) -> Family:
+    (name,) = values["architectures"]
+    return HF_FAMILIES[f"{name} of experts" if values.get("enable_moe_block") else name]
+
+
+def _positions(values: dict[str, Any], family: Family) -> dict[str, Tensor]:
+    """Return the tensor that says how many positions there are, where they are learnt."""
+    if "positions" not in family.outer:
+        return {}
+    offset = family.facts["position_offset"].argument if "position_offset" in family.facts else 0
+    longest = values.get("n_positions") or values["max_position_embeddings"]
+    shape, name = (longest + offset, SIZES["hidden_size"]), family.outer["positions"]
+    return {name: Tensor(name, "F32", shape, np.zeros((shape[0], 4 * shape[1]), np.uint8))}
+
+
+def _in_file(arch: ModelArch, family: Family, arrays: Arrays) -> Arrays:
+    """Return the tensors of a file that has these values in some order."""
+    parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for name, array in arrays.items():
+        if name in family.outer:
+            parts.setdefault(family.outer[name], []).append(array)
+            continue
+        _, index, part = name.split(".")
+        ffn, in_file = arch.layers[int(index)].ffn, family.layer[part]
+        if part in family.instead and not isinstance(ffn, Experts):
+            in_file = family.instead[part]
+        in_file = family.prefix.format(index) + in_file if "{}" in family.prefix else in_file
+        parts.setdefault(in_file, []).append(array)
+    found = {}
+    for name, some in parts.items():
+        whole = np.concatenate(some)
+        if family.transposed and whole.ndim == 2 and name not in family.outer.values():
+            whole = whole.T
+        if "{e}" not in name:
+            found[name] = np.ascontiguousarray(whole)
+            continue
+        count = next(layer.ffn.num for layer in arch.layers if isinstance(layer.ffn, Experts))
+        for e, rows in enumerate(np.split(whole, count)):
+            found[name.format(e=e)] = np.ascontiguousarray(rows)
+    return found

@@ -1,0 +1,75 @@
+"""What llama.cpp's converters make of dense families with LayerNorm: metadata and tensors.
+
+Names are those of gguf-py's own map, not the ones of the code under test.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gguf
+import numpy as np
+
+ARCHITECTURES = {
+    "StableLmForCausalLM": "stablelm",
+    "CohereForCausalLM": "command-r",
+    "Cohere2ForCausalLM": "cohere2",
+    "PhiForCausalLM": "phi2",
+    "GPTNeoXForCausalLM": "gptneox",
+    "GPT2LMHeadModel": "gpt2",
+}
+_NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+# Metadata without the architecture to keys of config.json, of which one is there.
+_KEYS = {
+    "embedding_length": ("hidden_size", "n_embd"),
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon"),
+}
+
+
+def converted(
+    config: dict[str, Any], weights: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return metadata and tensors of a GGUF file for a config.json and its float weights."""
+    arch = ARCHITECTURES[config["architectures"][0]]
+    values = {
+        key: next(config[name] for name in names if config.get(name) is not None)
+        for key, names in _KEYS.items()
+    }
+    hidden, heads = values["embedding_length"], values["attention.head_count"]
+    if arch in ("gpt2", "phi2"):
+        values["feed_forward_length"] = 4 * hidden
+    else:
+        values["feed_forward_length"] = config["intermediate_size"]
+    if arch in ("stablelm", "command-r", "cohere2"):
+        values["attention.head_count_kv"] = config["num_key_value_heads"]
+    if arch in ("stablelm", "phi2", "gptneox"):
+        rope = config.get("rope_parameters") or {}
+        share = config.get("rotary_pct") or rope.get("partial_rotary_factor", 1.0)
+        values["rope.dimension_count"] = int(share * (hidden // heads))
+    if arch in ("stablelm", "gptneox"):
+        values["use_parallel_residual"] = True  # that is StableLM's default: see the table
+    if arch in ("command-r", "cohere2"):
+        values["logit_scale"] = config["logit_scale"]
+        values["rope.freq_base"] = 10_000.0
+        values["rope.scaling.type"] = "none"
+    if arch == "cohere2":
+        values["attention.sliding_window"] = config["sliding_window"]
+        values["rope.dimension_count"] = hidden // heads
+        values["vocab_size"] = config["vocab_size"]
+    names = gguf.get_tensor_name_map(_NUMBERS[arch], values["block_count"])
+    raw = {}
+    for name, array in weights.items():
+        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new_name is not None, name
+        if arch == "gpt2" and re.search(r"\.c_\w+\.weight", name):
+            array = np.ascontiguousarray(array.T)
+        if "query_key_value" in name:
+            of_head = array.reshape(heads, 3, hidden // heads, *array.shape[1:])
+            array = np.ascontiguousarray(of_head.swapaxes(0, 1)).reshape(array.shape)
+        raw[new_name] = array
+    metadata = {f"{arch}.{key}": value for key, value in values.items()}
+    return {"general.architecture": arch} | metadata, raw
