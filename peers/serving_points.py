@@ -30,8 +30,8 @@ from typing import Any
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.format_bytes import storage_of_config
 from ridgeline.planner import plan
+from ridgeline.planner.candidate import bounds_of
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.choice_search import bounds_of
 from ridgeline.planner.load import Load, LoadWishes, load_of
 from ridgeline.planner.place import place
 from ridgeline.planner.steady import steady_closed

@@ -13,6 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ridgeline.engine_setup.locate import stores
+from ridgeline.planner.published import published_formula
+from ridgeline.planner.subject import subject_of
 from tests.cli.test_main import RIDGELINE, ridgeline
 from tests.physics.published import PUBLISHED
 
@@ -39,6 +42,11 @@ def test_the_table_fits_a_terminal_and_ends_with_the_answer(config: str, tmp_pat
     for how in ("computed", "assumed", "it errs"):
         assert how in done.stdout
     assert "2.5 times too low" in done.stdout
+    formula = published_formula(subject_of(config, stores()), 16384, 1)
+    assert formula.plain_total_gb > formula.total_gb
+    assert f"without flash attention {formula.plain_total_gb:.2f} GB" in (
+        " ".join(done.stdout.split())
+    )
     ElementTree.fromstring(picture.read_text())
     assert str(picture) in done.stderr
 
@@ -67,6 +75,12 @@ def test_programs_get_json_csv_and_markdown(config: str) -> None:
     assert done.stdout.startswith("# Memory of phi-4\n")
     assert "| weights, MLP |" in done.stdout
     assert "| h100-sxm | 1 |" in done.stdout
+
+    done = ridgeline("plan", config, "--on", "l4", "--compare-published", "--format", "markdown")
+    formula = published_formula(subject_of(config, stores()), 4096, 1)
+    said = f"A well-known formula says {formula.total_gb:.2f} GB: "
+    plain = f"without flash attention {formula.plain_total_gb:.2f} GB"
+    assert any(said in line and plain in line for line in done.stdout.splitlines())
 
 
 def test_a_context_without_an_end_is_shown_as_one(tmp_path: Path) -> None:
@@ -150,6 +164,21 @@ def test_a_plan_for_a_load_answers_in_a_sentence_and_draws(config: str, tmp_path
     assert re.search(r"1 x a100-80-sxm holds it for \d\.\d\d USD an hour \(\d+% busy; ", answer)
     assert "on spot machines" in done.stdout
     ElementTree.fromstring(picture.read_text())
+
+
+def test_where_nothing_can_be_drawn_the_answer_is_printed_all_the_same(
+    config: str, tmp_path: Path
+) -> None:
+    picture = tmp_path / "choices.svg"
+    done = ridgeline(
+        "plan", config, "--on", "a100-80-sxm", "--prompt-tokens", "300", "--new-tokens", "40",
+        "--request-rate", "1000", "--replicas", "1", "--out", str(picture), COLUMNS="160",
+    )  # fmt: skip
+    assert "1,000 requests/s; prompts of 300 tokens" in done.stdout
+    assert re.search(r" hold up to [\d.]+ requests/s; you ask for 1,000$", done.stdout.rstrip())
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("nothing to draw: no choice bears the load")
+    assert not picture.exists()
 
 
 def test_a_load_that_makes_no_sense_is_one_line(config: str, tmp_path: Path) -> None:

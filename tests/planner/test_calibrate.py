@@ -12,10 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.cpu.measure import roofs
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record
 from ridgeline.planner.calibrate import calibrate, rates
 from ridgeline.planner.calibration import all_of, assume, known
+from ridgeline.planner.roof import kept_roof
 from ridgeline.planner.samples import Samples, Watcher
 from ridgeline.planner.score import Score
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
@@ -56,11 +58,15 @@ def test_the_command_says_what_it_found_and_keeps_it(
 ) -> None:
     monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(roofs, "_ROUNDS", 2)
     flags = ["--threads", "1", "--kv-cache-memory", "1MiB", "--backend", "reference"]
     done = CliRunner().invoke(app, ["calibrate", str(model), "--seconds", "1", *flags])
     assert done.exit_code == 0, done.output
     (kept,) = all_of(tmp_path)
     assert (kept.backend, kept.threads, kept.source) == ("reference", 1, "measured")
+    roof = kept_roof(tmp_path)
+    assert roof is not None
+    assert roof.read_bytes_per_s() > 0
     assert max(map(len, done.stdout.splitlines())) <= 80
     words = ("one stream", "a prompt of", "reads weights", "between steps", "error", "kept in")
     assert all(word in done.stdout for word in words)

@@ -8,10 +8,27 @@ from pathlib import Path
 import pytest
 
 from ridgeline.physics.hardware import parse_devices, parse_prices
+from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices, find_devices, prices_of
+from tests.physics.published import PUBLISHED
 
 TODAY = date(2026, 11, 24)
 HEADER = "device,provider,region,kind,usd_per_hour,date,source,confidence\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "said"),
+    [
+        ("groq-lpu-v1", "bf16", "no bf16 units: weights are converted to f16 as they are used"),
+        ("t4", "bf16", "no bf16 units: weights are converted to f16 as they are used"),
+        ("a100-80-sxm", "fp8", "no fp8 units: weights are widened as they are used"),
+    ],
+)
+def test_what_becomes_of_weights_that_a_device_has_no_units_for(
+    device: str, dtype: str, said: str
+) -> None:
+    found = plan(PUBLISHED["llama-3.1-8b"]["config"], on=device, dtype=dtype)
+    assert f"{device} has {said}" in found.warnings
 
 
 def test_peaks_are_dense_where_sheets_print_sparse_ones() -> None:

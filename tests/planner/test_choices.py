@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -26,9 +25,9 @@ from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of, parse_slo
 from ridgeline.planner.pareto import pareto_svg
 from ridgeline.planner.plan import plan_for
-from ridgeline.planner.spot import availability, replicas_for, up_share
 from ridgeline.planner.steady import Bounds, knee, steady, steady_closed
 from ridgeline.planner.subject import Subject
+from ridgeline.planner.verdict import per_second
 from ridgeline.simulator.fleet import serve_fleet
 from tests.physics.published import PUBLISHED
 from tests.planner.test_known_speed import times_of
@@ -53,6 +52,14 @@ def load(rate: float | None = 2.0, **changes: Any) -> Load:
 
 
 # --- what a load is ----------------------------------------------------------------------------
+
+
+def test_a_rate_is_said_as_people_say_it() -> None:
+    said = [per_second(rate) for rate in (1.0, 0.5, 2.0, 33.33, 999.4, 1000.0, 123456.0)]
+    numbers = [text.removesuffix("s/s").removesuffix("/s").split()[0] for text in said]
+    assert numbers == ["1", "0.5", "2", "33.3", "999", "1,000", "123,456"]
+    assert said[0] == "1 request/s"
+    assert all(text.endswith(" requests/s") for text in said[1:])
 
 
 def test_a_bound_is_read_and_damage_is_named() -> None:
@@ -81,7 +88,6 @@ def test_a_bound_is_read_and_damage_is_named() -> None:
         ({"slo": ["ttft:p95"]}, "METRIC:PERCENTILE:MILLISECONDS"),
         ({"on": "l40"}, "did you mean l40s"),
         ({"on": "h100-sxm/9g.1gb"}, "its slices are"),
-        ({"on": "here"}, "times on this machine are known of models that run here"),
     ],
 )
 def test_bad_wishes_are_refused_in_one_line(wishes: dict[str, Any], part: str) -> None:
@@ -195,7 +201,8 @@ def test_every_time_is_an_interval_and_the_document_is_as_designed() -> None:
              "tpot_ms", "usd_per_hour", "usd_per_million_output_tokens", "spot", "on_frontier",
              "limited_by"}  # fmt: skip
     assert known <= set(found["choices"][0])
-    assert "choices" not in plan(LLAMA, on="l4").as_dict()
+    alone = plan(LLAMA, on="l4").as_dict()
+    assert [alone[name] for name in ("time", "choices", "published")] == [None] * 3
 
 
 def test_above_the_knee_there_is_no_time_to_the_first_token() -> None:
@@ -208,6 +215,8 @@ def test_above_the_knee_there_is_no_time_to_the_first_token() -> None:
     assert choice.as_dict()["ttft_ms"] is None
     most = choice.as_dict()["holds_up_to_per_s"]
     assert found.answer == f"1 x l4 holds up to {most:.3g} requests/s; you ask for 40"
+    four = planned(request_rate=400.0, replicas="4", tensor_parallel_size="1")
+    assert four.answer.startswith("4 x l4 hold up to ")
     held = planned(request_rate=0.99 * most, replicas="1", tensor_parallel_size="1")
     assert held.choices[0].meets_slo
     above = planned(request_rate=1.05 * most, replicas="1", tensor_parallel_size="1")
@@ -218,7 +227,7 @@ def test_above_the_knee_there_is_no_time_to_the_first_token() -> None:
 def test_a_bound_that_nothing_meets_names_the_nearest() -> None:
     found = planned(on="l4,h100-sxm", slo=["ttft:p95:1", "tpot:p95:1000"])
     assert not any(choice.meets_slo for choice in found.choices)
-    assert found.answer.startswith("nothing here meets it: the nearest is ")
+    assert found.answer.startswith("nothing here meets it: the nearest are ")
     assert "h100-sxm (tp" in found.answer
     assert "ttft:p95" in found.answer
     assert "tpot" not in found.answer  # that one holds
@@ -276,7 +285,23 @@ def test_slices_are_devices_that_reach_no_other() -> None:
     assert whole.seen is not None
     # Half of the bandwidth, but the same overhead.
     assert 1.3 < part.seen.ms["tpot"]["mean"] / whole.seen.ms["tpot"]["mean"] < 2
-    assert part.usd_per_hour is None
+    assert part.usd_per_hour == whole.usd_per_hour == 2.29  # one slice or two: one card is paid
+
+
+@pytest.mark.parametrize(
+    ("slice_id", "replicas", "cards"), [("3g.40gb", 2, 1), ("3g.40gb", 3, 2), ("7g.80gb", 3, 3)]
+)
+def test_slices_are_paid_as_the_cards_that_they_share(
+    slice_id: str, replicas: int, cards: int, tmp_path: Path
+) -> None:
+    wishes: dict[str, Any] = {"on": f"h100-sxm/{slice_id}", "replicas": str(replicas)}
+    found = planned(**wishes, request_rate=0.1)
+    assert found.choices[0].usd_per_hour == pytest.approx(2.29 * cards)
+    assert any("paid as the whole cards" in note for note in found.assumptions)
+    own = tmp_path / "mine.csv"
+    own.write_text(f"{HEADER}h100-sxm/{slice_id},me,,on_demand,0.5,,a quote,high\n")
+    of_slices = planned(**wishes, request_rate=0.1, prices=str(own)).choices[0]
+    assert of_slices.usd_per_hour == 0.5 * replicas
 
 
 def test_the_frontier_is_what_nobody_beats() -> None:
@@ -368,51 +393,3 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     assert interval is not None
     assert interval[2] is not None
     assert interval[2] / interval[0] == pytest.approx(1.1 / 0.9, rel=0.05)
-
-
-# --- spot --------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12), st.floats(0.6, 0.9999))
-def test_enough_of_the_spot_machines_are_up(needed: int, up: float) -> None:
-    num = replicas_for(needed, up)
-    assert availability(needed, num, up) >= 0.99
-    assert num == needed or availability(needed, num - 1, up) < 0.99
-
-
-def test_availability_is_that_of_a_binomial() -> None:
-    assert availability(2, 3, 0.9) == pytest.approx(3 * 0.81 * 0.1 + 0.729)
-    assert availability(1, 1, 0.7) == pytest.approx(0.7)
-    assert up_share(1.0, 0.0, 3600.0) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="--evictions-per-hour"):
-        replicas_for(4, 1e-4)
-
-
-def test_spot_machines_cost_less_and_draining_saves_answers() -> None:
-    found = planned(
-        on="a100-80-sxm", request_rate=20.0, new_tokens="150", slo=["ttft:p95:1000"], spot=True,
-        evictions_per_hour=6.0, notice=1.0, tensor_parallel_size="1",
-    )  # fmt: skip
-    best = found.choices[0]
-    assert best.spot is not None
-    assert best.spot.needed == best.replicas
-    assert best.spot.replicas > best.replicas
-    assert best.spot.usd_per_hour == pytest.approx(
-        0.4515 * best.spot.replicas * best.placement.num_devices
-    )
-    assert best.spot.tokens_lost > 0
-    assert best.spot.tokens_again > 0
-    assert best.spot.requests_lost > 0
-    assert best.spot.goodput_per_s is not None
-    assert 0.9 * 20 < best.spot.goodput_per_s <= 20
-    assert found.as_dict()["choices"][0]["spot"]["evictions_per_hour"] == 6.0
-    assert not any("evictions an hour" in note for note in found.assumptions)
-    assert math.isclose(best.spot.start_s, 60 + 16.06e9 / 1e9, rel_tol=0.01)
-
-
-def test_without_a_price_of_spot_machines_none_is_made_up() -> None:
-    found = planned(on="a100-80-pcie", spot=True)
-    assert found.choices[0].spot is not None
-    assert found.choices[0].spot.usd_per_hour is None
-    assert any("0.05 evictions an hour" in note for note in found.assumptions)

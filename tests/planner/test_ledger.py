@@ -25,10 +25,9 @@ from ridgeline.planner.ledger import (
     check_division,
     held_tokens,
     make_ledger,
-    max_concurrency,
-    max_context,
     split_layers,
 )
+from ridgeline.planner.what_fits import max_concurrency, max_context
 from tests.physics.published import PUBLISHED
 
 NAMES = sorted(PUBLISHED)
@@ -92,7 +91,7 @@ def test_lines_sum_to_the_total_and_to_what_they_are_part_of(
     margin = ledger.lines[-1].num_bytes
     assert used + margin == ledger.total_bytes
     assert margin == ledger.capacity_bytes - ledger.budget_bytes
-    assert all(line.num_bytes >= 0 for line in ledger.lines[:-1])
+    assert all(line.num_bytes >= 0 for line in ledger.lines)
     assert {line.how for line in ledger.lines} <= {"computed", "assumed"}
     assert ledger.fits == (ledger.total_bytes <= ledger.capacity_bytes)
 
@@ -112,6 +111,7 @@ def test_the_total_grows_with_context_sequences_and_width(
     ):
         larger = ledger_of(name, capacity, replace(asked, **changes))  # type: ignore[arg-type]
         assert larger.kv_need_bytes >= ledger.kv_need_bytes
+        assert larger.total_bytes >= ledger.total_bytes
         assert not (larger.fits and not ledger.fits)
     shape, _ = model(name)
     sizes = [
@@ -235,6 +235,18 @@ def test_a_state_is_divided_and_does_not_grow() -> None:
     assert state(tp=4) == one // 4
 
 
+def test_a_state_beside_attention_has_a_line_of_its_own() -> None:
+    """Falcon-H1: each of 36 layers has 24 heads of 64 x 128, and a convolution of 1,792 inputs."""
+    lines = {line.name: line for line in ledger_of("falcon-h1-0.5b", 1 << 42, setting()).lines}
+    state = lines["state of sequences"]
+    assert state.num_bytes == 36 * 4 * (24 * 64 * 128 + 3 * (24 * 64 + 2 * 128))
+    assert state.how == "assumed"
+    attention = lines["KV cache, full attention"]
+    assert attention.num_bytes == 4096 * PUBLISHED["falcon-h1-0.5b"]["kv_bytes_per_token"]
+    assert attention.how == "computed"
+    assert model("falcon-h1-0.5b")[0].kinds == ("gqa", "state")
+
+
 def test_the_fullest_stage_decides() -> None:
     """The last stage has as many layers as the first, and the head instead of the embedding."""
     sparse = ledger_of("deepseek-v3", 1 << 40, setting(pp=2))  # its dense layers stand first
@@ -284,6 +296,15 @@ def test_engines_read_the_same_fraction_differently() -> None:
     free = ledger_of("phi-4", 80 << 30, setting(engine=ENGINES["trtllm"], **rest))
     assert total.kv_budget_bytes == int((80 << 30) * 0.9) - (12 << 30)
     assert free.kv_budget_bytes == int((68 << 30) * 0.9)
+
+
+def test_what_is_too_much_is_the_same_under_either_rule_where_weights_alone_are() -> None:
+    capacity = 22 << 30
+    free = ledger_of("phi-4", capacity, setting(engine=ENGINES["trtllm"]))
+    assert free.weights_bytes > capacity
+    assert free.lines[-1].num_bytes == 0  # no margin of what is not there
+    assert free.kv_budget_bytes == capacity - free.total_bytes + free.kv_bytes < 0
+    assert -free.spare_bytes == free.total_bytes - capacity > free.weights_bytes - capacity
 
 
 def test_sizes_overrule_lines_and_a_cache_of_its_own_size_is_what_there_is() -> None:

@@ -55,7 +55,8 @@ def write_safetensors(path: Path, sizes: dict[str, int]) -> Path:
 def test_a_config_says_what_fits_on_a_device() -> None:
     found = plan(LLAMA, on="l4", concurrency=3)
     document = found.as_dict()
-    assert list(document) == ["model", "answer", "memory", "devices", "assumptions", "warnings"]
+    assert list(document) == ["model", "answer", "memory", "devices", "time",
+                              "choices", "published", "assumptions", "warnings"]  # fmt: skip
     assert document["model"]["num_params"] == 8030261248
     memory = document["memory"]
     assert memory["fits"] is True
@@ -67,6 +68,23 @@ def test_a_config_says_what_fits_on_a_device() -> None:
     assert device["kv_blocks"] * 16 <= device["kv_tokens"] < (device["kv_blocks"] + 1) * 16
     assert memory["max_concurrency"] == int(memory["max_concurrency_exact"])
     json.dumps(document)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (4, 1), (1, 2), (2, 2)])
+def test_the_document_says_what_the_whole_model_takes_and_what_a_device(tp: int, pp: int) -> None:
+    sizes = {"tensor_parallel_size": str(tp), "pipeline_parallel_size": str(pp)}
+    memory = plan(LLAMA, on="l4", concurrency=3, **sizes).as_dict()["memory"]
+    assert memory["weights_bytes"] == 2 * 8030261248
+    assert memory["kv_bytes"] == 3 * 4096 * 131072
+    assert memory["kv_bytes_per_further_token"] == 131072
+    device = memory["per_device"]
+    assert device["kv_bytes"] == memory["kv_bytes"] // (tp * pp)
+    assert device["kv_bytes_per_further_token"] == 131072 // (tp * pp)
+    assert device["weights_bytes"] == pytest.approx(2 * 8030261248 / (tp * pp), rel=0.05)
+    wishes = {"weights_memory": "5GiB", "kv_cache_memory": "2GiB", **sizes}
+    given = plan(LLAMA, on="l4", **wishes).as_dict()["memory"]
+    assert given["weights_bytes"] == (5 << 30) * tp * pp
+    assert given["kv_bytes"] == (2 << 30) * tp * pp
 
 
 def test_the_sentence_answers() -> None:

@@ -59,7 +59,9 @@ def test_sizes_and_counts_may_be_numbers_or_text(served: Served) -> None:
 
     as_text = asked(weights_memory="10GiB", tensor_parallel_size="2", context=8192)
     assert as_text == asked(weights_memory=10 << 30, tensor_parallel_size=2, context=8192)
-    assert as_text["memory"]["weights_bytes"] == 10 << 30
+    memory = as_text["memory"]
+    assert memory["per_device"]["weights_bytes"] == 10 << 30
+    assert memory["weights_bytes"] == 20 << 30  # on both
     assert as_text["memory"]["num_devices"] == 2
 
 
@@ -229,7 +231,7 @@ def test_a_load_that_nothing_bears_has_no_picture(served: Served) -> None:
     body = {"model": config("llama-3.1-8b"), "on": "l4", "request_rate": 1e5, "replicas": 1}
     found = ask(served, **body, **SHORT, picture=True)
     assert found["picture"] is None
-    assert "you ask for 1e+05" in found["answer"]
+    assert "you ask for 100,000" in found["answer"]
     status, error = served.refused("/v1/plan", body | SHORT | {"format": "svg"})
     assert (status, "nothing to draw" in error["message"]) == (400, True)
 

@@ -18,6 +18,7 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.planner.calibrate import calibrate, rates
+from ridgeline.planner.roof import kept_roof, measure_kept_roof
 
 
 @flags("options", Options)
@@ -29,6 +30,7 @@ def calibrate_command(
 ) -> None:
     """Measure how long steps take here: a minute, on a machine that does nothing else.
 
+    Where this machine's roof is not known yet it is measured too: ten seconds more.
     simulate, bench foresight and servers read it from then on. Servers keep it up to date.
     """
     options = replace(options, speculative_config="off")  # drafts are rows like others
@@ -39,6 +41,9 @@ def calibrate_command(
         calibration = calibrate(llm, seconds, report)
         path = calibration.save(default_home())
         lines = list(rates(calibration, llm))
+    if kept_roof(default_home()) is None:
+        with count_bar("Measuring the roof", note="rounds") as report:
+            measure_kept_roof(default_home(), report)
     console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from ridgeline.planner.choice import Choice
 from ridgeline.planner.load import Load, Slo
-from ridgeline.planner.verdict import name_of, span_ms
+from ridgeline.planner.spot import SHOWN
+from ridgeline.planner.verdict import name_of, per_second, span_ms
 
 _MOST_ROWS = 12
 _PER_MILLION = "USD/Mtok: of a million tokens of answers. "
@@ -70,12 +71,12 @@ def _load_line(load: Load) -> str:
     if load.concurrency is not None:
         clients = "one client" if load.concurrency == 1 else f"{load.concurrency:,} clients"
         return f"{clients} at a time; {lengths}, in the mean"
-    return f"{load.rate_per_s:,.3g} requests/s; {lengths}, in the mean"
+    return f"{per_second(load.rate_per_s or 0)}; {lengths}, in the mean"
 
 
 def show_spot(choices: Sequence[Choice], console: Console) -> None:
     """Print what machines that can be taken away would do, of the best choices."""
-    rows = [(choice, choice.spot) for choice in choices if choice.spot is not None][:3]
+    rows = [(choice, choice.spot) for choice in choices if choice.spot is not None][:SHOWN]
     if not rows:
         return
     table = Table("on spot machines", box=None, pad_edge=False)
@@ -83,19 +84,20 @@ def show_spot(choices: Sequence[Choice], console: Console) -> None:
         table.add_column(name, justify="right")
     for choice, spot in rows:
         table.add_row(
-            escape(choice.placement.device.id),
+            escape(name_of(choice)),
             f"{spot.replicas} for {spot.needed}",
             f"{spot.availability:.2%}",
             "-" if spot.usd_per_hour is None else f"{spot.usd_per_hour:,.2f}",
             "-" if spot.usd_per_hour_on_demand is None else f"{spot.usd_per_hour_on_demand:,.2f}",
             "-" if spot.goodput_per_s is None else f"{spot.goodput_per_s:,.4g}",
-            f"{spot.tokens_again:,}",
-            f"{spot.tokens_lost:,}",
+            "-" if spot.tokens_again is None else f"{spot.tokens_again:,}",
+            "-" if spot.tokens_lost is None else f"{spot.tokens_lost:,}",
         )
     console.print(table)
     first = rows[0][1]
     console.print(
-        f"[dim]{first.evictions_per_hour:g} evictions an hour of a machine, {first.notice_s:g} s "
-        f"of notice, {first.start_s:,.0f} s until another has loaded. Tokens for each eviction: "
-        f"read again where a replica drains, of lost answers where it does not.[/]\n"
+        f"[dim]Of the first: {first.evictions_per_hour:g} evictions an hour of a machine, "
+        f"{first.notice_s:g} s of notice, {first.start_s:,.0f} s until another has loaded. Tokens "
+        f"for each eviction: read again where a replica drains, of lost answers where it does not; "
+        f"- where none was simulated.[/]\n"
     )

@@ -1,4 +1,7 @@
-"""What this machine is, what will be used, and what is wrong. Changes nothing."""
+"""What this machine is, what will be used, and what is wrong. Changes nothing.
+
+A roof that it measured is kept, for plans and for servers that were not calibrated.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from threadpoolctl import threadpool_info
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.cpu import measure_roof
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
@@ -29,6 +31,7 @@ from ridgeline.machine import (
     usable_cpus,
 )
 from ridgeline.planner.calibration import Calibration, all_of
+from ridgeline.planner.roof import measure_kept_roof
 
 _MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
@@ -48,7 +51,7 @@ def report(
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in (*facts(home), *(roof_facts() if with_roof else ())):
+    for name, value in (*facts(home), *(roof_facts(home) if with_roof else ())):
         table.add_row(name, value)
     console.print(table)
     if model is not None:
@@ -62,7 +65,7 @@ def report(
 
 def document(home: Path, *, model: str | None = None, with_roof: bool = False) -> dict[str, Any]:
     """Return what ``report`` prints, for JSON: facts, problems, and a model's memory in bytes."""
-    known = (*facts(home), *(roof_facts() if with_roof else ()))
+    known = (*facts(home), *(roof_facts(home) if with_roof else ()))
     content: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in known]}
     if model is not None:
         with LLM(model) as llm:
@@ -144,20 +147,22 @@ def _report_memory(console: Console, model: str) -> None:
     console.print()
 
 
-def roof_facts() -> Iterator[tuple[str, str]]:
-    """Measure this machine's roof; yield a line for each part of it."""
+def roof_facts(home: Path) -> Iterator[tuple[str, str]]:
+    """Measure this machine's roof and keep it for plans; yield a line for each part of it."""
     with count_bar("Measuring the roof", note="rounds") as show:
-        roof = measure_roof(usable_cpus(), show)
+        roof = measure_kept_roof(home, show)
     for name, attribute, unit in (
         ("memory roof", "read_bytes_per_s", "GB/s"),
         ("int8 roof", "int8_ops_per_s", "GOP/s"),
         ("bf16 roof", "bf16_ops_per_s", "GOP/s"),
         ("f32 roof", "f32_ops_per_s", "GOP/s"),
     ):
-        one, many = (getattr(rates, attribute) for rates in (roof.one_thread, roof.all_threads))
-        if one is not None:
-            alone, together = (f"{rate / 1e9:8,.1f} {unit:5}" for rate in (one, many))
-            on_all = f"   {together} on {roof.num_threads}" if roof.num_threads > 1 else ""
+        if attribute in roof.all_threads:
+            alone, together = (
+                f"{rates[attribute] / 1e9:8,.1f} {unit:5}"
+                for rates in (roof.one_thread, roof.all_threads)
+            )
+            on_all = f"   {together} on {roof.threads}" if roof.threads > 1 else ""
             yield name, f"{alone} on 1 thread{on_all}"
 
 

@@ -84,9 +84,6 @@ def plan_command(
     values = {f.name: getattr(of, f.name) for of in (wishes, asked) for f in fields(of)}
     with count_bar("Simulating", note="choices") as report:
         planned = plan(model, compare_published=compare_published, report=report, **values)
-    if out is not None:
-        out.write_text(_drawn(planned), encoding="utf-8")
-        say(f"drawn into {out}")
     match form:
         case Form.json:
             print(json.dumps(planned.as_dict()))
@@ -96,6 +93,10 @@ def plan_command(
             print("\n".join(as_markdown(planned)))
         case Form.table:
             show(planned, Console(width=_width(), highlight=False))
+    if out is not None:  # last: where there is nothing to draw, the answer stands above
+        sys.stdout.flush()
+        out.write_text(_drawn(planned), encoding="utf-8")
+        say(f"drawn into {out}")
 
 
 def _drawn(planned: Plan) -> str:
@@ -208,8 +209,8 @@ def _notes_table(planned: Plan) -> Table:
 def _published_line(p: Published) -> str:
     return (
         f"[bold]A well-known formula says[/]  {p.total_gb:.2f} GB: weights {p.weights_gb:.2f}, KV "
-        f"{p.kv_gb:.2f}, activations {p.activations_gb:.2f} ({p.plain_activations_gb:.2f} without "
-        f"flash attention)"
+        f"{p.kv_gb:.2f}, activations {p.activations_gb:.2f}; without flash attention "
+        f"{p.plain_total_gb:.2f} GB, of which activations {p.plain_activations_gb:.2f}"
     )
 
 

@@ -28,6 +28,7 @@ from ridgeline.physics.layers import (
     short_conv,
     vector,
 )
+from ridgeline.physics.own_names import in_usual_names
 from ridgeline.physics.shape_by_layer import layers_by_layer
 from ridgeline.physics.shapes import Matrix, Shape
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
@@ -59,6 +60,9 @@ class Family:
         expert_bias: experts have biases.
         by_layer: as in ``shape_by_layer``.
         input_size: of such a layer's own input, where the config does not mention it.
+        positions: rows of learnt positions beyond those of the context; None where there are none.
+        head_bias: the head has a bias.
+        embedding_norm: a norm stands behind the embedding.
     """
 
     norms: int = 2
@@ -79,15 +83,22 @@ class Family:
     expert_bias: bool = False
     by_layer: bool = False
     input_size: int = 0
+    positions: int | None = None
+    head_bias: bool = False
+    embedding_norm: bool = False
 
 
 _LLAMA = Family(mlp_switch=True)
 _PLAIN = Family()
 _DEEPSEEK = Family(router_bias=True)
+_GPT = Family(gated=False, norm_bias=True, mlp_switch=True)
+_FALCON = replace(_GPT, tied=True)
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
-    "smollm3": _LLAMA,
+    "granitemoe": _LLAMA,
+    "smollm3": replace(_LLAMA, tied=True),
+    "stablelm": Family(norm_bias=True, o_bias=False),
     "seed_oss": Family(o_bias=False, mlp_switch=True),
     "llama4_text": _PLAIN,
     "mistral": Family(window="all", default_window=4096, bias_switch=False),
@@ -130,6 +141,19 @@ FAMILIES: Mapping[str, Family] = {
     "jamba": Family(bias_switch=False),
     "bamba": Family(mlp_switch=True),
     "falcon_h1": Family(mlp_switch=True),
+    "minimax_m2": Family(qk_norm="heads", router_bias=True),
+    # From before Llama: see ``own_names``.
+    "gpt2": replace(_GPT, tied=True, positions=0),
+    "gpt_bigcode": replace(_GPT, tied=True, positions=0),
+    "gptj": replace(_GPT, norms=1, head_bias=True),
+    "gpt_neox": _GPT,
+    "opt": replace(_GPT, tied=True, positions=2),
+    "bloom": replace(_GPT, tied=True, embedding_norm=True),
+    "falcon": _FALCON,
+    "RefinedWeb": _FALCON,
+    "RefinedWebModel": _FALCON,
+    "phi": replace(_GPT, norms=1, head_bias=True),
+    "chatglm": Family(o_bias=False),
 }
 
 # Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
@@ -164,7 +188,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
         shared = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
         defaults = TEXT_DEFAULTS.get(str(values[text].get("model_type")), {})
         values = {**defaults, **shared, **values[text], **outer}
-    config = Fields(values, where)
+    config = Fields(in_usual_names(values, where), where)
     name = config.text("model_type") or "unknown"
     family = FAMILIES.get(name, _LLAMA)
     assumptions = []
@@ -178,8 +202,8 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
     config.get("torch_dtype", "dtype", "architectures", "quantization_config", *_WEIGHTS_ALONE)
     if unknown := config.not_understood():
         config.fail(
-            f"{unknown[0]} is {values[unknown[0]]!r}, which may change the model's size and is not "
-            f"understood; nothing is guessed"
+            f"{unknown[0]} is {config.values[unknown[0]]!r}, which may change the model's size and "
+            f"is not understood; nothing is guessed"
         )
     counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
     left = [key for key in _WEIGHTS_ALONE if values.get(key)]
@@ -194,7 +218,11 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
     count = config.integer("num_hidden_layers", "n_layer", "n_layers")
     if count > _MAX_LAYERS:
         config.fail(f"num_hidden_layers is {count}, more than {_MAX_LAYERS}")
-    before = embedding(hidden, vocab)
+    context = config.integer("max_position_embeddings", "n_positions", default=0, low=0)
+    rows = 0 if family.positions is None else context + family.positions
+    before = embedding(hidden, vocab, rows)
+    if family.embedding_norm:
+        before += norms(hidden, 1, biased=True)
     if family.by_layer:
         windows = _windows(config, name, family, _kinds(config, name, count))
         layers, of_inputs = layers_by_layer(
@@ -204,7 +232,8 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
     else:
         mixers = _mixers(config, name, family, count, hidden)
         mlps = [_mlp(config, name, family, i, count, hidden) for i in range(count)]
-        between = norms(hidden, family.norms, biased=family.norm_bias)
+        num_norms = config.integer("num_ln_in_parallel_attn", default=family.norms)
+        between = norms(hidden, num_norms, biased=family.norm_bias)
         layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
     num_mtp = config.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0)
@@ -218,12 +247,12 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         name=name,
         hidden_size=hidden,
         vocab_size=vocab,
-        max_position=config.integer("max_position_embeddings", "n_positions", default=0, low=0),
+        max_position=context,
         num_heads=heads,
         num_kv_heads=kv_heads,
         layers=layers,
         embedding=before,
-        end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias),
+        end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias, biased=family.head_bias),
         is_tied=tied,
         mtp=mtp * num_mtp,
     )
@@ -337,7 +366,7 @@ def _windows(config: Fields, name: str, family: Family, kinds: list[str]) -> lis
     switched_on = config.flag("use_sliding_window", default=rule != "switch")
     first = config.integer("max_window_layers", default=28, low=0) if rule == "switch" else 0
     every = config.integer(
-        "sliding_window_pattern", "_sliding_window_pattern",
+        "sliding_window_pattern", "_sliding_window_pattern", "layer_switch",
         default=rule if isinstance(rule, int) else 0, low=0,
     )  # fmt: skip
     if not switched_on:

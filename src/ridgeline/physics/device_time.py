@@ -235,7 +235,8 @@ def ops_per_s(device: Device, storage: Storage) -> tuple[float, float]:
     name = storage.linear.name.partition(" ")[0]
     narrow = reached_ops_per_s(device, name) if name in ("fp8", "int8") else None
     if name == "f32":
-        return wide / 2, wide / 2
+        single = device.measured_ops_per_s.get("f32", wide / 2)
+        return single, single
     return max(wide, narrow or 0.0), wide
 
 

@@ -33,7 +33,8 @@ _HARMLESS = re.compile(
     r"|embd_pdrop|_.*|transformers_.*|pretraining_tp|pruned_heads|num_assistant_tokens"
     r"|mixer_rms_eps|layer_norm_eps|layer_norm_epsilon|hidden_act|hidden_activation|hidden_dropout.*"
     r"|special_.*|summary_.*|problem_type|bad_words_ids|id2label|label2id|prefix|task_specific_params"
-    r"|no_rope_.*|first_k_dense_layers|attn_temperature_tuning|floor_scale|for_llm_compressor)"
+    r"|no_rope_.*|rotary_(?:dim|pct|ndims|emb_base)|first_k_dense_layers"
+    r"|attn_temperature_tuning|floor_scale|for_llm_compressor)"
 )
 
 
@@ -105,13 +106,16 @@ class Fields:
             self.fail(f"{names[0]} has {len(value)} elements, wanted {wanted}")
         return value
 
+    def unread(self) -> dict[str, Any]:
+        """Return the values that were not read so far."""
+        return {key: value for key, value in self.values.items() if key not in self._read}
+
     def not_understood(self) -> list[str]:
         """Return the fields that were not read and that by their name and value say a size."""
         return [
             key
-            for key, value in self.values.items()
-            if key not in self._read
-            and value not in (None, False, 0, "", [], {})
+            for key, value in self.unread().items()
+            if value not in (None, False, 0, "", [], {})
             and _SIZE.search(key)
             and not _HARMLESS.fullmatch(key)
         ]

@@ -37,6 +37,7 @@ class Device:
         confidence: high, medium or low.
         note: what is easily taken wrong.
         parent: of a slice: the whole device; else empty.
+        per_card: of a slice: how many of them a whole device makes; else 1.
         generation: devices of one compute alike.
     """
 
@@ -57,6 +58,7 @@ class Device:
     confidence: str = ""
     note: str = ""
     parent: str = ""
+    per_card: int = 1
     generation: str = ""
 
     @property
@@ -96,6 +98,37 @@ class Price:
     source: str
     confidence: str
 
+    def of(self, num: int, device: Device) -> float:
+        """Return the cost of an hour of ``num`` devices; slices on one card are paid as one."""
+        is_of_card = device.parent == self.device
+        return self.usd_per_hour * (-(-num // device.per_card) if is_of_card else num)
+
+
+@dataclass(frozen=True, slots=True)
+class SpotTerms:
+    """How a provider takes machines away; None where that is not known.
+
+    Attributes:
+        notice_s: seconds between the notice and the end.
+        evictions_per_hour: of one machine, where the bands that the provider publishes end.
+    """
+
+    notice_s: float | None = None
+    evictions_per_hour: float | None = None
+
+
+def parse_spot_terms(text: str) -> dict[str, SpotTerms]:
+    """Return the terms by provider, in lower case, from the text of a CSV file.
+
+    Raises ValueError for a damaged row.
+    """
+    return {
+        row["provider"].lower(): SpotTerms(
+            *(float(row[key]) if row[key] else None for key in ("notice_s", "evictions_per_hour"))
+        )
+        for row in _rows(text, "spot.csv")
+    }
+
 
 def parse_devices(devices: str, slices: str) -> dict[str, Device]:
     """Return devices and their MIG slices by id, from the text of two CSV files.
@@ -126,6 +159,7 @@ def parse_devices(devices: str, slices: str) -> dict[str, Device]:
             source=row["source"],
             note="",
             parent=whole.id,
+            per_card=int(row["max_instances"]),
         )
     return by_id
 
@@ -177,16 +211,15 @@ def usable_prices(
 
     Args:
         prices: all of them.
-        device: a slice costs nothing of its own: prices are of whole devices.
+        device: of a slice without a price of its own those of the whole device are returned, which
+            is what one rents.
         kind: on_demand or spot.
         days_old: how old each date is, by the date's text.
         undated: take those without a date too.
     """
-    usable = [
-        price
-        for price in prices
-        if (price.device, price.kind) == (device.id, kind) and (price.date or undated)
-    ]
+    of_kind = [price for price in prices if price.kind == kind and (price.date or undated)]
+    usable = [price for price in of_kind if price.device == device.id]
+    usable = usable or [price for price in of_kind if price.device == (device.parent or device.id)]
     usable.sort(key=lambda price: price.usd_per_hour)
     warnings = [
         f"the price of {price.device} at {price.provider} is {days_old[price.date]} days old"

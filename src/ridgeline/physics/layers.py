@@ -308,9 +308,12 @@ def embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]
     return *matrices, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
 
 
-def end(hidden: int, vocab: int, *, tied: bool, norm_bias: bool) -> tuple[Matrix, ...]:
-    """Return the last norm and, unless it is the embedding, the head."""
+def end(
+    hidden: int, vocab: int, *, tied: bool, norm_bias: bool, biased: bool = False
+) -> tuple[Matrix, ...]:
+    """Return the last norm and, unless it is the embedding, the head, which may be ``biased``."""
     norm = vector("norm", "norms", hidden * (2 if norm_bias else 1))
     if tied:
         return (norm,)
-    return norm, Matrix("lm_head", "head", vocab, hidden, ways=vocab)
+    head = Matrix("lm_head", "head", vocab, hidden, ways=vocab)
+    return (norm, head, vector("lm_head.bias", "head", vocab, vocab)) if biased else (norm, head)

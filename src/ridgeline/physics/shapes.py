@@ -140,6 +140,7 @@ class Shape:
         """The kinds of its layers, and of what else is special, each once."""
         kinds = [layer.kind for layer in self.layers]
         kinds += [layer.cache.kind for layer in self.layers if layer.cache.kind != "full attention"]
+        kinds += ["state" for layer in self.layers if layer.cache.state_values]
         kinds += ["moe" for _, matrix in self.matrices() if matrix.copies > 1]
         return tuple(dict.fromkeys(kinds))
 

@@ -1,8 +1,9 @@
 """What is known of the time of steps here: a model of time, where it comes from, and its file.
 
 A calibration belongs to one model in one format, on one backend with a number of threads of one
-kind of processor. Others of the same name are not believed. Where nothing was measured, a roofline
-with assumed rates stands in, and it says so.
+kind of processor. Others of the same name are not believed. Where no model was measured, a roofline
+stands in, and it says so: with the rates of this machine's roof, if that was, else with assumed
+ones.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.machine import processor_name
 from ridgeline.physics import costs
 from ridgeline.physics.arch import ModelArch
+from ridgeline.planner.roof import COMPUTE_SHARE, MEMORY_SHARE, KeptRoof, kept_roof
 from ridgeline.planner.samples import After, Measured, Samples
 from ridgeline.simulator.steptime import Features, StepTime, from_json, windows_of
 
 # Assumed of a processor that was not measured; of each thread, up to the most.
 _READ_BYTES_PER_S, _MOST_BYTES_PER_S = 12e9, 100e9
 _OPS_PER_S = 150e9
-_LAYER_S = 25e-6  # meeting of threads, norms, the cache
+LAYER_S = 25e-6  # meeting of threads, norms, the cache
 _AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
 ONE_STREAM = Features(1, 1, 1, 128, 128)  # a step of one answer, of some length
 ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest
@@ -170,9 +172,9 @@ def all_of(home: Path) -> Iterator[Calibration]:
 
 def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
     """Return the calibration of what will run, if ``home`` has it; else an assumed one."""
-    wanted = assume(model, arch, config)
     if home is None:
-        return wanted
+        return assume(model, arch, config)
+    wanted = assume(model, arch, config, kept_roof(home))
     try:
         stored = read(wanted.path(home))
     except (ValueError, OSError):
@@ -183,8 +185,10 @@ def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig)
     return replace(stored, weights_bytes=sizes[0], kv_bytes_per_token=sizes[1])
 
 
-def assume(model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
-    """Return what can be said of a model that was not measured here."""
+def assume(
+    model: Path, arch: ModelArch, config: EngineConfig, roof: KeptRoof | None = None
+) -> Calibration:
+    """Return what can be said of a model that was not measured here, where the roof is as given."""
     weights_bytes, kv_bytes = bytes_of(arch, config)
     return Calibration(
         model=model.name,
@@ -197,7 +201,7 @@ def assume(model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
         source="assumed",
         measured_at=0.0,
         version=__version__,
-        times=_roofline(arch, config),
+        times=_roofline(arch, config, roof),
         step_error=None,
         total_error=None,
         factors=(),
@@ -218,20 +222,24 @@ def bytes_of(arch: ModelArch, config: EngineConfig) -> tuple[int, int]:
     return footprint.weights_bytes, footprint.kv_bytes_per_token
 
 
-def _roofline(arch: ModelArch, config: EngineConfig) -> StepTime:
-    """Return the model of time of assumed rates.
+def _roofline(arch: ModelArch, config: EngineConfig, roof: KeptRoof | None) -> StepTime:
+    """Return the model of time of a roof's rates; of assumed ones without it.
 
     A step computes and reads at the same time, but not perfectly: the two times are added as the
     sides of a right angle (Williams et al., "Roofline", 2009, with the corner rounded).
     """
     read_per_s = min(config.threads * _READ_BYTES_PER_S, _MOST_BYTES_PER_S)
     ops_per_s = config.threads * _OPS_PER_S
+    if roof is not None and config.backend == "cpu":  # whose kernels the roof was measured with
+        form = config.dtype if config.dtype in ("bf16", "f32") else "int8"
+        read_per_s = MEMORY_SHARE * roof.read_bytes_per_s(config.threads)
+        ops_per_s = COMPUTE_SHARE * roof.ops_per_s(form, config.threads)
     weights_bytes, kv_bytes = bytes_of(arch, config)
     weights_s = weights_bytes / read_per_s
 
     def step_s(num_tokens: int) -> float:
         ops_s = costs.linear_flops(arch, num_tokens) / ops_per_s
-        return arch.num_layers * _LAYER_S + math.hypot(weights_s, ops_s)
+        return arch.num_layers * LAYER_S + math.hypot(weights_s, ops_s)
 
     knots = BACKENDS[config.backend].step_knots()
     last_s, more_s = step_s(knots[-1]), step_s(2 * knots[-1])

@@ -13,14 +13,18 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from ridgeline.engine_setup.home import default_home
 from ridgeline.machine import available_bytes
 from ridgeline.physics.hardware import (
     Device,
     Price,
+    SpotTerms,
     parse_devices,
     parse_prices,
+    parse_spot_terms,
     usable_prices,
 )
+from ridgeline.planner.roof import kept_roof
 
 HERE, ALL = "here", "all"
 # What a plan over everything tries: devices that models are rented on, whole ones.
@@ -53,7 +57,12 @@ def find_devices(ids: str) -> list[Device]:
 
 
 def this_machine() -> Device:
-    """Return this machine, with the memory that a process can still have."""
+    """Return this machine, with the memory that a process can still have.
+
+    Where no roof was measured its bandwidth is 0, and nothing is known of its arithmetic.
+    """
+    roof = kept_roof(default_home())
+    rates = {} if roof is None else {form: roof.ops_per_s(form) for form in ("bf16", "int8", "f32")}
     return Device(
         id=HERE,
         name="this machine",
@@ -61,11 +70,11 @@ def this_machine() -> Device:
         usable_bytes=available_bytes(),
         is_measured=True,
         memory="RAM",
-        read_bytes_per_s=0.0,
+        read_bytes_per_s=0.0 if roof is None else roof.read_bytes_per_s(),
         peak_ops_per_s={},
-        measured_ops_per_s={},
+        measured_ops_per_s=rates,
         max_ranks=1,
-        source="the kernel",
+        source="the kernel" if roof is None else "the kernel, and its measured roof",
         confidence="high",
     )
 
@@ -89,6 +98,16 @@ def prices_of(
     prices = parse_prices(text, str(own) if own else "prices.csv")
     ages = {price.date: (today - _date(price)).days for price in prices if price.date}
     return usable_prices(prices, device, kind, days_old=ages, undated=own is not None)
+
+
+def spot_terms(provider: str) -> SpotTerms:
+    """Return how a provider takes machines away, as far as the catalogue knows."""
+    return _spot_terms().get(provider.lower(), SpotTerms())
+
+
+@cache
+def _spot_terms() -> Mapping[str, SpotTerms]:
+    return parse_spot_terms(_table("spot.csv"))
 
 
 def _date(price: Price) -> date:

@@ -9,38 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from ridgeline.core.records import EngineRecord
 from ridgeline.physics.device_time import DeviceTime
 from ridgeline.physics.hardware import Device
+from ridgeline.planner.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.catalogue import HERE, prices_of
 from ridgeline.planner.choice import MOST_BUSY, Choice, Seen, seen_of, with_frontier
 from ridgeline.planner.load import METRICS, PERCENTILES, Load, LoadWishes, Slo
 from ridgeline.planner.place import Placement, place
-from ridgeline.planner.spot import (
-    EVICTIONS_PER_HOUR,
-    NOTICE_S,
-    Spot,
-    availability,
-    eviction,
-    goodput_per_s,
-    replicas_for,
-    start_seconds,
-    up_share,
-)
-from ridgeline.planner.steady import Bounds, Steady, knee, steady, steady_closed
-from ridgeline.planner.step_times import Clocked, clock_of
+from ridgeline.planner.spot import SHOWN
+from ridgeline.planner.spot_choice import with_spot
+from ridgeline.planner.steady import Steady, knee, steady, steady_closed
+from ridgeline.planner.step_times import clock_of
 from ridgeline.planner.subject import Subject
 from ridgeline.planner.wishes import AUTO, Wishes
 from ridgeline.simulator.fleet import serve_fleet
-from ridgeline.simulator.run import Times
-from ridgeline.simulator.steptime import Features
 
 Report = Callable[[int, int], None]
-Alive = Callable[[], None]
 _MOST_SIMULATED = 8  # choices, the cheapest first
 _MOST_REPLICAS = 256  # of a search
 _TIMES_FEWEST = (1, 2, 4, 8)  # ranks, as multiples of the fewest that hold the model
@@ -48,64 +36,6 @@ _MOST_RANKS = 8
 _LEAST_REQUESTS, _MOST_REQUESTS = 240, 1200
 # What a formula's mean stands for, where only it is known: an exponential tail, cut.
 _TAIL = {"mean": 1.0, "p50": 1.0, "p90": 1.5, "p95": 1.8, "p99": 2.5}
-_MOST_TOKENS = 1 << 40
-
-
-class _Watched:
-    """A model of time that asks at each step whether its answer is still wanted."""
-
-    def __init__(self, times: Times, alive: Alive) -> None:
-        self._times, self._alive = times, alive
-        self.windows = times.windows
-        self.after = times.after
-
-    def seconds(self, features: Features) -> float:
-        """Return the seconds of a step, unless the answer is not wanted any more."""
-        self._alive()
-        return self._times.seconds(features)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Candidate:
-    """A division on a device, with its model of time."""
-
-    placement: Placement
-    clock: Clocked
-    bounds: Bounds
-    price: float | None
-    price_note: str
-    load: Load
-    alive: Alive
-    knees: dict[float, float] = field(default_factory=dict)
-
-    def knee(self, factor: float = 1.0) -> float:
-        """Return the most requests per second that a replica bears, if all takes so much longer."""
-        if factor not in self.knees:
-            self.knees[factor] = knee(self.clock.at(factor), self.load, self.bounds)
-        return self.knees[factor]
-
-    @property
-    def times(self) -> Times:
-        """Its model of time, as simulations use it."""
-        return _Watched(self.clock.times, self.alive)
-
-    @property
-    def is_ours(self) -> bool:
-        return self.placement.setting.engine.name == "ridgeline"
-
-    def settings(self) -> EngineRecord:
-        """Return how its engine is set up."""
-        return EngineRecord(
-            policy="splitfuse",
-            block_size=self.bounds.block_size,
-            num_blocks=self.bounds.num_blocks,
-            max_num_batched_tokens=self.bounds.max_num_batched_tokens,
-            max_num_seqs=self.bounds.max_num_seqs,
-            max_model_len=_MOST_TOKENS,
-            enable_prefix_caching=False,
-            seed=0,
-            eos_ids=(),
-        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -127,7 +57,7 @@ def search(
     if a price is damaged, or nothing holds the model.
     """
     warnings: list[str] = []
-    sized: list[tuple[_Candidate, int]] = []
+    sized: list[tuple[Candidate, int]] = []
     slos = asked.slos()
     for device in devices:
         alive()
@@ -147,7 +77,9 @@ def search(
     report(_MOST_SIMULATED, _MOST_SIMULATED)
     choices.sort(key=_order)
     if asked.spot:
-        choices = [_with_spot(c, load, asked, today, i < 3, alive) for i, c in enumerate(choices)]
+        choices = [
+            with_spot(c, load, asked, today, i < SHOWN, alive) for i, c in enumerate(choices)
+        ]
     frontier = with_frontier(choices)
     choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
     notes = dict.fromkeys(choice.clock.note for choice in choices[:1])
@@ -157,10 +89,9 @@ def search(
 def _candidates(
     subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
     warnings: list[str], alive: Alive,
-) -> Iterator[_Candidate]:  # fmt: skip
+) -> Iterator[Candidate]:  # fmt: skip
     own = Path(asked.prices) if asked.prices is not None else None
     prices, old = prices_of(device, "on_demand", today, own)
-    note = f"{prices[0].provider}, {prices[0].date or 'no date'}" if prices else ""
     for placement in _divisions(subject, wishes, device):
         bounds = bounds_of(placement)
         try:
@@ -174,15 +105,7 @@ def _candidates(
             continue
         if old and prices[0].date:
             warnings += [text for text in old if f"at {prices[0].provider} " in text]
-        yield _Candidate(
-            placement,
-            clock,
-            bounds,
-            prices[0].usd_per_hour if prices else None,
-            note,
-            load,
-            alive,
-        )
+        yield Candidate(placement, clock, bounds, prices[0] if prices else None, load, alive)
 
 
 def _divisions(subject: Subject, wishes: Wishes, device: Device) -> Iterator[Placement]:
@@ -204,24 +127,10 @@ def _divisions(subject: Subject, wishes: Wishes, device: Device) -> Iterator[Pla
             return
 
 
-def bounds_of(placement: Placement) -> Bounds:
-    """Return what a placement has room for."""
-    ledger, setting = placement.ledger, placement.setting
-    tokens = min(int(ledger.max_concurrency_exact * setting.context), _MOST_TOKENS)
-    return Bounds(
-        setting.engine.max_num_seqs,
-        tokens // setting.block_size,
-        setting.block_size,
-        setting.max_num_batched_tokens,
-    )
-
-
 # --- how many ----------------------------------------------------------------------------------
 
 
-def _settled(
-    candidate: _Candidate, load: Load, replicas: int, factor: float = 1.0
-) -> Steady | None:
+def _settled(candidate: Candidate, load: Load, replicas: int, factor: float = 1.0) -> Steady | None:
     """Return where each of the replicas settles; None above 85 % of the knee."""
     times, bounds = candidate.clock.at(factor), candidate.bounds
     if load.concurrency is not None:
@@ -241,7 +150,7 @@ def _by_formula(settled: Steady, load: Load) -> Seen:
     return Seen(ms, 1.0, is_simulated=False)
 
 
-def _replicas(candidate: _Candidate, load: Load, slos: Sequence[Slo], asked: LoadWishes) -> int:
+def _replicas(candidate: Candidate, load: Load, slos: Sequence[Slo], asked: LoadWishes) -> int:
     """Return the number asked for, or the fewest that hold the load within its bounds by formula.
 
     Where no number does, it is the fewest that bear the load at all.
@@ -269,15 +178,16 @@ def _replicas(candidate: _Candidate, load: Load, slos: Sequence[Slo], asked: Loa
 
 
 def _cost(
-    candidate: _Candidate, replicas: int, load: Load, slos: Sequence[Slo]
+    candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo]
 ) -> tuple[bool, bool, float]:
     """Return what to look at first: what meets bounds, what has a price, what is cheap."""
     settled = _settled(candidate, load, replicas)
     does = settled is not None and _by_formula(settled, load).meets(slos)
-    num = replicas * candidate.placement.num_devices
-    if candidate.price is None:
+    usd = candidate.usd_per_hour(replicas)
+    if usd is None:
+        num = replicas * candidate.placement.num_devices
         return not does, True, float(num * candidate.placement.device.usable_bytes)
-    return not does, False, num * candidate.price
+    return not does, False, usd
 
 
 def _order(choice: Choice) -> tuple[bool, bool, float, float]:
@@ -290,9 +200,7 @@ def _order(choice: Choice) -> tuple[bool, bool, float, float]:
 # --- a choice ----------------------------------------------------------------------------------
 
 
-def _simulated(
-    candidate: _Candidate, load: Load, replicas: int, slos: Sequence[Slo]
-) -> Seen | None:
+def _simulated(candidate: Candidate, load: Load, replicas: int, slos: Sequence[Slo]) -> Seen | None:
     """Return what requests of one of the replicas see; None above 85 % of the knee."""
     settled = _settled(candidate, load, replicas)
     if settled is None:
@@ -311,7 +219,7 @@ def _simulated(
 
 
 def _decide(
-    candidate: _Candidate, replicas: int, load: Load, asked: LoadWishes, *, is_simulated: bool
+    candidate: Candidate, replicas: int, load: Load, asked: LoadWishes, *, is_simulated: bool
 ) -> Choice:
     slos = asked.slos()
     seen = None
@@ -326,7 +234,7 @@ def _decide(
 
 
 def _nearby(
-    candidate: _Candidate, load: Load, replicas: int, seen: Seen | None, slos: Sequence[Slo]
+    candidate: Candidate, load: Load, replicas: int, seen: Seen | None, slos: Sequence[Slo]
 ) -> tuple[int, Seen | None]:
     """Try a replica more or fewer, as the simulation says; return the fewest that do."""
     alone = steady(candidate.clock.times, load, candidate.bounds, 1e-9)
@@ -353,7 +261,7 @@ def _nearby(
 
 
 def _choice(
-    candidate: _Candidate, replicas: int, load: Load, slos: Sequence[Slo], seen: Seen | None
+    candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo], seen: Seen | None
 ) -> Choice:
     clock = candidate.clock
     settled = {f: _settled(candidate, load, replicas, f) for f in (clock.low, 1.0, clock.high)}
@@ -367,7 +275,7 @@ def _choice(
     surely = meets and sure and seen is not None and seen.meets(
         slos, {m: high for m, high in worst.items() if high is not None}
     )  # fmt: skip
-    num = replicas * candidate.placement.num_devices
+    price = candidate.price
     knee_per_s = None if load.rate_per_s is None else replicas * candidate.knee()
     return Choice(
         placement=candidate.placement,
@@ -381,8 +289,8 @@ def _choice(
         tokens_per_s=(rates[0] * load.mean_new, rates[1] * load.mean_new, rates[2] * load.mean_new),
         meets_slo=meets,
         surely=surely,
-        usd_per_hour=None if candidate.price is None else num * candidate.price,
-        price_note=candidate.price_note,
+        usd_per_hour=candidate.usd_per_hour(replicas),
+        price_note="" if price is None else f"{price.provider}, {price.date or 'no date'}",
         mean_new=load.mean_new,
         limited_by=_limit(candidate, load, slos, seen if borne else None, middle),
     )
@@ -400,7 +308,7 @@ def _factors(
 
 
 def _rates(
-    candidate: _Candidate, load: Load, replicas: int, settled: dict[float, Steady | None]
+    candidate: Candidate, load: Load, replicas: int, settled: dict[float, Steady | None]
 ) -> tuple[float, float, float]:
     """Return requests per second, at the slow end, in the middle and at the fast end."""
     clock = candidate.clock
@@ -417,7 +325,7 @@ def _rates(
 
 
 def _limit(
-    candidate: _Candidate,
+    candidate: Candidate,
     load: Load,
     slos: Sequence[Slo],
     seen: Seen | None,
@@ -438,55 +346,3 @@ def _limit(
         return "measured step time"
     parts = candidate.clock.times.parts(settled.step)
     return max(parts, key=lambda name: parts[name])
-
-
-def _with_spot(
-    choice: Choice, load: Load, asked: LoadWishes, today: date, is_near: bool, alive: Alive
-) -> Choice:
-    if not choice.meets_slo:
-        return choice
-    own = Path(asked.prices) if asked.prices is not None else None
-    prices, _ = prices_of(choice.placement.device, "spot", today, own)
-    per_hour = asked.evictions_per_hour or EVICTIONS_PER_HOUR
-    notice_s = NOTICE_S if asked.notice is None else asked.notice
-    start_s = start_seconds(choice.placement.ledger.weights_bytes * choice.placement.setting.pp)
-    # A replica goes when any of its devices does.
-    up = up_share(per_hour * choice.placement.num_devices, 0.0, start_s)
-    num = replicas_for(choice.replicas, up)
-    again = lost = requests = 0
-    goodput: float | None = None
-    if is_near and load.rate_per_s is not None:
-        bounds = bounds_of(choice.placement)
-        candidate = _Candidate(choice.placement, choice.clock, bounds, None, "", load, alive)
-        some = min(num, 4)  # whether others are beside those does not change what one loses
-        part = load.share(1, 120 * some, is_read=candidate.is_ours)
-        scale = num / some
-        part = [replace(one, arrival_s=(one.arrival_s or 0.0) * scale) for one in part]
-        args = (part, candidate.settings(), candidate.times, some)
-        drained = eviction(*args, notice_s, start_s, drain=True)
-        cut = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
-        again, lost, requests = drained.tokens_again, cut.tokens_lost, cut.requests_lost
-        shares = [
-            seen_of(ended, asked.slos()).good_share for ended in (serve_fleet(*args), drained.ended)
-        ]
-        all_per_hour = per_hour * choice.placement.num_devices * num
-        goodput = goodput_per_s(load.rate_per_s, shares[0], drained, shares[1], all_per_hour)
-    return replace(
-        choice,
-        spot=Spot(
-            replicas=num,
-            needed=choice.replicas,
-            availability=availability(choice.replicas, num, up),
-            usd_per_hour=(
-                num * choice.placement.num_devices * prices[0].usd_per_hour if prices else None
-            ),
-            usd_per_hour_on_demand=choice.usd_per_hour,
-            evictions_per_hour=per_hour,
-            notice_s=notice_s,
-            start_s=start_s,
-            tokens_again=again,
-            tokens_lost=lost,
-            requests_lost=requests,
-            goodput_per_s=goodput,
-        ),
-    )

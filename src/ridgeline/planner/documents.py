@@ -89,7 +89,12 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"| {line.name} | {gib(line.num_bytes)} | {line.how} |"
     yield f"| **total** | **{gib(plan.best.ledger.total_bytes)}** | |"
     if plan.published is not None:
-        yield f"\nA well-known formula says {plan.published.total_gb:.2f} GB.\n"
+        said = plan.published
+        yield (
+            f"\nA well-known formula says {said.total_gb:.2f} GB: weights {said.weights_gb:.2f}, "
+            f"KV {said.kv_gb:.2f}, activations {said.activations_gb:.2f}; without flash attention "
+            f"{said.plain_total_gb:.2f} GB, of which activations {said.plain_activations_gb:.2f}.\n"
+        )
         yield from (f"- {reason}" for reason in plan.published.why_wrong)
 
 

@@ -1,19 +1,20 @@
 """The memory ledger: what a model takes on each device, line by line, and what fits beside it.
 
 Every line says how it came about: *measured*, *from the file*, *computed* or *assumed*. Questions
-the other way round (how much context, how many sequences) are answered by bisection over the same
-sum. It reads no file; it knows neither terminal nor HTTP.
+the other way round (how much context, how many sequences) are answered over the same sum
+(``what_fits``). It reads no file; it knows neither terminal nor HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.physics.format_bytes import Storage
-from ridgeline.physics.shapes import GROUPS, Cache, Layer, Matrix, Shape
+from ridgeline.physics.shapes import GROUPS, Cache, Matrix, Shape
 
 _GIB = 1 << 30
 MEASURED, FROM_FILE, COMPUTED, ASSUMED = "measured", "from the file", "computed", "assumed"
@@ -35,8 +36,8 @@ class Engine:
         name: as people type it.
         of_free: its fraction is of what weights leave ("of free"), not of the whole ("of total").
         utilization: the fraction that it takes unless it is told another.
-        frees_windows: blocks that a sliding window has left behind are given back; if False, only
-            where all layers have one (``place``).
+        frees_windows: blocks that a sliding window has left behind are given back. Where a layer
+            keeps a state, Ridgeline keeps them all the same (``place``).
         block_size: tokens in a block of the cache.
         max_num_batched_tokens: tokens of the largest step.
         max_num_seqs: rows of logits that a step may have.
@@ -60,6 +61,7 @@ class Engine:
 
 
 _COLLECTIVES_BYTES = 35 * _GIB // 100  # of a rank that talks to others
+_STATES = "state of sequences"  # the name of a line
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
 ENGINES: Mapping[str, Engine] = {
     "ridgeline": Engine(
@@ -223,7 +225,8 @@ def make_ledger(
     return min(stages, key=lambda ledger: ledger.kv_budget_bytes - ledger.kv_need_bytes)
 
 
-def split_layers(num_layers: int, num_stages: int) -> list[range]:
+@lru_cache(maxsize=256)
+def split_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
     """Return which layers each stage has, as evenly as they go; stages in the middle get more.
 
     The first stage has the embedding as well, and the last one the head.
@@ -233,21 +236,21 @@ def split_layers(num_layers: int, num_stages: int) -> list[range]:
     for i in inner[: num_layers % num_stages]:
         sizes[i] += 1
     ends = [sum(sizes[: i + 1]) for i in range(num_stages)]
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
 def _stage(
     shape: Shape, storage: Storage, known: Known, capacity: int, setting: Setting, number: int,
     part: range,
 ) -> Ledger:  # fmt: skip
-    layers = [shape.layers[i] for i in part]
+    caches = _caches(shape, part)
     lines = _weights(shape, storage, known, setting, number)
     if known.adapters is not None:
         size = known.adapters.num_bytes * len(part) / len(shape.layers)
         lines.append(known.adapters._replace(num_bytes=round(size)))
     weights = sum(line.num_bytes for line in lines)
     activations = _activations(
-        shape, storage, known, setting, layers, is_last=number == setting.pp - 1
+        shape, storage, known, setting, part, is_last=number == setting.pp - 1
     )
     overhead = _overhead(setting, weights + activations.num_bytes)
     overhead_bytes = sum(line.num_bytes for line in overhead)
@@ -256,18 +259,17 @@ def _stage(
     engine, kept = setting.engine, setting.utilization
     if engine.of_free:
         free = max(0, capacity - fixed_bytes)
-        budget = fixed_bytes + int(free * kept)
+        budget = min(capacity, fixed_bytes + int(free * kept))  # weights alone may be too much
         name = f"margin ({1 - kept:.0%} of what is free)"
     else:
         budget = int(capacity * kept)
         name = f"margin ({1 - kept:.0%} of the device)"
-    kv = _kv_lines(known, setting, layers)
+    kv = _kv_lines(known, setting, caches, setting.concurrency)
     need = sum(line.num_bytes for line in kv)
     kv_budget = budget - fixed_bytes
     if setting.kv_cache_bytes is not None:
         kv, kv_budget = [Line("KV cache", setting.kv_cache_bytes, ASSUMED)], setting.kv_cache_bytes
-    sequence = sum(line.num_bytes for line in _kv_lines(known, replace(setting, concurrency=1),
-                                                        layers))  # fmt: skip
+    sequence = sum(line.num_bytes for line in _kv_lines(known, setting, caches, 1))
     return Ledger(
         lines=(*lines, *kv, activations, *overhead, Line(name, capacity - budget, COMPUTED)),
         capacity_bytes=capacity,
@@ -279,7 +281,7 @@ def _stage(
         kv_need_bytes=need,
         kv_budget_bytes=kv_budget,
         sequence_kv_bytes=sequence,
-        further_token_bytes=_further_token(known, setting, layers),
+        further_token_bytes=_further_token(known, setting, caches),
         stage=number,
     )
 
@@ -346,42 +348,57 @@ def held_tokens(window: int | None, setting: Setting) -> int:
 
 
 def _layer_kv_bytes(cache: Cache, setting: Setting) -> float:
-    """Return what a layer keeps of one sequence on one rank."""
-    # A state is kept in f32, and divided as its heads are; some layers have attention beside it.
-    state = 4 * cache.state_values / min(setting.tp, cache.num_heads)
+    """Return what a layer keeps of the tokens of one sequence on one rank."""
     values = held_tokens(cache.window, setting) * cache.values_per_token(setting.tp)
-    return state + values * setting.kv_value_bytes
+    return values * setting.kv_value_bytes
 
 
-def _kv_lines(known: Known, setting: Setting, layers: list[Layer]) -> list[Line]:
+def _layer_state_bytes(cache: Cache, setting: Setting) -> float:
+    """Return what a layer keeps of one sequence beside its tokens: in f32, divided as heads are."""
+    return 4 * cache.state_values / min(setting.tp, cache.num_heads)
+
+
+@lru_cache(maxsize=256)  # bisections ask thousands of times, and most layers are alike
+def _caches(shape: Shape, part: range) -> tuple[tuple[Cache, int], ...]:
+    """Return the different caches of these layers, and how many layers have each."""
+    return tuple(Counter(shape.layers[i].cache for i in part).items())
+
+
+def _kv_lines(
+    known: Known, setting: Setting, caches: tuple[tuple[Cache, int], ...], num_seqs: int
+) -> list[Line]:
     if known.kv_bytes_per_token is not None:
         held = sum(held_tokens(window, setting) for window in known.windows)
-        size = held * known.kv_bytes_per_token * setting.concurrency
-        state = known.state_bytes_per_seq * setting.concurrency
+        size = held * known.kv_bytes_per_token * num_seqs
+        state = known.state_bytes_per_seq * num_seqs
         lines = [Line("KV cache", size, COMPUTED)]
-        return [*lines, Line("state of sequences", state, COMPUTED)] if state else lines
-    bytes_by_kind: dict[str, float] = {}
-    for layer in layers:
-        kind = layer.cache.kind
-        bytes_by_kind[kind] = bytes_by_kind.get(kind, 0.0) + _layer_kv_bytes(layer.cache, setting)
+        return [*lines, Line(_STATES, state, COMPUTED)] if state else lines
+    bytes_by_name: dict[str, float] = {}
+    for cache, count in caches:  # some have a state beside their attention
+        sizes: dict[str, float] = {}
+        if cache.kind != "state":
+            sizes[f"KV cache, {cache.kind}"] = _layer_kv_bytes(cache, setting)
+        if cache.state_values or cache.kind == "state":
+            sizes[_STATES] = _layer_state_bytes(cache, setting)
+        for name, of_layer in sizes.items():
+            bytes_by_name[name] = bytes_by_name.get(name, 0.0) + count * of_layer
     return [
-        Line("state of sequences" if kind == "state" else f"KV cache, {kind}",
-             round(size * setting.concurrency), ASSUMED if kind == "state" else COMPUTED)
-        for kind, size in bytes_by_kind.items()
-        if size or len(bytes_by_kind) == 1
-    ]  # fmt: skip
+        Line(name, round(of_seq * num_seqs), ASSUMED if name == _STATES else COMPUTED)
+        for name, of_seq in bytes_by_name.items()
+        if of_seq or len(bytes_by_name) == 1
+    ]
 
 
-def _further_token(known: Known, setting: Setting, layers: list[Layer]) -> float:
+def _further_token(known: Known, setting: Setting, caches: tuple[tuple[Cache, int], ...]) -> float:
     """Return the bytes that one token more takes; layers whose window is full take none."""
     frees = setting.engine.frees_windows
     if known.kv_bytes_per_token is not None:
         full = [frees and window and window <= setting.context for window in known.windows]
         return known.kv_bytes_per_token * (len(full) - sum(map(bool, full)))
     return sum(
-        layer.cache.values_per_token(setting.tp) * setting.kv_value_bytes
-        for layer in layers
-        if not (frees and layer.cache.window and layer.cache.window <= setting.context)
+        count * cache.values_per_token(setting.tp) * setting.kv_value_bytes
+        for cache, count in caches
+        if not (frees and cache.window and cache.window <= setting.context)
     )
 
 
@@ -389,8 +406,7 @@ def _further_token(known: Known, setting: Setting, layers: list[Layer]) -> float
 
 
 def _activations(
-    shape: Shape, storage: Storage, known: Known, setting: Setting, layers: list[Layer], *,
-    is_last: bool,
+    shape: Shape, storage: Storage, known: Known, setting: Setting, part: range, *, is_last: bool
 ) -> Line:  # fmt: skip
     """Return the working memory of the largest step: the most that is alive at once.
 
@@ -404,12 +420,19 @@ def _activations(
         return Line(name, known.step_bytes, COMPUTED)
     rows, value = setting.max_num_batched_tokens, max(2.0, storage.plain.bits / 8)
     residual = 2 * rows * shape.hidden_size * value
-    widest = max(max(layer.attention_values, layer.mlp_values) for layer in layers)
+    widest = _widest(shape, part)
     behind = 0.0
     if is_last:
         logits = min(rows, max(setting.engine.max_num_seqs, setting.concurrency))
         behind = logits * shape.vocab_size * setting.engine.bytes_per_logit
     return Line(name, round(residual + max(rows * widest * value, behind) / setting.tp), COMPUTED)
+
+
+@lru_cache(maxsize=256)
+def _widest(shape: Shape, part: range) -> int:
+    """Return the most values of a token that one of these layers computes at once."""
+    layers = (shape.layers[i] for i in part)
+    return max(max(layer.attention_values, layer.mlp_values) for layer in layers)
 
 
 def _overhead(setting: Setting, used_bytes: int) -> list[Line]:
@@ -423,61 +446,3 @@ def _overhead(setting: Setting, used_bytes: int) -> list[Line]:
     if setting.tp * setting.pp > 1:
         lines.append(Line("collectives", _COLLECTIVES_BYTES, ASSUMED))
     return lines
-
-
-# --- the other way round -----------------------------------------------------------------------
-
-_MOST_TOKENS = 1 << 40
-_MOST_SEQUENCES = 1 << 32
-
-
-def max_context(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int | None:
-    """Return the longest context, in whole blocks, with which all sequences fit; 0 if none does.
-
-    None if there is no end to it, because no layer's cache grows.
-    """
-    size = setting.block_size
-
-    def fits(num_blocks: int) -> bool:
-        return ledger_of(replace(setting, context=num_blocks * size)).fits
-
-    most = _MOST_TOKENS // size
-    longest = _largest(fits, most)
-    return None if longest == most else size * longest
-
-
-def max_concurrency(ledger_of: Callable[[Setting], Ledger], setting: Setting) -> int:
-    """Return the most sequences of the setting's context that fit; 0 if none does."""
-    return _largest(lambda n: ledger_of(replace(setting, concurrency=n)).fits, _MOST_SEQUENCES)
-
-
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the largest number from 0 to ``limit`` that fits, if what fits has no gaps."""
-    if not fits(1):
-        return 0
-    low = 1
-    while low < limit and fits(min(2 * low, limit)):
-        low = min(2 * low, limit)
-    high = min(2 * low, limit + 1)  # does not fit, or is beyond the limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def smallest_tp(
-    ledger_of: Callable[[Setting], Ledger], shape: Shape, setting: Setting, most_ranks: int
-) -> int | None:
-    """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None."""
-    ranks = 1
-    while ranks <= most_ranks:
-        asked = replace(setting, tp=ranks)
-        if can_divide(shape, ranks, setting.pp) and ledger_of(asked).fits:
-            return ranks
-        ranks *= 2
-    return None
-
-
-def widest_format(ledger_of_format: Callable[[str], Ledger], names: tuple[str, ...]) -> str | None:
-    """Return the first of these formats, from the widest on, in which it fits."""
-    return next((name for name in names if ledger_of_format(name).fits), None)

@@ -92,10 +92,12 @@ class LoadWishes:
     replicas: str = flag_field(AUTO, "Copies of the model, or auto: the fewest that do.")
     spot: bool = flag_field(False, "Also on machines that can be taken away.")
     evictions_per_hour: float | None = flag_field(
-        None, "How often a spot machine is taken away. Default: 0.05, assumed."
+        None, "How often a spot machine is taken away. Default: by provider, else 0.05, assumed."
     )
     notice: float | None = flag_field(
-        None, "Seconds between the notice and the end of a spot machine. Default: 30, assumed."
+        None,
+        "Seconds between the notice and the end of a spot machine. Default: by provider, "
+        "else 30, assumed.",
     )
     prices: str | None = flag_field(
         None, "A CSV file of prices, instead of the catalogue's: device,provider,region,kind,"

@@ -29,12 +29,9 @@ from ridgeline.planner.ledger import (
     Setting,
     check_division,
     make_ledger,
-    max_concurrency,
-    max_context,
-    smallest_tp,
-    widest_format,
 )
 from ridgeline.planner.subject import Subject
+from ridgeline.planner.what_fits import max_concurrency, max_context, smallest_tp, widest_format
 from ridgeline.planner.wishes import AUTO, Wishes
 
 _DEFAULT_CONTEXT = 4096
@@ -50,6 +47,7 @@ class Placement:
         device: the device.
         setting: the load, and how the model is divided.
         ledger: of the fullest device.
+        whole: of the whole model, as if it were on one.
         storage: how the weights are stored there.
         max_context: the longest context with which all sequences fit, at most what the model takes;
             None for any length.
@@ -60,6 +58,7 @@ class Placement:
     device: Device
     setting: Setting
     ledger: Ledger
+    whole: Ledger
     storage: Storage
     max_context: int | None
     max_concurrency: int
@@ -103,6 +102,7 @@ def place(subject: Subject, device: Device, wishes: Wishes, *, default_ranks: st
         device=device,
         setting=setting,
         ledger=ledger,
+        whole=ledger_of(replace(setting, tp=1, pp=1)),
         storage=storage,
         max_context=_bounded(longest, subject.shape.max_position),
         max_concurrency=max_concurrency(ledger_of, setting),

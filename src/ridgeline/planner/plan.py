@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -11,14 +11,15 @@ from typing import Any
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.adapter_room import adapter_room
+from ridgeline.planner.candidate import Alive
 from ridgeline.planner.catalogue import ALL, HERE, find_devices
 from ridgeline.planner.choice import Choice
-from ridgeline.planner.choice_search import Alive, Report, search
+from ridgeline.planner.choice_search import Report, search
 from ridgeline.planner.ledger import ASSUMED
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of
 from ridgeline.planner.place import Placement, place
 from ridgeline.planner.published import Published, published_formula
-from ridgeline.planner.spot import EVICTIONS_PER_HOUR, NOTICE_S
+from ridgeline.planner.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.planner.verdict import verdict
 from ridgeline.planner.wishes import AUTO, Wishes
@@ -74,11 +75,11 @@ class Plan:
             "memory": memory_of(self.best),
             "devices": [row_of(placement) for placement in self.placements],
         }
-        if self.load is not None:
-            document["time"] = self.choices[0].time() if self.choices else None
-            document["choices"] = [choice.as_dict() for choice in self.choices]
-        if self.published is not None:
-            document["published"] = self.published.as_dict()
+        document["time"] = self.choices[0].time() if self.choices else None
+        # None says that no load was asked for; an empty list, that nothing bears it.
+        is_asked = self.load is not None
+        document["choices"] = [choice.as_dict() for choice in self.choices] if is_asked else None
+        document["published"] = None if self.published is None else self.published.as_dict()
         document["assumptions"] = list(self.assumptions)
         document["warnings"] = list(self.warnings)
         return document
@@ -155,7 +156,8 @@ def plan_for(
         chosen = search(subject, wishes, asked, load, devices, day, report, alive)
         choices = chosen.choices
         best = choices[0].placement if choices else best
-        assumptions = [*_assumptions(subject, wishes, best), *chosen.notes, *_of_load(asked, load)]
+        assumptions = [*_assumptions(subject, wishes, best), *chosen.notes]
+        assumptions += _of_load(asked, load, choices)
         warnings = [*_warnings(best), *chosen.warnings]
     return Plan(
         subject=subject,
@@ -170,20 +172,32 @@ def plan_for(
     )
 
 
-def _of_load(asked: LoadWishes, load: Load) -> Iterator[str]:
+def _of_load(asked: LoadWishes, load: Load, choices: Sequence[Choice]) -> Iterator[str]:
     if load.concurrency is not None and asked.max_concurrency is None:
         yield "one request at a time: --request-rate or --max-concurrency says otherwise"
     if load.rate_per_s is not None:
         yield "requests are spread over replicas by chance; prompts share no beginning"
-    if asked.spot and asked.evictions_per_hour is None:
-        yield f"{EVICTIONS_PER_HOUR} evictions an hour of a spot machine: --evictions-per-hour"
-    if asked.spot and asked.notice is None:
-        yield f"{NOTICE_S:.0f} s of notice before a spot machine goes: --notice"
+    shown = [choice for choice in choices if choice.spot is not None][:SHOWN]
+    for choice in shown:
+        if choice.spot is not None:
+            often, notice = choice.spot.assumed()
+            yield from [often] if asked.evictions_per_hour is None else []
+            yield from [notice] if asked.notice is None else []
+    if shown:
+        yield (
+            f"a spot machine boots in {BOOT_S:g} s, and fetches and loads weights at "
+            f"{FETCH_BYTES_PER_S / 1e9:g} GB/s"
+        )
+    if any(choice.placement.device.parent and choice.usd_per_hour for choice in choices):
+        yield "slices are paid as the whole cards that they share, however few are used of one"
 
 
 def memory_of(placement: Placement) -> dict[str, Any]:
-    """Return the "memory" of a plan's document, for one device."""
-    ledger, setting = placement.ledger, placement.setting
+    """Return the "memory" of a plan's document: of the whole model, and of one device."""
+    ledger, whole, setting = placement.ledger, placement.whole, placement.setting
+    # Sizes that the user gave are of each device.
+    of_weights = 1 if setting.weights_bytes is None else placement.num_devices
+    of_kv = 1 if setting.kv_cache_bytes is None else placement.num_devices
     exact = ledger.max_concurrency_exact
     kv_tokens = int(exact * setting.context)
     further = round(ledger.further_token_bytes)
@@ -192,9 +206,9 @@ def memory_of(placement: Placement) -> dict[str, Any]:
         "num_devices": placement.num_devices,
         "context_tokens": setting.context,
         "concurrency": setting.concurrency,
-        "weights_bytes": ledger.weights_bytes,
-        "kv_bytes": ledger.kv_bytes,
-        "kv_bytes_per_further_token": further,
+        "weights_bytes": whole.weights_bytes * of_weights,
+        "kv_bytes": whole.kv_bytes * of_kv,
+        "kv_bytes_per_further_token": round(whole.further_token_bytes),
         "max_context_tokens": placement.max_context,
         "max_concurrency": placement.max_concurrency,
         "max_concurrency_exact": round(exact, 3),
@@ -276,7 +290,8 @@ def _warnings(best: Placement) -> Iterator[str]:
     if device.confidence == "low":
         yield f"{device.id}: facts of low confidence ({device.source})"
     if device.peak_ops_per_s and form in ("bf16", "fp8") and form not in device.peak_ops_per_s:
-        yield f"{device.id} has no {form} units: weights are widened as they are used"
+        becomes = "converted to f16" if form == "bf16" else "widened"
+        yield f"{device.id} has no {form} units: weights are {becomes} as they are used"
     if best.setting.engine.name == "ridgeline" and device.kind != "cpu":
         yield f"ridgeline computes on processors: on {device.id} this is what its rules would take"
     if device.is_sram:

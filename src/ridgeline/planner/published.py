@@ -24,6 +24,7 @@ class Published:
         plain_activations_gb: without it.
         kv_gb: of the cache.
         total_gb: weights, cache and the smallest activations.
+        plain_total_gb: the same without flash attention.
         why_wrong: each error in a sentence.
     """
 
@@ -32,6 +33,7 @@ class Published:
     plain_activations_gb: float
     kv_gb: float
     total_gb: float
+    plain_total_gb: float
     why_wrong: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -42,6 +44,7 @@ class Published:
             "plain_activations_gb": round(self.plain_activations_gb, 2),
             "kv_gb": round(self.kv_gb, 2),
             "total_gb": round(self.total_gb, 2),
+            "plain_total_gb": round(self.plain_total_gb, 2),
             "why_wrong": list(self.why_wrong),
         }
 
@@ -69,6 +72,7 @@ def published_formula(subject: Subject, context: int, concurrency: int) -> Publi
         plain / 1e9,
         kv / 1e9,
         (weights + kv + flash) / 1e9,
+        (weights + kv + plain) / 1e9,
         tuple(_why_wrong(subject, tokens, kv, flash)),
     )
 

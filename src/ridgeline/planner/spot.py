@@ -8,7 +8,7 @@ with draining and without; what it spoils, times how often it happens, is taken 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -17,9 +17,27 @@ from ridgeline.simulator.fleet import Ended, Evict, serve_fleet
 from ridgeline.simulator.run import Asked, Times
 
 EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed unless told otherwise
-_FETCH_BYTES_PER_S, _BOOT_S = 1e9, 60.0  # assumed
+FETCH_BYTES_PER_S, BOOT_S = 1e9, 60.0  # assumed
+SHOWN = 3  # choices: of these an eviction is simulated
 _SURELY = 0.99
 _MOST_MORE = 64
+
+
+class Spoilt(NamedTuple):
+    """What an eviction spoils; None where none was simulated.
+
+    Attributes:
+        tokens_again: computed again for each eviction, with draining.
+        tokens_lost: of answers that are lost, for each eviction, without.
+        requests_lost: without draining, for each eviction.
+        goodput_per_s: requests a second that are answered within all bounds, each by itself, while
+            machines come and go, with draining.
+    """
+
+    tokens_again: int | None = None
+    tokens_lost: int | None = None
+    requests_lost: int | None = None
+    goodput_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +48,35 @@ class Spot:
         replicas: how many are taken, so that enough are there with a probability of 99 %.
         needed: replicas that must be up.
         availability: the probability that they are.
+        provider: whose machines; empty without a price of spot machines.
         usd_per_hour: None without a price of spot machines.
         usd_per_hour_on_demand: of as many as are needed, on demand.
         evictions_per_hour: of one machine.
         notice_s: between notice and end.
         start_s: until another takes requests.
-        tokens_again: computed again for each eviction, with draining.
-        tokens_lost: of answers that are lost, for each eviction, without.
-        requests_lost: without draining, for each eviction.
-        goodput_per_s: requests a second that are answered within all bounds, each by itself, while
-            machines come and go, with draining; None where that was not simulated.
+        tokens_again, tokens_lost, requests_lost, goodput_per_s: as in ``Spoilt``.
     """
 
     replicas: int
     needed: int
     availability: float
+    provider: str
     usd_per_hour: float | None
     usd_per_hour_on_demand: float | None
     evictions_per_hour: float
     notice_s: float
     start_s: float
-    tokens_again: int
-    tokens_lost: int
-    requests_lost: int
+    tokens_again: int | None
+    tokens_lost: int | None
+    requests_lost: int | None
     goodput_per_s: float | None
+
+    def assumed(self) -> Iterator[str]:
+        """Yield what was taken for granted of these machines, each a sentence."""
+        whose = f" at {self.provider}" if self.provider else ""
+        often, notice_s = self.evictions_per_hour, self.notice_s
+        yield f"{often:g} evictions an hour of a spot machine{whose}: --evictions-per-hour"
+        yield f"{notice_s:g} s of notice before a spot machine{whose} goes: --notice"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the "spot" of a choice."""
@@ -62,7 +85,7 @@ class Spot:
 
 def start_seconds(weights_bytes: float) -> float:
     """Return how long a machine takes to start: boot it, and fetch and load the weights."""
-    return _BOOT_S + weights_bytes / _FETCH_BYTES_PER_S
+    return BOOT_S + weights_bytes / FETCH_BYTES_PER_S
 
 
 def up_share(evictions_per_hour: float, notice_s: float, start_s: float) -> float:

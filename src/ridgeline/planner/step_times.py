@@ -20,9 +20,10 @@ from ridgeline.physics.device_time import (
     efficiency_of,
     parse_efficiencies,
 )
-from ridgeline.planner.calibration import known
+from ridgeline.planner.calibration import ASSUMED_FACTORS, LAYER_S, known
 from ridgeline.planner.catalogue import HERE
 from ridgeline.planner.place import Placement
+from ridgeline.planner.roof import COMPUTE_SHARE, MEMORY_SHARE
 from ridgeline.planner.subject import Subject
 from ridgeline.simulator.steptime import StepTime
 
@@ -57,7 +58,7 @@ def clock_of(subject: Subject, placement: Placement) -> Clocked:
     Raises ValueError where nothing is known of the device's arithmetic, or of this machine's.
     """
     if placement.device.id == HERE:
-        return _here(subject)
+        return _here(subject, placement)
     setting, device = placement.setting, placement.device
     efficiency = efficiency_of(device, setting.engine.name, efficiencies())
     times = device_time(
@@ -84,15 +85,11 @@ def _per_cent(factor: float) -> str:
     return f"{factor - 1:.0%}" if factor < 2 else f"a factor of {factor:.1f}"
 
 
-def _here(subject: Subject) -> Clocked:
-    checkpoint = subject.checkpoint
-    if checkpoint is None:
-        raise ValueError(
-            f"{subject.name}: times on this machine are known of models that run here: give a "
-            f"model's files, or name other devices with --on"
-        )
-    config = resolve(Options(), checkpoint.arch)
-    calibration = known(default_home(), checkpoint.path, checkpoint.arch, config)
+def _here(subject: Subject, placement: Placement) -> Clocked:
+    if subject.checkpoint is None:
+        return _by_roof(subject, placement)
+    config = resolve(Options(), subject.checkpoint.arch)
+    calibration = known(default_home(), subject.checkpoint.path, subject.checkpoint.arch, config)
     low, _, high = calibration.interval()
     if calibration.source == "assumed":
         note = "times of this machine are assumed: `ridgeline calibrate` measures them in a minute"
@@ -100,6 +97,28 @@ def _here(subject: Subject) -> Clocked:
     return Clocked(
         calibration.times, low, high, "calibrated", "times of this machine were measured"
     )
+
+
+def _by_roof(subject: Subject, placement: Placement) -> Clocked:
+    """Return times of a model that is not here, or does not run here, by this machine's roof."""
+    device, setting = placement.device, placement.setting
+    if not device.read_bytes_per_s:
+        raise ValueError(
+            f"{subject.name}: how fast this machine is was not measured yet: run `ridgeline doctor "
+            f"--roof` once, or `ridgeline calibrate MODEL`; or name other devices with --on"
+        )
+    low, high = ASSUMED_FACTORS
+    reached = Efficiency(
+        "ridgeline", "cpu", LAYER_S, MEMORY_SHARE, COMPUTE_SHARE, 2, 0, 0.0, high, "assumed"
+    )
+    times = device_time(
+        subject.shape, placement.storage, setting.kv_value_bytes, device, reached
+    )  # fmt: skip
+    note = (
+        f"steps reach {MEMORY_SHARE:.0%} of this machine's memory roof and {COMPUTE_SHARE:.0%} of "
+        f"its arithmetic: `ridgeline calibrate` measures a model that runs here"
+    )
+    return Clocked(times, low, high, "assumed", note)
 
 
 @cache

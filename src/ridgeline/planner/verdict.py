@@ -14,7 +14,6 @@ def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
         return "nothing holds it: the model fits on none of these devices, or costs too much"
     best = choices[0]
     if best.meets_slo:
-        verb = "hold" if best.num_devices > 1 else "holds"
         busy = "" if best.utilisation is None else f"{best.utilisation:.0%} busy"
         parts = [part for part in (busy, *(_bound(best, slo) for slo in slos)) if part]
         details = f" ({'; '.join(parts)})" if parts else ""
@@ -24,7 +23,7 @@ def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
             sure = "; times may be off by more than it has to spare"
             if certain is not None:
                 sure += f": {name_of(certain)}{_for(certain)} would hold it at their slow end too"
-        return f"{name_of(best)} {verb} it{_for(best)}{details}{sure}"
+        return f"{name_of(best)} {_verb(best)} it{_for(best)}{details}{sure}"
     return _nearest(choices, load, slos)
 
 
@@ -34,12 +33,27 @@ def _nearest(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
         best = max(choices, key=lambda choice: choice.knee_per_s or 0.0)
         most_per_s = MOST_BUSY * (best.knee_per_s or 0.0)
         return (
-            f"{name_of(best)} holds up to {most_per_s:.3g} requests/s; you ask for "
-            f"{load.rate_per_s or 0:.3g}"
+            f"{name_of(best)} {_verb(best)} up to {per_second(most_per_s)}; you ask for "
+            f"{_number(load.rate_per_s or 0)}"
         )
     best = min(seen, key=lambda c: c.seen.excess(slos) if c.seen is not None else 0.0)
     bounds = "; ".join(_bound(best, slo) for slo in slos if best.seen and best.seen.over(slo) > 1)
-    return f"nothing here meets it: the nearest is {name_of(best)}{_for(best)}, with {bounds}"
+    verb = "are" if best.num_devices > 1 else "is"
+    return f"nothing here meets it: the nearest {verb} {name_of(best)}{_for(best)}, with {bounds}"
+
+
+def _verb(choice: Choice) -> str:
+    return "hold" if choice.num_devices > 1 else "holds"
+
+
+def per_second(rate_per_s: float) -> str:
+    """Return a rate for people: "1 request/s", "2.5 requests/s"."""
+    text = _number(rate_per_s)
+    return f"{text} request{'s'[: text != '1']}/s"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def _bound(choice: Choice, slo: Slo) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.cli import doctor
+from ridgeline.machine import usable_cpus
+from ridgeline.planner.roof import KeptRoof, kept_roof, measure_kept_roof
 
 HOST = host_target()
 TILES = ["int8", "f32", *(["bf16"] if HOST.features.get("avx512bf16") else [])]
@@ -103,14 +107,38 @@ def test_buffers_are_really_there() -> None:
 
 @pytest.mark.parametrize(("num_threads", "bf16"), [(1, None), (4, 5e11)])
 def test_doctor_prints_a_line_for_each_part(
-    monkeypatch: pytest.MonkeyPatch, num_threads: int, bf16: float | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_threads: int, bf16: float | None
 ) -> None:
     one, many = Rates(2e10, 1e12, bf16, 2.5e11), Rates(4.56e10, 4e12, bf16, 1e12)
     found = Roof(num_threads, one, many)
-    monkeypatch.setattr(doctor, "measure_roof", lambda num_threads, report: found)
-    lines = dict(doctor.roof_facts())
+    monkeypatch.setattr(roof, "measure_roof", lambda num_threads, report: found)
+    lines = dict(doctor.roof_facts(tmp_path))
     assert ("bf16 roof" in lines) == (bf16 is not None)
     assert len({len(line) for line in lines.values()}) == 1  # aligned
     assert "20.0 GB/s" in lines["memory roof"]
     assert "1,000.0 GOP/s" in lines["int8 roof"]
     assert ("45.6 GB/s  on 4" in lines["memory roof"]) == (num_threads == 4)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_what_was_measured_is_kept_for_this_processor_and_its_threads(tmp_path: Path) -> None:
+    assert kept_roof(tmp_path) is None
+    measured = measure_kept_roof(tmp_path)
+    assert kept_roof(tmp_path) == measured
+    assert measured.threads == usable_cpus()
+    assert measured.read_bytes_per_s() == measured.all_threads["read_bytes_per_s"]
+    (path,) = (tmp_path / "roof").iterdir()
+    for damage in ("{", "[]", "{}", path.read_text().replace("read_bytes", "wrote_bytes")):
+        path.write_text(damage)
+        assert kept_roof(tmp_path) is None
+    other = replace(measured, processor="another")
+    path.write_bytes(other.save(tmp_path).read_bytes())  # a home that was copied
+    assert kept_roof(tmp_path) is None
+
+
+def test_fewer_threads_reach_less_and_what_lacks_an_instruction_is_widened() -> None:
+    one = {"read_bytes_per_s": 2e10, "int8_ops_per_s": 1e12, "f32_ops_per_s": 2e11}
+    kept = KeptRoof("p", 4, 0.0, one, {name: 3 * rate for name, rate in one.items()})
+    assert [kept.read_bytes_per_s(n) for n in (1, 2, 4, None)] == [2e10, 4e10, 6e10, 6e10]
+    assert kept.ops_per_s("bf16") == kept.ops_per_s("f32") == 6e11
+    assert kept.ops_per_s("int8", 2) == 2e12

@@ -89,12 +89,13 @@ function showPublished({ published, memory }) {
   if (!published) return;
   const one = memory.per_device;
   const gb = (bytes) => (bytes / 1e9).toFixed(2);
+  const both = (flash, plain) => `${flash.toFixed(2)} with flash attention, ${plain.toFixed(2)} without`;
   const rows = [
     ['weights', gb(one.weights_bytes), published.weights_gb.toFixed(2)],
     ['KV cache', gb(one.kv_bytes), published.kv_gb.toFixed(2)],
-    ['activations', gb(one.activation_bytes), `${published.activations_gb.toFixed(2)} with flash attention, ${published.plain_activations_gb.toFixed(2)} without`],
+    ['activations', gb(one.activation_bytes), both(published.activations_gb, published.plain_activations_gb)],
     ['framework and margin', gb(one.overhead_bytes + one.capacity_bytes - one.budget_bytes), 'none'],
-    ['total', gb(one.total_bytes), published.total_gb.toFixed(2)],
+    ['total', gb(one.total_bytes), both(published.total_gb, published.plain_total_gb)],
   ];
   at('published').replaceChildren(...rows.map((cells) => row(...cells)));
   at('why-wrong').replaceChildren(...published.why_wrong.map((why) => element('li', {}, why)));
