@@ -64,9 +64,11 @@ class WebServer(uvicorn.Server):
             log=self._log_request,
             count=count,
         )
-        protocol = type(
-            "Protocol", (BoundedProtocol,), {"receive_timeout_s": options.receive_timeout}
-        )
+        own = {
+            "receive_timeout_s": options.receive_timeout,
+            "on_refused": staticmethod(gate.on_refused),
+        }
+        protocol = type("Protocol", (BoundedProtocol,), own)
         super().__init__(
             uvicorn.Config(
                 gate,
