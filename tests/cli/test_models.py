@@ -121,7 +121,7 @@ def test_a_model_of_another_program_says_where_it_was_found(home: Path) -> None:
 
 
 def test_nothing_is_cut_where_a_program_reads(home: Path) -> None:
-    deep = home / "/".join(["a-folder-with-a-long-name"] * 8)
+    deep = home / "/".join(["a-folder-with-a-long-name[b]"] * 8)
     path = deep / "ridgeline/models/o/n/m-Q8_0.gguf"
     path.parent.mkdir(parents=True)
     (home / "ridgeline/models/o/n/m-Q8_0.gguf").rename(path)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from threadpoolctl import threadpool_info
 
 from ridgeline import LLM, SamplingParams
@@ -48,13 +49,13 @@ def report(
     table = table_of()
     table.columns[0].style = "dim"
     for name, value in (*facts(home), *(roof_facts() if with_roof else ())):
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     console.print(table)
     if model is not None:
         _report_memory(console, model)
     all_problems = list(problems(home))
     for problem in all_problems:
-        console.print(f"[yellow]problem[/]  {problem}")
+        console.print(f"[yellow]problem[/]  {escape(problem)}")
     if not all_problems:
         console.print("[green]nothing is wrong[/]  next: ridgeline run smollm2")
 
@@ -130,7 +131,7 @@ def _report_memory(console: Console, model: str) -> None:
     table.add_section()
     cells = [_mb(sum(loaded.values())), _mb(memory.resident_bytes)]
     table.add_row("all of this process", "", *cells, "", style="bold")
-    console.print(f"\n[bold]{path.name}[/] in this process:")
+    console.print(f"\n[bold]{escape(path.name)}[/] in this process:")
     console.print(table)
     for note in memory.notes:
         console.print(f"- {note}", style="dim", highlight=False)

@@ -262,7 +262,7 @@ def doctor(
     if as_json:
         print(json.dumps(document(default_home(), model=model, with_roof=roof)))
         return
-    report(console(), default_home(), model=model, with_roof=roof)
+    report(console(markup=True), default_home(), model=model, with_roof=roof)
 
 
 @bench_app.command("offline")
