@@ -161,7 +161,11 @@ def test_what_is_no_request_is_answered_and_hung_up_on(
     ],
 )
 def test_each_refusal_is_logged_with_its_reason_and_counted(
-    served: Served, request_bytes: bytes, line: str, handler: str
+    served: Served,
+    request_bytes: bytes,
+    line: str,
+    handler: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     num_before = len(served.lines)
     status = status_of(talk(served.port, request_bytes))
@@ -170,6 +174,7 @@ def test_each_refusal_is_logged_with_its_reason_and_counted(
     method = line.partition("method=")[2].partition(" ")[0] or "other"
     label = f'handler="{handler}",method="{method}",status="{status}"'
     assert any(label in name for name in served.metrics())
+    assert not caplog.records, "uvicorn says it once more"
 
 
 def test_who_is_too_slow_is_in_the_log_once(hasty: Served) -> None:
