@@ -117,6 +117,19 @@ sys.meta_path.insert(0, Interrupter)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_ctrl_c_while_kernels_compile_says_what_is_next(tmp_path: Path) -> None:
+    command = [str(RIDGELINE), "run", str(write_model(tmp_path / "tiny")), "x", "--raw"]
+    environ = os.environ | {"RIDGELINE_HOME": str(tmp_path / "home")}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "compiling kernels" not in (line := process.stderr.readline()):
+            assert line, "it ended"
+        process.send_signal(signal.SIGINT)
+        words = process.stderr.read()
+    assert words == "stopped: the next start compiles the kernels that are missing\n"
+    assert process.returncode == 130
+
+
 def test_a_shells_wish_to_ignore_ctrl_c_is_kept() -> None:
     ignore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN);"
     main = "from ridgeline.__main__ import main; sys.argv[1:] = ['--version'];"

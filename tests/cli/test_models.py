@@ -36,7 +36,9 @@ def home(tmp_path: Path) -> Path:
 
 def test_list_shows_everything_and_who_owns_it(home: Path) -> None:
     shown = ridgeline(home, "list").stdout
-    assert "o/n:Q8_0" in shown
+    path = home / "ridgeline/models/o/n/m-Q8_0.gguf"
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("o/n:Q8_0")]
+    assert (row[0], row[-2:]) == ("o/n:Q8_0", ["ridgeline", str(path)])
     assert "lm studio" in shown
     assert "not here: smollm2 (98 MB; SmolLM2" in shown
     assert ridgeline(home, "ls").stdout == ridgeline(home, "models").stdout == shown
@@ -86,6 +88,53 @@ def test_rm_removes_what_was_pulled_and_nothing_else(home: Path) -> None:
     assert json.loads(done.stdout)["removed"] == ["o/n:Q4_0", "o/n:Q8_0"]
     assert not (home / "ridgeline/models/o").exists()
     assert (home / ".lmstudio/models/o/other/x-Q8_0.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["hf.co/o/n:Q4_0", "O/N:q4_0", "o/n:m-Q4_0.gguf", "https://huggingface.co/o/n:Q4_0"]
+)
+def test_rm_takes_the_names_that_run_takes(name: str, home: Path) -> None:
+    done = ridgeline(home, "rm", name, "--json")
+    assert json.loads(done.stdout)["removed"] == ["o/n:Q4_0"], done.stderr
+    assert [file.name for file in (home / "ridgeline").rglob("*.gguf")] == ["m-Q8_0.gguf"]
+
+
+def test_two_files_of_one_quantisation_are_told_apart_by_their_files(home: Path) -> None:
+    folder = home / "ridgeline/models/o/n"
+    (folder / "m-Q8_0.gguf").rename(folder / "a-Q4_0.gguf")
+    listed = json.loads(ridgeline(home, "list", "--json").stdout)["models"]
+    names = [model["name"] for model in listed if model["owner"] == "ridgeline"]
+    assert sorted(names) == ["o/n:a-Q4_0.gguf", "o/n:m-Q4_0.gguf"]
+    refused = ridgeline(home, "rm", "o/n:Q4_0")
+    assert refused.stderr.startswith("ridgeline: o/n:Q4_0 means o/n:")
+    assert all(name in refused.stderr for name in names)
+    assert ridgeline(home, "show", names[0], "--json").returncode == 0
+    assert ridgeline(home, "rm", "o/n:a-Q4_0.gguf").stdout.startswith("removed o/n:a-Q4_0.gguf:")
+    assert ridgeline(home, "rm", "o/n:Q4_0").stdout.startswith("removed o/n:Q4_0:")
+
+
+def test_a_model_of_another_program_says_where_it_was_found(home: Path) -> None:
+    path = home / ".lmstudio/models/o/other/x-Q8_0.gguf"
+    done = ridgeline(home, "show", "o/other")
+    assert done.stderr == f"o/other: {path}\n"
+    assert ridgeline(home, "show", str(path)).stderr == ""
+
+
+def test_nothing_is_cut_where_a_program_reads(home: Path) -> None:
+    deep = home / "/".join(["a-folder-with-a-long-name[b]"] * 8)
+    path = deep / "ridgeline/models/o/n/m-Q8_0.gguf"
+    path.parent.mkdir(parents=True)
+    (home / "ridgeline/models/o/n/m-Q8_0.gguf").rename(path)
+    for command in (("show", "o/n"), ("list",), ("doctor",)):
+        shown = ridgeline(deep, *command).stdout
+        assert str(path if command != ("doctor",) else path.parents[2]) in shown
+        assert "…" not in shown
+        environ = os.environ | {"RIDGELINE_HOME": str(deep / "ridgeline"), "COLUMNS": "40"}
+        folded = subprocess.run(
+            [Path(sys.executable).parent / "ridgeline", *command],
+            env=environ, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        assert "…" not in folded
 
 
 def test_clean_keeps_models_unless_told(home: Path) -> None:

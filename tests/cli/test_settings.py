@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import typer
 
 from ridgeline.cli.main import app
-from ridgeline.cli.settings import _flags, _leaves, name_variables
+from ridgeline.cli.settings import name_variables
+from tests.cli.test_help import commands
 
 
 def ridgeline(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -55,15 +57,15 @@ def test_defaults(file: Path) -> None:
     assert found["api_key"]["value"] in (None, [])
 
 
-def test_a_flag_s_variable_and_key_are_its_spelling() -> None:
+def test_a_flag_s_variable_is_its_spelling() -> None:
     root = typer.main.get_command(app)
     name_variables(root)
-    for path, command in _leaves(root):
-        for flag in _flags(command):
+    for path, command in commands(root):
+        for flag in command.params:
+            if flag.param_type_name != "option" or not flag.envvar or flag.name == "api_key":
+                continue  # a client's key has a name that others use too
             spelled = [one[2:].replace("-", "_") for one in flag.opts if one.startswith("--")]
-            assert flag.name in spelled, path
-            if flag.name != "api_key":  # a client's has a name that others use too
-                assert flag.envvar == f"RIDGELINE_{flag.name.upper()}", path
+            assert flag.envvar in [f"RIDGELINE_{name.upper()}" for name in spelled], path
 
 
 def test_the_help_names_the_file() -> None:
@@ -118,7 +120,7 @@ def test_keys_are_not_shown(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("prot = 1", "there is no flag 'prot': did you mean 'port'?"),
+        ("porrt = 1", "there is no flag 'porrt': did you mean 'port'?"),
         (
             "[serve]\nmax-modellen = 1",
             "[serve] there is no flag 'max-modellen': did you mean 'max-model-len'",
@@ -126,9 +128,13 @@ def test_keys_are_not_shown(file: Path) -> None:
         ("[run]\nport = 1", "[run] there is no flag 'port'"),
         (
             "[srve]\nport = 1",
-            "there is no command [srve]; there are [run], [serve], [bench.offline]",
+            "there is no command [srve]: did you mean [serve]?",
         ),
         ("[bench.x]\na = 1", "there is no command [bench.x]"),
+        ("[qqq]\na = 1", "there is no command [qqq]; there are [pull], [list], "),
+        ("[config]\nas-json = true", "there is no command [config]"),
+        ("[clean]\nmodels = true", "[clean] there is no flag 'models'"),
+        ("format = 7", "format is 7: "),
         ('port = "http"', "port is 'http': 'http' is not a whole number"),
         ("isolate-keys = 2", "isolate-keys is 2: 2 is not yes or no"),
         ("[serve]\nport = [1]", "[serve] port is [1]: "),
@@ -153,6 +159,47 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_unknown_command_is_answered_with_the_list() -> None:
     done = ridgeline("config", "sreve")
-    assert (
-        "there is no command 'sreve' with flags; there are run, serve, bench offline" in done.stderr
-    )
+    assert "there is no command 'sreve' with flags: did you mean serve?" in done.stderr
+    assert "with flags; there are pull, list, show, " in ridgeline("config", "q").stderr
+
+
+def test_every_command_takes_its_flags_from_everywhere(file: Path, tmp_path: Path) -> None:
+    done = ridgeline("ps", RIDGELINE_URL="http://127.0.0.1:9/v1")
+    assert "no server answers at http://127.0.0.1:9 " in done.stderr
+    assert in_force("ps", RIDGELINE_URL="http://x")["url"]["from"] == "RIDGELINE_URL"
+    home = {"RIDGELINE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    assert json.loads(ridgeline("list", RIDGELINE_JSON="1", **home).stdout)["models"] == []
+    file.write_text('format = "json"\n[ps]\nurl = "http://127.0.0.1:9"\n[list]\njson = true\n')
+    settings = home | {"RIDGELINE_CONFIG": str(file)}
+    assert "no server answers at http://127.0.0.1:9 " in ridgeline("ps", **settings).stderr
+    assert json.loads(ridgeline("list", **settings).stdout)["models"] == []
+    for command in ("plan", "explain"):
+        assert in_force(command, **settings)["format"] == {"value": "json", "from": "config file"}
+
+
+def test_every_flag_has_a_variable_but_that_of_clean() -> None:
+    root = typer.main.get_command(app)
+    name_variables(root)
+    without = {
+        (*names, param.name)
+        for names, command in commands(root)
+        for param in command.params
+        if param.param_type_name == "option" and param.name != "help" and not param.envvar
+        if names != ("config",) and not command.hidden
+    }
+    assert without == {("clean", "with_models")}
+
+
+def test_what_is_in_force_is_shown_whole() -> None:
+    origins = " ".join(f"https://a-long-name-of-a-page-{i}.example" for i in range(8))
+    for environ in ({}, {"COLUMNS": "40"}):
+        shown = ridgeline("config", RIDGELINE_CORS_ORIGIN=origins, **environ).stdout
+        assert "…" not in shown
+    assert origins.replace(" ", ", ") in ridgeline("config", RIDGELINE_CORS_ORIGIN=origins).stdout
+
+
+def test_the_units_first_lines_make_the_file_that_it_names() -> None:
+    unit = Path(__file__).parents[2].joinpath("contrib/ridgeline.service").read_text()
+    named = re.search(r"^ExecStart=.* --config (\S+)", unit, re.MULTILINE)
+    assert named
+    assert re.search(rf"^#.* touch {re.escape(named[1])}\b", unit, re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def test_the_environment_names_the_folders(tmp_path: Path) -> None:
     user = tmp_path / "user"
     environ = {"HF_HOME": "/hf", "OLLAMA_MODELS": "/ollama"}
     found = Stores.of(tmp_path, environ, user)
-    assert (found.hub_cache, found.ollama) == (Path("/hf/hub"), Path("/ollama"))
+    assert (found.hub_cache, found.ollama) == (Path("/hf/hub"), (Path("/ollama"),))
     assert Stores.of(tmp_path, {"HF_HUB_CACHE": "/c"} | environ, user).hub_cache == Path("/c")
     assert Stores.of(tmp_path, {}, user).hub_cache == user / ".cache/huggingface/hub"
     assert users_stores().home
@@ -214,10 +215,15 @@ def test_the_environment_names_the_folders(tmp_path: Path) -> None:
 
 
 def pulled_by_ollama(
-    stores: Stores, name: str, params: dict[str, Any] | None = None, model: bytes = b"GGUF"
+    stores: Stores,
+    name: str,
+    params: dict[str, Any] | None = None,
+    model: bytes = b"GGUF",
+    store: int = 0,
 ) -> Path:
     """A manifest below manifests/, and its blobs."""
-    blobs = stores.ollama / "blobs"
+    folder = stores.ollama[store]
+    blobs = folder / "blobs"
     layers = []
     parts = {"model": model} | ({"params": json.dumps(params).encode()} if params else {})
     for i, (kind, data) in enumerate(parts.items()):
@@ -225,7 +231,7 @@ def pulled_by_ollama(
         write(blobs / f"sha256-{digest}", data)
         kind = f"application/vnd.ollama.image.{kind}"
         layers.append({"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)})
-    write(stores.ollama / "manifests" / name, json.dumps({"layers": layers}).encode())
+    write(folder / "manifests" / name, json.dumps({"layers": layers}).encode())
     return blobs / layers[0]["digest"].replace(":", "-")
 
 
@@ -244,6 +250,19 @@ def test_ollamas_models_are_found_by_their_names_there(stores: Stores) -> None:
         find("llama3.2:last", stores)
 
 
+def test_ollamas_service_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    own = tmp_path / ".ollama/models"
+    folders = Stores.of(tmp_path, {}, tmp_path).ollama
+    assert folders == (own, Path("/usr/share/ollama/.ollama/models"))
+    stores = replace(Stores.of(tmp_path, {}, tmp_path), ollama=(own, tmp_path / "service"))
+    name = "registry.ollama.ai/library/{}/latest"
+    of_service = pulled_by_ollama(stores, name.format("a"), store=1)
+    pulled_by_ollama(stores, name.format("both"), store=1)
+    of_user = pulled_by_ollama(stores, name.format("both"))
+    assert (find("a", stores), find("both", stores)) == (of_service, of_user)
+    assert [place.path for place in stores.all()] == [of_user, of_service]
+
+
 def test_ollamas_models_of_others(stores: Stores) -> None:
     pulled_by_ollama(stores, "registry.ollama.ai/someone/m/7b")
     pulled_by_ollama(stores, "hf.co/o/n-GGUF/Q4_0")
@@ -255,10 +274,10 @@ def test_ollamas_models_of_others(stores: Stores) -> None:
 def test_a_model_of_ollamas_with_an_adapter_is_not_taken_for_its_base(stores: Stores) -> None:
     name = "registry.ollama.ai/library/tuned/1b"
     blob = pulled_by_ollama(stores, name)
-    file = stores.ollama / "manifests" / name
+    file = stores.ollama[0] / "manifests" / name
     layers = json.loads(file.read_text())["layers"]
     adapter = {"mediaType": "application/vnd.ollama.image.adapter", "digest": f"sha256:{'c' * 64}"}
-    write(stores.ollama / "blobs" / f"sha256-{'c' * 64}", b"GGUF")
+    write(stores.ollama[0] / "blobs" / f"sha256-{'c' * 64}", b"GGUF")
     file.write_text(json.dumps({"layers": [*layers, adapter]}))
     assert not list(stores.all())
     (problem,) = stores.problems
@@ -289,7 +308,7 @@ def test_a_model_of_ollamas_with_an_adapter_is_not_taken_for_its_base(stores: St
 )
 def test_a_damaged_manifest_is_one_line(manifest: str, reason: str, stores: Stores) -> None:
     pulled_by_ollama(stores, "registry.ollama.ai/library/good/1b")
-    write(stores.ollama / "manifests/registry.ollama.ai/library/bad/1b", manifest.encode())
+    write(stores.ollama[0] / "manifests/registry.ollama.ai/library/bad/1b", manifest.encode())
     assert [place.name for place in stores.all()] == ["ollama:good:1b"]
     (problem,) = stores.problems
     assert problem.startswith("ollama:bad:1b: its manifest ")

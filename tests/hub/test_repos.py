@@ -19,6 +19,7 @@ import pytest
 from ridgeline.hub.find import NotPulledError, find_model
 from ridgeline.hub.places import Stores
 from ridgeline.hub.pull import pull
+from ridgeline.hub.quantisations import needed_bytes
 from ridgeline.models.tensors import ModelFileError
 from tests.hub.loopback import Hub, Repo, running_hub
 
@@ -68,7 +69,8 @@ def test_the_best_quantisation_that_fits_is_fetched_and_said(hub: Hub, stores: S
     assert path == stores.home / "models/o/n/m-Q8_0.gguf"
     assert path.read_bytes() == GGUF
     assert lines == [
-        "o/n: Q8_0 (0.0 GB) is the best of 3 for 8.6 GB of free memory; 0.00 GB to fetch"
+        "o/n: Q8_0 (0.0 GB) is the best of 3 for 8.6 GB of free memory; 0.00 GB to fetch; "
+        "to run it needs about 0.5 GB of memory"
     ]
     assert seen == sorted(seen)
     assert seen[-1] == (len(GGUF), len(GGUF))
@@ -160,6 +162,27 @@ def test_a_safetensors_repository_becomes_a_directory_of_what_an_engine_reads(
     assert fetch("o/n:Q8_0", stores).name == "m-Q8_0.gguf"
 
 
+def test_what_safetensors_need_is_said_and_a_gguf_that_fits_is_preferred(
+    hub: Hub, stores: Stores
+) -> None:
+    weights = {"config.json": b"{}", "model.safetensors": GGUF}
+    hub.repos["o/n"] = Repo(weights | {"m-Q8_0.gguf": GGUF[:1000]})
+    hub.repos["o/large"] = Repo(weights | {"m-Q8_0.gguf": GGUF[::-1]})
+    hub.repos["o/gguf"] = quantised("Q8_0")
+    room = needed_bytes(2000)
+    said: list[str] = []
+    fetched = fetch("o/n", stores, room_bytes=room, announce=said.append)
+    assert fetched.name == "m-Q8_0.gguf"
+    assert fetch("o/large", stores, room_bytes=room, announce=said.append).name == "large"
+    assert fetch("o/gguf", stores, room_bytes=room, announce=said.append).name == "m-Q8_0.gguf"
+    need = "0.00 GB to fetch; to run it needs about 0.5 GB of memory"
+    assert said == [
+        f"o/n: Q8_0 (0.0 GB) fits 0.5 GB of free memory; its safetensors need 0.5 GB; {need}",
+        f"o/large: its safetensors; {need}, and 0.5 GB is free",
+        f"o/gguf: m-Q8_0.gguf; {need}, and 0.5 GB is free",
+    ]
+
+
 def test_a_missing_shard_is_fetched_again(hub: Hub, stores: Stores) -> None:
     weights = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     index = json.dumps({"weight_map": {"a": weights[0], "b": weights[1]}}).encode()
@@ -196,6 +219,32 @@ def test_a_hub_that_lies_is_not_believed(told: dict[str, Any], hub: Hub, stores:
     with pytest.raises(ModelFileError, match=r"has another file|announced with"):
         fetch("o/n", stores)
     assert list(stores.all()) == []
+
+
+@pytest.mark.parametrize("name", ["m-Q8_0.gguf", "config.json"])
+def test_an_answer_without_an_end_is_read_up_to_what_was_announced(
+    name: str, hub: Hub, stores: Stores
+) -> None:
+    files = {"config.json": b"{}", "model.safetensors": GGUF}
+    hub.repos["o/n"] = quantised("Q8_0") if name.endswith("gguf") else Repo(files)
+    hub.is_endless = True
+    with pytest.raises(ModelFileError, match="sends more bytes of a file that was announced with"):
+        fetch("o/n", stores)
+    left = sum(file.stat().st_size for file in stores.home.rglob("*") if file.is_file())
+    assert left <= len(GGUF)
+
+
+@pytest.mark.parametrize("sent", [b'{"a":2}', b'{"a":1}   ', b"{}"])
+def test_a_small_file_that_is_not_the_announced_one_is_refused(
+    sent: bytes, hub: Hub, stores: Stores
+) -> None:
+    files = {"config.json": b'{"a":1}', "tokenizer_config.json": b"", "model.safetensors": GGUF}
+    repo = hub.repos["o/n"] = Repo(files, sent={"config.json": sent})
+    with pytest.raises(ModelFileError, match=r"has another file|announced with"):
+        fetch("o/n", stores)
+    assert list(stores.all()) == []
+    repo.announced["config.json"] = {"blobId": None, "size": len(sent)}
+    assert (fetch("o/n", stores) / "config.json").read_bytes() == sent, "no checksum is known"
 
 
 def test_a_file_too_large_for_the_disk_is_refused_before_it_is_fetched(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,37 @@ def test_no_folder_and_no_model(tmp_path: Path) -> None:
         Catalogue(["smollm2"], tmp_path / "no")
     with pytest.raises(ValueError, match="there is no model in --models-dir"):
         Catalogue([], tmp_path)
+
+
+def test_a_second_model_of_one_name_at_run_time_leaves_the_first(tmp_path: Path) -> None:
+    catalogue, lines = Catalogue([], folder(tmp_path, "m.gguf", "z.gguf")), list[str]()
+    catalogue.write = lines.append
+    folder(tmp_path, "m/config.json", "m/model.safetensors")
+    for _ in range(2):
+        assert catalogue.models()["m"] == str(tmp_path / "m.gguf")
+        assert list(catalogue.models()) == ["m", "z"]
+    pair = f"{tmp_path / 'm.gguf'} and {tmp_path / 'm'}"
+    assert lines == [f"warning: two models are called 'm': {pair}"], "once"
+    (tmp_path / "m.gguf").unlink()
+    assert catalogue.models()["m"] == str(tmp_path / "m")
+    named = Catalogue(["a/m"], folder(tmp_path / "other", "b.gguf"))
+    folder(tmp_path / "other", "m.gguf")
+    assert named.models()["m"] == "a/m"
+
+
+def test_a_folder_that_is_removed_at_run_time_leaves_the_named(tmp_path: Path) -> None:
+    place = folder(tmp_path / "models", "m.gguf")
+    catalogue, lines = Catalogue(["smollm2"], place), list[str]()
+    catalogue.write = lines.append
+    place.rename(tmp_path / "away")
+    assert [list(catalogue.models()) for _ in range(2)] == [["smollm2"]] * 2
+    assert lines == [f"warning: --models-dir {place} cannot be read: No such file or directory"]
+    (tmp_path / "away").rename(place)
+    assert catalogue.find("m") == "m"
+
+
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission_is_no_model(tmp_path: Path) -> None:
+    folder(tmp_path, "m.gguf", "lost+found/config.json")
+    (tmp_path / "lost+found").chmod(0)
+    assert list(Catalogue([], tmp_path).models()) == ["m"]

@@ -133,6 +133,14 @@ def routed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         yield running
 
 
+def test_when_it_is_ready_a_process_has_imported_what_the_first_model_needs(
+    folder: Path, tmp_path: Path
+) -> None:
+    with routing(folder, tmp_path / "log") as routed:
+        (spare,) = routed.pids()
+        assert "_multiarray_umath" in Path(f"/proc/{spare}/maps").read_text(), "numpy"
+
+
 def test_each_model_answers_by_its_name(routed: Routed, folder: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     answers = {}
@@ -339,6 +347,24 @@ def test_a_model_makes_room_only_when_it_is_idle(folder: Path, tmp_path: Path) -
             assert routed.complete("a") == first, "it waited"
             assert "a waits for memory" in routed.log
         assert text[0].endswith(b"data: [DONE]\n\n")
+
+
+def test_a_folder_that_goes_wrong_at_run_time_is_said_in_the_log(
+    folder: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(folder / "a", models / "a")
+    with routing(models, tmp_path / "log") as routed:
+        (models / "a.gguf").write_bytes(b"")
+        assert routed.complete("a")
+        assert routed.states() == {"a": "loaded"}
+        eventually(lambda: "warning: two models are called 'a': " in routed.log)
+        shutil.rmtree(models)
+        assert routed.states() == {}
+        status, body, _ = routed.call("/v1/completions", ASK | {"model": "a"})
+        assert (status, "this server has no model" in body["error"]["message"]) == (404, True)
+        assert routed.call("/v1/live")[0] == 404
+        eventually(lambda: "cannot be read: No such file or directory" in routed.log)
 
 
 def test_a_model_too_large_for_the_memory_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -140,6 +140,8 @@ def test_cors_is_for_those_named(model: Path) -> None:
         status, _, headers = served.call(COMPLETE, GO_ON, origin=OTHER, **bearer("k"))
         assert (status, "access-control-allow-origin" in headers) == (403, False)
         eventually(lambda: sum("method=OPTIONS" in line for line in served.lines) == 2)
+        (refused,) = (line for line in served.lines if " status=400 " in line)
+        assert f"error=\"pages of '{OTHER}' may not call this: see --cors-origin\"" in refused
 
 
 def test_a_page_may_send_whatever_headers_it_asks_for(model: Path) -> None:

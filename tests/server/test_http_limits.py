@@ -136,6 +136,62 @@ def test_what_is_no_request_is_answered_and_hung_up_on(
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "line", "handler"),
+    [
+        (b"nonsense\r\n\r\n", 'status=400 error="this is not a valid HTTP request"', "other"),
+        (
+            b"GET /health?key=x HTTP/1.1\r\n\r\n",
+            'method=GET path=/health status=400 error="the request has 0 Host headers: it must '
+            'have one"',
+            "/health",
+        ),
+        (
+            POST + b"transfer-encoding: gzip\r\n\r\n",
+            "method=POST path=/v1/completions status=501 error="
+            '"the only Transfer-Encoding that is understood is chunked"',
+            "/v1/completions",
+        ),
+        (
+            b"GET /version HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
+            'method=GET path=/version status=431 error="the head of the request exceeds 65536 '
+            'bytes"',
+            "/version",
+        ),
+    ],
+)
+def test_each_refusal_is_logged_with_its_reason_and_counted(
+    served: Served,
+    request_bytes: bytes,
+    line: str,
+    handler: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    num_before = len(served.lines)
+    status = status_of(talk(served.port, request_bytes))
+    eventually(lambda: any(one.endswith(line) for one in served.lines[num_before:]))
+    assert sum(f"status={status} " in one for one in served.lines[num_before:]) == 1
+    method = line.partition("method=")[2].partition(" ")[0] or "other"
+    label = f'handler="{handler}",method="{method}",status="{status}"'
+    assert any(label in name for name in served.metrics())
+    assert not caplog.records, "uvicorn says it once more"
+
+
+def test_who_is_too_slow_is_in_the_log_once(hasty: Served) -> None:
+    head = POST + b"content-length: 100\r\n\r\n{"
+    reason = 'error="the request took more than 0.3 s to arrive"'
+    for sent, start in (
+        (head, "method=POST path=/v1/completions status=408"),
+        (b"GE", "status=408"),
+    ):
+        num_before = len(hasty.lines)
+        assert status_of(talk(hasty.port, sent)) == 408
+        eventually(lambda: len(hasty.lines) > num_before)  # noqa: B023
+        time.sleep(0.1)
+        (line,) = hasty.lines[num_before:]
+        assert f"{start} {reason}" in line
+
+
 def test_nothing_behind_a_refused_head_is_run(served: Served) -> None:
     served.call("/ready")
     eventually(lambda: "path=/ready" in served.lines[-1])  # and those of other tests are there
@@ -144,7 +200,7 @@ def test_nothing_behind_a_refused_head_is_run(served: Served) -> None:
     assert status_of(talk(served.port, two_hosts + OK)) == 400
     served.call("/version")
     eventually(lambda: "path=/version" in served.lines[-1])
-    assert len(served.lines) == num_lines + 1
+    assert [" status=200 " in line for line in served.lines[num_lines:]] == [False, True]
 
 
 def test_a_chunked_body_is_taken(served: Served) -> None:

@@ -86,6 +86,22 @@ def test_metrics_are_what_clients_saw(model: Path, tmp_path: Path) -> None:
         requests = [record for record in records if record["type"] == "request"]
         latency_s = sum(r["finish_s"] - r["arrival_s"] for r in requests)
         assert abs(value("e2e_request_latency_seconds_sum") - latency_s) < 1e-9
+        answered = [r for r in requests if r["first_token_s"] is not None]
+        wanted = [r["params"].get("max_tokens", 16) for r in answered]
+        longest = [max(r["num_generated"]) for r in answered]
+        means_s = [
+            (r["finish_s"] - r["first_token_s"]) / (most - 1)
+            for r, most in zip(answered, longest, strict=True)
+            if most > 1
+        ]
+        assert value("request_params_n_sum") == sum(r["params"].get("n", 1) for r in answered)
+        assert value("request_params_n_count") == seen["requests"]
+        assert value("request_params_max_tokens_sum") == sum(wanted)
+        assert value("request_max_num_generation_tokens_sum") == sum(longest)
+        inference_s = sum(r["finish_s"] - r["scheduled_s"] for r in answered)
+        assert abs(value("request_inference_time_seconds_sum") - inference_s) < 1e-9
+        assert value("request_time_per_output_token_seconds_count") == len(means_s)
+        assert abs(value("request_time_per_output_token_seconds_sum") - sum(means_s)) < 1e-9
         gaps = sum(n - 1 for r in requests for n in r["num_generated"] if n)
         assert value("inter_token_latency_seconds_count") == gaps
 

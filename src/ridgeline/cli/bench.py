@@ -61,7 +61,7 @@ def images(*, asked: Images, load: Workload) -> None:
 
 def compare_results(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="JSON documents; the first is the base.")
+        list[Path], typer.Argument(metavar="FILE", help="JSON documents; the first is the base.")
     ],
     format: Annotated[Format, typer.Option(help="How to print it.")] = "table",
     out: Annotated[Path | None, typer.Option(help="Write it too, as .csv or .md.")] = None,

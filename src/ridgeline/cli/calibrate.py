@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import fields, replace
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ridgeline import LLM
 from ridgeline.cli.flags import flags
 from ridgeline.cli.models import Model
+from ridgeline.cli.tables import console, table_of
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar
@@ -44,10 +41,8 @@ def calibrate_command(
     if kept_roof(default_home()) is None:
         with count_bar("Measuring the roof", note="rounds") as report:
             measure_kept_roof(default_home(), report)
-    console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160)))
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = table_of()
+    table.columns[0].style, table.columns[0].no_wrap = "dim", True
     for name, value in lines:
         table.add_row(name, value)
     interval = calibration.interval()
@@ -61,5 +56,5 @@ def calibrate_command(
             f"{1 / interval.high:.2f} to {1 / interval.low:.2f} of the mean, in two seconds each",
         )
     table.add_row("kept in", str(path))
-    console.print(table)
-    console.print(f"next: ridgeline simulate {model} --request-rate 2", highlight=False)
+    console().print(table)
+    console().print(f"next: ridgeline simulate {model} --request-rate 2")

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 from threadpoolctl import threadpool_info
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends import BACKENDS
+from ridgeline.cli.tables import table_of
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
@@ -48,17 +49,16 @@ def report(
     ``model`` is loaded, and what this process takes with it is shown line by line. ``with_roof``
     adds what memory and arithmetic reach, measured for about ten seconds.
     """
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
+    table = table_of()
+    table.columns[0].style = "dim"
     for name, value in (*facts(home), *(roof_facts(home) if with_roof else ())):
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     console.print(table)
     if model is not None:
         _report_memory(console, model)
     all_problems = list(problems(home))
     for problem in all_problems:
-        console.print(f"[yellow]problem[/]  {problem}")
+        console.print(f"[yellow]problem[/]  {escape(problem)}")
     if not all_problems:
         console.print("[green]nothing is wrong[/]  next: ridgeline run smollm2")
 
@@ -126,11 +126,11 @@ def _report_memory(console: Console, model: str) -> None:
         llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
         memory = llm.memory()
         path = llm.path
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("MB of memory")
-    for header in ("may take", "loaded", "after an answer"):
-        table.add_column(header, justify="right")
-    table.add_column("how", style="dim")
+    table = table_of("MB of memory", "may take", "loaded", "after an answer", "how")
+    table.header_style = "dim"
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    table.columns[4].style = "dim"
     for line in memory.lines:
         is_rest = line.name.startswith("process.")
         sizes = (line.num_bytes, loaded.get(line.name, 0), line.resident_bytes)
@@ -140,7 +140,7 @@ def _report_memory(console: Console, model: str) -> None:
     table.add_section()
     cells = [_mb(sum(loaded.values())), _mb(memory.resident_bytes)]
     table.add_row("all of this process", "", *cells, "", style="bold")
-    console.print(f"\n[bold]{path.name}[/] in this process:")
+    console.print(f"\n[bold]{escape(path.name)}[/] in this process:")
     console.print(table)
     for note in memory.notes:
         console.print(f"- {note}", style="dim", highlight=False)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
@@ -45,6 +44,7 @@ from ridgeline.cli.repl import answer, chat
 from ridgeline.cli.replay import replay_command
 from ridgeline.cli.simulate import simulate_command
 from ridgeline.cli.stdin import as_text, with_stdin
+from ridgeline.cli.tables import console
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
@@ -101,7 +101,7 @@ app.command("simulate")(simulate_command)
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
 Model = models.Model
-Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=models.MODEL_HELP)]
+Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL", help=models.MODEL_HELP)]
 
 
 def main() -> None:
@@ -262,7 +262,7 @@ def doctor(
     if as_json:
         print(json.dumps(document(default_home(), model=model, with_roof=roof)))
         return
-    report(Console(width=_width()), default_home(), model=model, with_roof=roof)
+    report(console(markup=True), default_home(), model=model, with_roof=roof)
 
 
 @bench_app.command("offline")
@@ -435,7 +435,3 @@ def _load(
 def _seeded(options: Options) -> Options:
     """Return ``options`` with a fresh seed unless they have one, short enough to type again."""
     return options if options.seed is not None else replace(options, seed=secrets.randbelow(10**6))
-
-
-def _width() -> int | None:
-    return None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))

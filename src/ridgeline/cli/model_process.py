@@ -1,8 +1,8 @@
 """``python -m ridgeline.cli.model_process``: a process that a router starts before it needs it.
 
-It imports what serving needs, which takes longer than loading a small model, and waits for a line
-with its orders: JSON with ``variables``, the flags as environment variables, and ``arguments`` of
-the command line. It ends when its parent does, however that ends.
+It imports what serving needs, which takes longer than loading a small model, prints an empty line,
+and waits for one with its orders: JSON with ``variables``, the flags as environment variables, and
+``arguments`` of the command line. It ends when its parent does, however that ends.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def main() -> None:
     import ridgeline.server.main  # noqa: F401  (the command imports it where it needs it)
     from ridgeline.cli.main import main as run
 
+    print(flush=True)  # it is ready
     line = sys.stdin.readline()
     if not line:  # the router has ended
         return

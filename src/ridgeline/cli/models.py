@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ridgeline.cli.families import families_table
 from ridgeline.cli.help import App
+from ridgeline.cli.tables import console, table_of
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.engine_setup.progress import say
+from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.places import Place, Stores
-from ridgeline.hub.quantisations import needed_bytes
+from ridgeline.hub.quantisations import needed_bytes, tag_of
 from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
@@ -81,14 +79,13 @@ def list_models(
         ]
         print(json.dumps({"models": listed, "problems": places.problems}))
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", overflow="fold")  # a name that is cut is no name
-    table.add_column("size", no_wrap=True)
-    table.add_column("from", no_wrap=True)
+    table = table_of("model", "size", "from", "path")
+    for column in table.columns[1:3]:
+        column.no_wrap = True
     for place in here:
-        table.add_row(place.name, _size(place.size), place.owner)
+        table.add_row(place.name, _size(place.size), place.owner, str(place.path))
     if here:
-        _console().print(table)
+        console().print(table)
     for name, entry in SHORT_NAMES.items():
         if all(place.name != name for place in here):
             print(f"not here: {name} ({_size(entry.size)}; {entry.description})")
@@ -105,10 +102,10 @@ def show(model: Model, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({"model": model} | facts))
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = table_of()
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), _shown(name, value))
-    _console().print(table)
+    console().print(table)
 
 
 def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -157,7 +154,7 @@ def export_tokenizer_files(
 
 
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="MODEL...", help="As list shows them.")],
+    names: Annotated[list[str], typer.Argument(metavar="MODEL", help="As list shows them.")],
     as_json: AsJson = False,
 ) -> None:
     """Remove models that were pulled. What belongs to another program stays."""
@@ -177,21 +174,31 @@ def remove(
 
 def _ours(name: str, places: Stores) -> Place:
     """Return the only pulled model that ``name`` means. Raises ValueError if there is none."""
-    every = list(places.all())
-    matches = [place for place in every if place.name == name and place.owner == "ridgeline"]
-    matches = matches or [
-        p for p in every if p.name.startswith(f"{name}:") and p.owner == "ridgeline"
-    ]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise ValueError(f"{name} means {', '.join(place.name for place in matches)}: name one")
-    for place in every:
-        if place.name in (name, f"ollama:{name}", f"ollama:{name}:latest"):
-            raise ValueError(
-                f"{place.name} belongs to {place.owner}: remove it there ({place.path})"
-            )
+    meant = [place for place in places.all() if _is_meant(place, name)]
+    ours = [place for place in meant if place.owner == "ridgeline"]
+    hub_name = parse_hub_name(name)
+    if hub_name and not hub_name.wish:  # the directory, if that is one of several
+        ours = [one for one in ours if one.name.lower() == hub_name.repo.lower()] or ours
+    if len(ours) == 1:
+        return ours[0]
+    if ours:
+        raise ValueError(f"{name} means {', '.join(place.name for place in ours)}: name one")
+    for place in meant:
+        raise ValueError(f"{place.name} belongs to {place.owner}: remove it there ({place.path})")
     raise ValueError(f"{name!r} is not here: see ridgeline list")
+
+
+def _is_meant(place: Place, name: str) -> bool:
+    """Whether ``name``, as run and pull take it, may mean a model."""
+    if place.name in (name, f"ollama:{name}", f"ollama:{name}:latest"):
+        return True
+    hub_name = parse_hub_name(name)
+    repo, _, wish = place.name.partition(":")
+    if hub_name is None or place.owner == "ollama" or repo.lower() != hub_name.repo.lower():
+        return False
+    file = place.path.name
+    known = (wish.lower(), file.lower(), tag_of(file).lower())
+    return not hub_name.wish or hub_name.wish.lower() in known
 
 
 def _remove_if_empty(folder: Path, top: Path) -> None:
@@ -235,9 +242,3 @@ def _bytes_below(path: Path) -> int:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"
-
-
-def _console() -> Console:
-    """Return a console that cuts nothing where the output is read by a program."""
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
-    return Console(width=width)

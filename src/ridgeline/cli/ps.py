@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from ridgeline.cli.tables import console, table_of
 
 _TIMEOUT_S = 10.0
 
@@ -25,7 +24,7 @@ def ps(
     if as_json:
         print(json.dumps(models))
         return
-    table = Table("model", "state", "memory", "requests", "unloaded in", box=None, pad_edge=False)
+    table = table_of("model", "state", "memory", "requests", "unloaded in")
     for model in models:
         status = model.get("status", {})
         table.add_row(
@@ -35,9 +34,7 @@ def ps(
             str(status.get("num_requests", "-")),
             _time(status),
         )
-    Console(width=None if Console().is_terminal else int(os.environ.get("COLUMNS", 160))).print(
-        table
-    )
+    console().print(table)
 
 
 def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:

@@ -10,28 +10,27 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ridgeline.cli.flags import reason_of
+from ridgeline.cli.tables import console, table_of
 
-_COMMANDS = ("run", "serve", "bench")  # those that load or load-test a model
+_TYPED = ("with_models",)  # clean --models: what removes things is said each time
 _VARIABLE = "RIDGELINE_CONFIG"
 _SECRET = ("api_key", "ssl_keyfile_password")
 _EMPTY = typer.Typer(callback=lambda: None, add_completion=False)
 
 
 def name_variables(root: Any) -> None:
-    """Give each flag of the commands that compute something its environment variable."""
+    """Give each flag of the commands its environment variable."""
     for _, command in _leaves(root):
-        for flag in _flags(command):
-            flag.envvar = flag.envvar or f"RIDGELINE_{flag.name.upper()}"
+        for name, flag in _flags(command).items():
+            flag.envvar = flag.envvar or f"RIDGELINE_{name.upper()}"
 
 
 def take_config(arguments: list[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
@@ -66,7 +65,10 @@ def read_config(file: Path, root: Any) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     top = {key: value for key, value in content.items() if not isinstance(value, dict)}
     leaves = dict(_leaves(root))
-    known = {flag.name: flag for command in leaves.values() for flag in _flags(command)}
+    known: dict[str, list[Any]] = {}
+    for command in leaves.values():
+        for name, flag in _flags(command).items():
+            known.setdefault(name, []).append(flag)
     for key, value in top.items():
         _check(file, key, value, known)
     _check_tables(file, content, leaves)
@@ -74,16 +76,17 @@ def read_config(file: Path, root: Any) -> dict[str, Any]:
         table: Any = content
         for name in path:
             table = table.get(name, {})
-        names = {flag.name: flag for flag in _flags(command)}
+        names = _flags(command)
         own = {key: value for key, value in table.items() if not isinstance(value, dict)}
         for key, value in own.items():
-            _check(file, key, value, names, where=f"[{'.'.join(path)}] ")
+            kinds = {name: [flag] for name, flag in names.items()}
+            _check(file, key, value, kinds, where=f"[{'.'.join(path)}] ")
         place = defaults
         for name in path[:-1]:
             place = place.setdefault(name, {})
         merged = {_plain(key): value for key, value in (top | own).items()}
         place[path[-1]] = {
-            name: [value] if names[name].multiple and not isinstance(value, list) else value
+            names[name].name: [value] if _is_alone(names[name], value) else value
             for name, value in merged.items()
             if name in names
         }
@@ -94,32 +97,61 @@ def _check_tables(
     file: Path, content: dict[str, Any], leaves: Mapping[tuple[str, ...], Any]
 ) -> None:
     """Raise ValueError for a table that is no command."""
-    tables: list[tuple[str, ...]] = [
-        (name,) for name, value in content.items() if isinstance(value, dict)
+    groups = {path[:1] for path in leaves if len(path) > 1}
+    tables = [(name,) for name, value in content.items() if isinstance(value, dict)]
+    inner = [
+        (*group, name)
+        for group in tables
+        if group in groups
+        for name, value in content[group[0]].items()
+        if isinstance(value, dict)
     ]
-    nested = content.get("bench", {})
-    if isinstance(nested, dict):
-        tables += [("bench", name) for name, value in nested.items() if isinstance(value, dict)]
-    for path in tables:
-        if path not in leaves and path != ("bench",):
-            known = ", ".join(f"[{'.'.join(one)}]" for one in leaves)
-            raise ValueError(f"{file}: there is no command [{'.'.join(path)}]; there are {known}")
+    for path in (*tables, *inner):
+        if path not in leaves and path not in groups:
+            known, name = [".".join(one) for one in leaves], ".".join(path)
+            raise ValueError(f"{file}: there is no command [{name}]{_hint(name, known, '[{}]')}")
 
 
-def _check(file: Path, key: str, value: Any, known: Mapping[str, Any], where: str = "") -> None:
-    """Raise ValueError unless a key names a flag, and its value is one for it."""
-    flag = known.get(_plain(key))
-    if flag is None:
+def _hint(name: str, known: Sequence[str], form: str) -> str:
+    """Return what a name that is not known may mean, or all that are."""
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f": did you mean {form.format(near[0])}?"
+    return f"; there are {', '.join(map(form.format, known))}"
+
+
+def _check(
+    file: Path, key: str, value: Any, known: Mapping[str, Sequence[Any]], where: str = ""
+) -> None:
+    """Raise ValueError unless a key names a flag, and its value is one for it.
+
+    Commands may have several flags of one name: then one of them has to take it.
+    """
+    flags = known.get(_plain(key))
+    if flags is None:
         near = difflib.get_close_matches(_plain(key), known, n=1)
         hint = f": did you mean {near[0].replace('_', '-')!r}?" if near else ""
         raise ValueError(f"{file}: {where}there is no flag {key!r}{hint}")
+    problems = [problem for flag in flags if (problem := _problem(flag, value)) is not None]
+    if len(problems) == len(flags):
+        reason = reason_of(problems[0])
+        raise ValueError(f"{file}: {where}{key} is {value!r}: {reason}") from problems[0]
+
+
+def _problem(flag: Any, value: Any) -> Exception | None:
+    """Return why a flag does not take a value."""
     try:
         if isinstance(value, list) and not flag.multiple:
             raise ValueError("this flag takes one value")
-        listed = flag.multiple and not isinstance(value, list)
-        flag.process_value(_context(), [value] if listed else value)
+        flag.process_value(_context(), [value] if _is_alone(flag, value) else value)
     except Exception as error:  # click's own kinds, wherever they live in this version
-        raise ValueError(f"{file}: {where}{key} is {value!r}: {reason_of(error)}") from error
+        return error
+    return None
+
+
+def _is_alone(flag: Any, value: Any) -> bool:
+    """Whether a value is one of several that a flag could have."""
+    return flag.multiple and not isinstance(value, list)
 
 
 @cache
@@ -134,24 +166,27 @@ def _plain(key: str) -> str:
 
 def _leaves(root: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the commands whose flags may be set, by their paths."""
-    for name in _COMMANDS:
-        command = root.commands[name]
+    for name, command in root.commands.items():
         if hasattr(command, "commands"):
             for inner, leaf in command.commands.items():
                 yield (name, inner), leaf
-        else:
+        elif name != "config" and not command.hidden:
             yield (name,), command
 
 
-def _flags(command: Any) -> list[Any]:
-    """Return a command's flags, without its arguments and ``--help``."""
-    return [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
+def _flags(command: Any) -> dict[str, Any]:
+    """Return a command's flags by their names, without its arguments and ``--help``."""
+    return {
+        _plain(flag.opts[0].lstrip("-")): flag
+        for flag in command.params
+        if flag.param_type_name == "option" and flag.name not in ("help", *_TYPED)
+    }
 
 
 def config(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND]", help="serve, run, bench offline ...")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="serve, run, bench offline ...")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
@@ -160,25 +195,23 @@ def config(
     assert context.parent is not None
     leaves = dict(_leaves(context.parent.command))
     if path not in leaves:
-        known = ", ".join(" ".join(one) for one in leaves)
-        raise ValueError(f"there is no command {' '.join(path)!r} with flags; there are {known}")
+        known, name = [" ".join(one) for one in leaves], " ".join(path)
+        raise ValueError(f"there is no command {name!r} with flags{_hint(name, known, '{}')}")
     parent = context.parent
     for name in path[:-1]:
         group = parent.command.commands[name]  # type: ignore[attr-defined]
         parent = group.make_context(name, [], parent=parent, resilient_parsing=True)
     command = leaves[path]
     inner = command.make_context(path[-1], [], parent=parent, resilient_parsing=True)
-    rows = [(flag, *_in_force(flag, inner)) for flag in _flags(command)]
+    rows = [(name, *_in_force(flag, inner)) for name, flag in _flags(command).items()]
     if as_json:
-        values = {
-            flag.name: {"value": _json(value), "from": origin} for flag, value, origin in rows
-        }
+        values = {name: {"value": _json(value), "from": origin} for name, value, origin in rows}
         print(json.dumps(values))
         return
-    table = Table("flag", "value", "from", box=None, pad_edge=False)
-    for flag, value, origin in rows:
-        table.add_row(f"--{flag.name.replace('_', '-')}", _shown(value), origin)
-    Console(width=None if Console().is_terminal else 120).print(table)
+    table = table_of("flag", "value", "from")
+    for name, value, origin in rows:
+        table.add_row(f"--{name.replace('_', '-')}", _shown(value), origin)
+    console().print(table)
 
 
 def _in_force(flag: Any, context: Any) -> tuple[Any, str]:

@@ -28,8 +28,20 @@ def new_runner(
     config: EngineConfig, checkpoint: Checkpoint, report: Callable[[int, int], None]
 ) -> BackendRunner:
     """Return the backend that ``config`` names, with its weights loaded."""
-    surroundings = Surroundings(_home, report, _announce)
-    return BACKENDS[config.backend].new_runner(checkpoint, setup_of(config), surroundings)
+    has_compiled = False
+
+    def announce() -> None:
+        nonlocal has_compiled
+        has_compiled = True
+        say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
+
+    surroundings = Surroundings(_home, report, announce)
+    try:
+        return BACKENDS[config.backend].new_runner(checkpoint, setup_of(config), surroundings)
+    except KeyboardInterrupt:
+        if has_compiled:
+            say("stopped: the next start compiles the kernels that are missing")
+        raise
 
 
 def setup_of(config: EngineConfig) -> Setup:
@@ -53,10 +65,6 @@ def _home() -> Path:
     """Return where kernels and packed weights are kept, and say it if they cannot be."""
     _warn_of(default_home())
     return default_home()
-
-
-def _announce() -> None:
-    say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
 
 
 @cache  # once per process

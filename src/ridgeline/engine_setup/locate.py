@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 from ridgeline.engine_setup.home import default_home
@@ -19,6 +20,8 @@ def stores() -> Stores:
 
 def locate(model: str, *, verify: bool = False) -> LocalModel:
     """Return where ``model`` is, pulled if it is not here or, with ``verify``, if it is damaged.
+
+    Says, once, which file it is where there was a choice, or where another program has put it.
 
     Raises:
         ValueError: there is no such model, it cannot be reached, or it does not fit into memory.
@@ -46,6 +49,10 @@ def locate(model: str, *, verify: bool = False) -> LocalModel:
         except KeyboardInterrupt:
             say(f"stopped: the same command goes on from {done_bytes / 1e6:,.0f} MB")
             raise
-    if located.note:
-        say(f"{model}: {located.note}")
+    is_theirs = not located.path.is_relative_to(places.home) and located.path != Path(model)
+    if located.note or is_theirs:  # of several, or of another program's
+        _say_once(f"{model}: {located.note + '; ' if located.note else ''}{located.path}")
     return located
+
+
+_say_once = cache(say)

@@ -32,10 +32,11 @@ _NETWORK_ERRORS = (
 def download(
     source: Source,
     path: Path,
-    sha256: str,
+    checksum: str,
     progress: Progress | None = None,
     *,
     size: int | None = None,
+    checksum_of: Callable[[Path], str] = sha256_of,
 ) -> None:
     """Download to ``path``, continuing what is there, and verify.
 
@@ -45,9 +46,11 @@ def download(
     Args:
         source: where the file is.
         path: where it goes; its directory exists.
-        sha256: of the file.
+        checksum: of the file, in hex; empty if it is not known.
         progress: called with (bytes so far, bytes in all).
-        size: bytes of the file, if they are known; a server that says otherwise is not read.
+        size: bytes of the file, if they are known; of a server that says otherwise, or sends
+            more, no more is read.
+        checksum_of: what ``checksum`` was made with.
 
     Raises:
         ValueError: the server cannot be reached, or keeps cutting the connection.
@@ -64,13 +67,12 @@ def download(
             if path.stat().st_size > size_before:
                 continue  # it moved, so another try may finish it
             break
-        actual = sha256_of(path)
-        if actual == sha256:
+        if not checksum or (actual := checksum_of(path)) == checksum:
             return
         path.unlink()
         if not is_continued:
             raise ModelFileError(
-                f"{shown} has sha256 {actual}, not {sha256}: the server or a proxy has another "
+                f"{shown} has checksum {actual}, not {checksum}: the server or a proxy has another "
                 f"file; {WAY_OUT}"
             )
     raise ValueError(
@@ -95,12 +97,17 @@ def _append(source: Source, file: BinaryIO, progress: Progress | None, size: int
             file.truncate(0)
             done = 0
         length = response.headers.get("Content-Length")
-        total = done + int(length) if length else 0
-        if total and size not in (None, total):
+        total = done + int(length) if length else size or 0
+        if size not in (None, total):
             raise ModelFileError(
                 f"the server has {total:,} bytes of a file that was announced with {size:,}"
             )
         while chunk := response.read(_CHUNK_BYTES):
+            if size is not None and done + len(chunk) > size:  # it may never end
+                file.truncate(0)
+                raise ModelFileError(
+                    f"the server sends more bytes of a file that was announced with {size:,}"
+                )
             file.write(chunk)
             done += len(chunk)
             if progress:

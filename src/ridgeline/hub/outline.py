@@ -46,7 +46,8 @@ def outline(name: HubName) -> Iterator[Path]:
     with TemporaryDirectory(prefix="ridgeline-") as folder:
         root = Path(folder) / name.repo
         if not path:
-            fetch_small(name.repo, revision, "config.json", root)
+            config = "config.json"
+            fetch_small(name.repo, revision, config, files.get(config, Entry(0, None)), root)
         for file in wanted:
             target = root / file
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.hub.names import HubName
-from ridgeline.hub.quantisations import gguf_models, pick
+from ridgeline.hub.quantisations import gguf_models, names_of, pick
 from ridgeline.hub.short_names import SHORT_NAMES
 
 _MOST_MANIFEST_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _OLLAMA_HOST, _OLLAMA_OWNER = "registry.ollama.ai", "library"  # left out in a model's name
+_OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where its Linux service keeps them
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"
 _OLLAMA_PARAMS = "application/vnd.ollama.image.params"
@@ -64,14 +65,14 @@ class Stores:
     Attributes:
         home: Ridgeline's own; what is pulled lies in its ``models``.
         hub_cache: of the hub's library.
-        ollama: with ``manifests`` and ``blobs``.
+        ollama: each with ``manifests`` and ``blobs``.
         lm_studio: each with ``owner/name/*.gguf``.
         problems: what could not be read, in words; filled as stores are looked through.
     """
 
     home: Path
     hub_cache: Path
-    ollama: Path
+    ollama: tuple[Path, ...]
     lm_studio: tuple[Path, ...]
     problems: list[str] = field(default_factory=list)
 
@@ -80,10 +81,11 @@ class Stores:
         """Return the directories that ``environ`` names, else those below the ``user``'s own."""
         cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
         hub_home = Path(environ.get("HF_HOME") or cache / "huggingface")
+        named = environ.get("OLLAMA_MODELS")
         return cls(
             home,
             Path(environ.get("HF_HUB_CACHE") or hub_home / "hub"),
-            Path(environ.get("OLLAMA_MODELS") or user / ".ollama" / "models"),
+            (Path(named),) if named else (user / ".ollama" / "models", _OLLAMA_SERVICE),
             (user / ".lmstudio" / "models", user / ".cache" / "lm-studio" / "models"),
         )
 
@@ -129,7 +131,8 @@ class Stores:
             ):
                 model, why = pick(models, name.wish, room_bytes)
                 files = tuple(folder / file for file in model.files)
-                return Place(f"{repo}:{model.tag}", files[0], files, owner, {}), why
+                wish = names_of(models)[models.index(model)]
+                return Place(f"{repo}:{wish}", files[0], files, owner, {}), why
         return None
 
     def _revision(self, name: HubName) -> Iterator[tuple[str, Path, str]]:
@@ -145,20 +148,24 @@ class Stores:
     # --- Ollama --------------------------------------------------------------------------------
 
     def of_ollama(self) -> Iterator[Place]:
-        """Yield what Ollama has pulled; what cannot be read becomes a problem."""
-        manifests = self.ollama / "manifests"
-        for file in sorted(path for path in manifests.glob("*/**/*") if path.is_file()):
-            *owners, name, tag = file.relative_to(manifests).parts
-            if owners[:1] == [_OLLAMA_HOST]:
-                owners = owners[1:]
-            if owners == [_OLLAMA_OWNER]:
-                owners = []
-            full_name = f"ollama:{'/'.join((*owners, name))}:{tag}"
-            try:
-                yield self._ollama_place(full_name, file)
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                reason = " ".join(str(error).split())[:240] or type(error).__name__
-                self.problems.append(f"{full_name}: its manifest {file} cannot be used ({reason})")
+        """Yield what Ollama has pulled; what cannot be read becomes a problem.
+
+        Of two with one name it is the first, the user's own.
+        """
+        names = set[str]()
+        for store in self.ollama:
+            for file in _files_below(store / "manifests"):
+                name = _ollama_name(file.relative_to(store / "manifests").parts)
+                if name in names:
+                    continue
+                try:
+                    place = _ollama_place(name, store, file)
+                except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                    reason = " ".join(str(error).split())[:240] or type(error).__name__
+                    self.problems.append(f"{name}: its manifest {file} cannot be used ({reason})")
+                    continue
+                names.add(name)
+                yield place
 
     def find_ollama(self, name: str) -> Place | None:
         """Return what Ollama has under ``name``, with or without ``ollama:`` and a tag."""
@@ -168,30 +175,48 @@ class Stores:
                 return place
         return None
 
-    def _ollama_place(self, name: str, manifest: Path) -> Place:
-        layers = {layer["mediaType"]: layer["digest"] for layer in _json(manifest)["layers"]}
-        if _OLLAMA_MODEL not in layers:
-            raise ValueError("it names no model file")
-        blob = self._blob(layers[_OLLAMA_MODEL])
-        if _OLLAMA_ADAPTER in layers:
-            adapter = self._blob(layers[_OLLAMA_ADAPTER]).name
-            raise ValueError(f"it has an adapter: serve {blob.name} with --lora NAME={adapter}")
-        parameters = _json(self._blob(layers[_OLLAMA_PARAMS])) if _OLLAMA_PARAMS in layers else {}
-        sampling = {
-            ours: parameters[theirs]
-            for theirs, ours in _OLLAMA_NAMES.items()
-            if theirs in parameters
-        }
-        return Place(name, blob, (blob,), "ollama", sampling)
 
-    def _blob(self, digest: str) -> Path:
-        match = _DIGEST.fullmatch(digest)
-        if match is None:  # it may hold "../"
-            raise ValueError(f"{digest!r:.80} is not a sha256 digest")
-        blob = self.ollama / "blobs" / f"sha256-{match[1]}"
-        if not blob.is_file():
-            raise ValueError(f"{blob.name} is missing")
-        return blob
+def _ollama_name(parts: Sequence[str]) -> str:
+    """Return the name of a model by the path of its manifest."""
+    *owners, name, tag = parts
+    if owners[:1] == [_OLLAMA_HOST]:
+        owners = owners[1:]
+    if owners == [_OLLAMA_OWNER]:
+        owners = []
+    return f"ollama:{'/'.join((*owners, name))}:{tag}"
+
+
+def _ollama_place(name: str, store: Path, manifest: Path) -> Place:
+    layers = {layer["mediaType"]: layer["digest"] for layer in _json(manifest)["layers"]}
+    if _OLLAMA_MODEL not in layers:
+        raise ValueError("it names no model file")
+    blob = _blob(store, layers[_OLLAMA_MODEL])
+    if _OLLAMA_ADAPTER in layers:
+        adapter = _blob(store, layers[_OLLAMA_ADAPTER]).name
+        raise ValueError(f"it has an adapter: serve {blob.name} with --lora NAME={adapter}")
+    parameters = _json(_blob(store, layers[_OLLAMA_PARAMS])) if _OLLAMA_PARAMS in layers else {}
+    sampling = {
+        ours: parameters[theirs] for theirs, ours in _OLLAMA_NAMES.items() if theirs in parameters
+    }
+    return Place(name, blob, (blob,), "ollama", sampling)
+
+
+def _blob(store: Path, digest: str) -> Path:
+    match = _DIGEST.fullmatch(digest)
+    if match is None:  # it may hold "../"
+        raise ValueError(f"{digest!r:.80} is not a sha256 digest")
+    blob = store / "blobs" / f"sha256-{match[1]}"
+    if not blob.is_file():
+        raise ValueError(f"{blob.name} is missing")
+    return blob
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files in the folders of a folder, sorted; none if they are another user's."""
+    try:
+        return sorted(path for path in folder.glob("*/**/*") if path.is_file())
+    except OSError:
+        return []
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -268,6 +293,7 @@ def _directory_place(repo: str, folder: Path, owner: str) -> Place:
 def _in_folder(repo: str, folder: Path, owner: str) -> Iterator[Place]:
     if _is_whole_directory(folder):
         yield _directory_place(repo, folder, owner)
-    for model in gguf_models(_gguf_sizes(folder)):
+    models = gguf_models(_gguf_sizes(folder))
+    for model, wish in zip(models, names_of(models), strict=True):
         files = tuple(folder / file for file in model.files)
-        yield Place(f"{repo}:{model.tag}", files[0], files, owner, {})
+        yield Place(f"{repo}:{wish}", files[0], files, owner, {})

@@ -8,6 +8,7 @@ module knows names and sizes, and opens nothing.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
         name = file.rpartition("/")[2]
         if not name.lower().endswith(".gguf") or _NO_MODEL.search(name):
             continue
-        match, part = _FILE.fullmatch(name), _PART.search(name)
+        part = _PART.search(name)
         if part and int(part[1]) != 1:
             continue
         files: tuple[str, ...] = (file,)
@@ -68,9 +69,23 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
                 f"{head}-{i:05}-of-{part[2]}{part[0][-5:]}" for i in range(1, int(part[2]) + 1)
             )
         if all(other in sizes for other in files):
-            tag = match["tag"].upper() if match else name
-            models.append(GgufModel(tag, files, sum(sizes[other] for other in files)))
+            models.append(GgufModel(tag_of(name), files, sum(sizes[other] for other in files)))
     return sorted(models, key=lambda model: (-model.size, model.files))
+
+
+def tag_of(name: str) -> str:
+    """Return the quantisation that a file's name says, in capitals; else the name."""
+    match = _FILE.fullmatch(name)
+    return match["tag"].upper() if match else name
+
+
+def names_of(models: Sequence[GgufModel]) -> list[str]:
+    """Return what means each of a repository's models alone: its quantisation, or else its file."""
+    counts = Counter(model.tag for model in models)
+    return [
+        model.tag if counts[model.tag] == 1 else model.files[0].rpartition("/")[2]
+        for model in models
+    ]
 
 
 def pick(models: Sequence[GgufModel], wanted: str, room_bytes: int) -> tuple[GgufModel, str]:

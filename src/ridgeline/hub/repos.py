@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from ridgeline.hub.download import WAY_OUT, Progress, download
 from ridgeline.hub.index import Source
 from ridgeline.hub.names import HubName
-from ridgeline.hub.quantisations import gguf_models, pick
-from ridgeline.hub.whole import hidden, only_one, rename
+from ridgeline.hub.quantisations import GgufModel, gguf_models, needed_bytes, pick
+from ridgeline.hub.whole import git_blob_of, hidden, only_one, rename
 
 _OF_A_DIRECTORY = re.compile(r"[\w-][\w.-]*\.(json|jinja|safetensors)")
 # No part of a path may begin with a dot, so "../" is not one.
@@ -30,6 +30,7 @@ class Entry(NamedTuple):
 
     size: int
     sha256: str | None  # None for small files, which the hub keeps without one
+    blob: str = ""  # what git calls a small file: see git_blob_of
 
 
 def fetch(
@@ -60,8 +61,11 @@ def fetch(
         revision, files = files_of(name)
         wanted, path, why = wanted_of(name, files, room_bytes)
         total = sum(files[file].size for file in wanted)
+        needed = needed_bytes(total)
+        free = "" if why else f", and {_gb(room_bytes)} is free"
         announce(
-            f"{name.folder}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch"
+            f"{name.folder}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch; to "
+            f"run it needs about {_gb(needed)} of memory{free}"
         )
         _check_room(target.parent, total)
         partial, before = hidden(target, "partial"), 0
@@ -86,7 +90,9 @@ def files_of(name: HubName) -> tuple[str, dict[str, Entry]]:
     with explained(name.repo):
         info = HfApi().model_info(name.repo, revision=name.revision or None, files_metadata=True)
     files = {
-        file.rfilename: Entry(file.size or 0, file.lfs.sha256 if file.lfs else None)
+        file.rfilename: Entry(
+            file.size or 0, file.lfs.sha256 if file.lfs else None, file.blob_id or ""
+        )
         for file in info.siblings or ()
         if _SAFE_PATH.fullmatch(file.rfilename)
     }
@@ -96,7 +102,10 @@ def files_of(name: HubName) -> tuple[str, dict[str, Entry]]:
 def wanted_of(
     name: HubName, files: Mapping[str, Entry], room_bytes: int
 ) -> tuple[list[str], str, str]:
-    """Return which files to fetch, the first of a GGUF model (empty for a directory), and why."""
+    """Return which files to fetch, the first of a GGUF model (empty for a directory), and why.
+
+    Without a wish they are the safetensors, or, where those do not fit, a GGUF model that does.
+    """
     directory = [
         file
         for file in files
@@ -107,7 +116,12 @@ def wanted_of(
     directory.sort(key="config.json".__eq__)  # last: with it the model counts as whole
     has_safetensors = any(file.endswith(".safetensors") for file in directory)
     if has_safetensors and not name.wish:
-        return directory, "", ""
+        needed = needed_bytes(sum(files[file].size for file in directory))
+        fitting = _that_fits(models, room_bytes) if needed > room_bytes else None
+        if fitting is None:
+            return directory, "", ""
+        model, why = fitting
+        return list(model.files), model.files[0], f"{why}; its safetensors need {_gb(needed)}"
     if not models:
         there = "safetensors only: leave the wish out" if has_safetensors else "nothing that runs"
         raise ValueError(f"{name.repo} has no .gguf files, {there}")
@@ -116,6 +130,21 @@ def wanted_of(
     except ValueError as error:
         raise ValueError(f"{name.repo}: {error}") from error
     return list(model.files), model.files[0], why
+
+
+def _that_fits(models: Sequence[GgufModel], room_bytes: int) -> tuple[GgufModel, str] | None:
+    """Return the best of ``models`` that fits into memory, and why; None if there is none."""
+    try:
+        model, why = pick(models, "", room_bytes) if models else (None, "")
+    except ValueError:  # all are too large
+        return None
+    if model is None or model.needed_bytes > room_bytes:  # an only one is taken unasked
+        return None
+    return model, why or f"{model.tag} ({_gb(model.size)}) fits {_gb(room_bytes)} of free memory"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def _behind(before: int, total: int, progress: Progress | None) -> Progress | None:
@@ -127,8 +156,8 @@ def _check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ValueError(
-            f"{num_bytes / 1e9:.1f} GB are to be fetched, and {folder} has room for "
-            f"{free / 1e9:.1f} GB: free some, or set RIDGELINE_HOME to a directory elsewhere"
+            f"{_gb(num_bytes)} are to be fetched, and {folder} has room for {_gb(free)}: free "
+            f"some, or set RIDGELINE_HOME to a directory elsewhere"
         )
 
 
@@ -137,11 +166,11 @@ def _download(
 ) -> None:
     """Fetch one file into ``folder``, or what is missing of it.
 
-    The hub's library knows where it is and what to show there. It begins cut files anew, so large
-    ones are fetched by our own download.
+    The hub's library knows where it is and what to show there. It begins cut files anew, and
+    compares none with what was announced, so files are fetched by our own download.
     """
     if announced.sha256 is None:
-        fetch_small(repo, revision, name, folder)
+        fetch_small(repo, revision, name, announced, folder, progress)
         return
     with explained(repo):
         source = place_of(repo, revision, name)
@@ -150,16 +179,29 @@ def _download(
     download(source, path, announced.sha256, progress, size=announced.size)
 
 
-def fetch_small(repo: str, revision: str, name: str, folder: Path) -> None:
-    """Fetch a small file into ``folder``. Raises ValueError as ``fetch`` does."""
-    from huggingface_hub import hf_hub_download
+def fetch_small(
+    repo: str,
+    revision: str,
+    name: str,
+    announced: Entry,
+    folder: Path,
+    progress: Progress | None = None,
+) -> None:
+    """Fetch a small file into ``folder``. Raises ValueError and ModelFileError as ``fetch`` does.
 
+    A hub may announce neither its size nor its checksum: then what arrives is taken.
+    """
     with explained(repo):
-        hf_hub_download(repo, name, revision=revision, local_dir=folder)
+        source = place_of(repo, revision, name)
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # it may be of another commit, and begins anew at once
+    size = announced.size if announced.blob else announced.size or None
+    download(source, path, announced.blob, progress, size=size, checksum_of=git_blob_of)
 
 
 def place_of(repo: str, revision: str, name: str) -> Source:
-    """Return where a large file is. Raises what the hub's library raises: see ``explained``."""
+    """Return where a file is. Raises what the hub's library raises: see ``explained``."""
     from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
 
     url = hf_hub_url(repo, name, revision=revision)

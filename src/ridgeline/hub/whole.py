@@ -51,3 +51,9 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git_blob_of(path: Path) -> str:
+    """Return the sha1 by which git, and so the hub, knows a file's bytes, in hex."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

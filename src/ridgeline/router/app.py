@@ -74,9 +74,10 @@ class Router:
 
     def listing(self) -> list[dict[str, Any]]:
         """Return all models as ``/v1/models`` shows them."""
-        return [self._shown(name) for name in self.catalogue.models()]
+        return [self.shown(name) for name in self.catalogue.models()]
 
-    def _shown(self, name: str) -> dict[str, Any]:
+    def shown(self, name: str) -> dict[str, Any]:
+        """Return a model as ``/v1/models`` shows it."""
         slot = self.pool.slots.get(name)
         worker = slot.worker if slot else None
         status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
@@ -113,7 +114,8 @@ class Router:
     def chosen(self, name: Any) -> tuple[str, str]:
         """Return name and model of what a request names. Raises ApiError if there is no such."""
         models = self.catalogue.models()
-        known = ", ".join(map(repr, list(models)[:10])) + (", ..." if len(models) > 10 else "")
+        known = ", ".join(map(repr, list(models)[:10])) or "no model any more"
+        known += ", ..." if len(models) > 10 else ""
         if not isinstance(name, str) or not name:
             message = f"model is missing: name one of {known}"
             raise ApiError(400, message, param="model", code="missing_parameter")
@@ -132,7 +134,7 @@ class Router:
         """Return the name of the model that was used last; of none yet, the first."""
         loaded = [slot for slot in self.pool.slots.values() if slot.worker is not None]
         if not loaded:
-            return next(iter(self.catalogue.models()))
+            return next(iter(self.catalogue.models()), "")
         return max(loaded, key=lambda slot: (slot.num_users > 0, slot.used_s)).name
 
 
@@ -301,7 +303,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def one_model(name: str) -> dict[str, Any]:
         """Describe one."""
         known_name, _ = router.chosen(name)
-        return next(one for one in router.listing() if one["id"] == known_name)
+        return router.shown(known_name)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

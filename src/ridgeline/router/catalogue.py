@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")  # of a file in several parts
@@ -11,31 +11,62 @@ _NO_MODEL = ("mmproj", "adapter")  # .gguf files that are parts of something els
 
 
 class Catalogue:
-    """The models that were named, and those in a folder, which may change."""
+    """The models that were named, and those in a folder, which may change.
+
+    Attributes:
+        write: takes a line for the log about what is wrong with the folder, once for each.
+    """
 
     def __init__(self, models: Sequence[str], folder: Path | None) -> None:
         """Take models as people type them, and the folder of ``--models-dir``.
 
-        Raises ValueError if two have one name, or if there is none.
+        Raises ValueError if two have one name, or if there is none, and OSError if the folder
+        cannot be read.
         """
-        self._named: dict[str, str] = {}
+        self.write: Callable[[str], object] = lambda line: None
+        self._named, self._known = dict[str, str](), dict[str, str]()
         for model in models:
-            _add_model(self._named, Path(model).name, model)
+            name = Path(model).name
+            if (first := self._named.setdefault(name, model)) != model:
+                raise ValueError(_two(name, first, model))
         self._folder = folder
         if folder is not None and not folder.is_dir():
             raise ValueError(f"--models-dir {folder} is no folder")
-        if not self.models():
+        self._known, problems = self._named_and_found(_models_in(folder))
+        if problems:
+            raise ValueError(problems[0])
+        if not self._known:
             raise ValueError(f"there is no model in --models-dir {folder}: no .gguf, no directory")
+        self._written: list[str] = []
 
     def models(self) -> Mapping[str, str]:
         """Return the models, as people type them, by name; those that were named come first.
 
-        Raises ValueError if two have one name.
+        Of two with one name, the one that was there before counts.
         """
-        models = dict(self._named)
-        for path in _models_in(self._folder) if self._folder else ():
-            _add_model(models, path.name if path.is_dir() else _PART.sub("", path.stem), str(path))
+        try:
+            models, problems = self._named_and_found(_models_in(self._folder))
+        except OSError as error:  # it was removed, or is a disk that is away
+            models = dict(self._named)
+            problems = [f"--models-dir {self._folder} cannot be read: {error.strerror}"]
+        for problem in problems:
+            if problem not in self._written:
+                self.write(f"warning: {problem}")
+        self._known, self._written = models, problems
         return models
+
+    def _named_and_found(self, paths: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
+        """Return the models by name, and what is wrong with those of the folder."""
+        models, problems = dict(self._named), list[str]()
+        for path in paths:
+            name = path.name if path.is_dir() else _PART.sub("", path.stem)
+            model, first = str(path), models.get(name, str(path))
+            if name not in self._named and self._known.get(name) == model:
+                model, first = first, model
+            models[name] = first
+            if model != first:
+                problems.append(_two(name, first, model))
+        return models, problems
 
     def find(self, name: str) -> str | None:
         """Return the name that a request means: ``:latest``, which Ollama adds, says nothing."""
@@ -43,18 +74,23 @@ class Catalogue:
         return next((one for one in (name, name.removesuffix(":latest")) if one in known), None)
 
 
-def _add_model(models: dict[str, str], name: str, model: str) -> None:
-    if models.setdefault(name, model) != model:
-        raise ValueError(f"two models are called {name!r}: {models[name]} and {model}")
+def _two(name: str, first: str, second: str) -> str:
+    return f"two models are called {name!r}: {first} and {second}"
 
 
-def _models_in(folder: Path) -> Iterator[Path]:
-    """Yield the .gguf files, first parts alone, and the directories with weights, sorted."""
-    for path in sorted(folder.iterdir()):
+def _models_in(folder: Path | None) -> list[Path]:
+    """Return the .gguf files, first parts alone, and the directories with weights, sorted."""
+    if folder is None:
+        return []
+    return [path for path in sorted(folder.iterdir()) if _is_model(path)]
+
+
+def _is_model(path: Path) -> bool:
+    try:
         if path.is_dir():
-            if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-                yield path
-        elif path.suffix.lower() == ".gguf" and not path.name.startswith(_NO_MODEL):
-            part = _PART.search(path.stem)
-            if part is None or int(part[1]) == 1:
-                yield path
+            return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    except PermissionError:  # such as lost+found
+        return False
+    part = _PART.search(path.stem)
+    is_gguf = path.suffix.lower() == ".gguf" and not path.name.startswith(_NO_MODEL)
+    return is_gguf and (part is None or int(part[1]) == 1)

@@ -35,6 +35,7 @@ class Running:
     ) -> None:
         """Put a router together."""
         self.keys, self._log = keys, log
+        catalogue.write = log.line
         self.pool = Pool(
             engine,
             as_variables(engine, options),

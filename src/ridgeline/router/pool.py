@@ -87,7 +87,7 @@ class Pool:
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
         self._memory_bytes = memory_bytes
         self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-")
-        self._spare: asyncio.subprocess.Process | None = None
+        self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._num_started = 0
         self._loading = asyncio.Lock()  # one at a time: each is planned with what the others left
         self._freed = asyncio.Event()  # a model became idle, or ended
@@ -103,6 +103,8 @@ class Pool:
         ``keep_alive_s`` is how long it stays after its last request from now on.
         """
         slot = self.slots.setdefault(name, Slot(name, model, self._keep_alive_s))
+        if slot.worker is None and slot.starting is None:
+            slot.model = model  # another file may have the name now
         if keep_alive_s is not None:
             slot.keep_alive_s = keep_alive_s
         slot.num_users += 1
@@ -148,8 +150,10 @@ class Pool:
         await asyncio.gather(*(self._unload(slot) for slot in self.slots.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._spare is not None:
-            self._spare.kill()
-            await self._spare.wait()
+            spare = await self._spare
+            with contextlib.suppress(ProcessLookupError):
+                spare.kill()
+            await spare.wait()
         self._folder.cleanup()
 
     # --- loading -------------------------------------------------------------------------------
@@ -197,13 +201,16 @@ class Pool:
     async def prepare(self) -> None:
         """Have a process at hand for the next model: starting one takes longer than loading."""
         if self._spare is None and not self._is_closed:
-            self._spare = await spare_process()
+            self._spare = asyncio.create_task(spare_process())
+            await asyncio.shield(self._spare)
 
     async def _take_spare(self) -> asyncio.subprocess.Process:
         """Return a process for a model, and begin the next one when this model is loaded."""
-        spare, self._spare = self._spare, None
-        if spare is not None and memory_of(spare.pid).resident_bytes:  # else it has died
-            return spare
+        if self._spare is not None:
+            spare = await asyncio.shield(self._spare)
+            self._spare = None
+            if memory_of(spare.pid).resident_bytes:  # else it has died
+                return spare
         return await spare_process()
 
     async def _make_room(self, slot: Slot) -> EngineConfig:

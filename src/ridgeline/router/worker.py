@@ -24,8 +24,8 @@ class StartError(Exception):
 
 
 async def spare_process() -> asyncio.subprocess.Process:
-    """Start a process that can load any model, and has imported what it needs by then."""
-    return await asyncio.create_subprocess_exec(
+    """Start a process that can load any model, and wait until it has imported what it needs."""
+    process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ridgeline.cli.model_process"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -33,6 +33,9 @@ async def spare_process() -> asyncio.subprocess.Process:
         env={name: value for name, value in os.environ.items() if not _is_flag(name)},
         start_new_session=True,  # Ctrl-C is for the router, which ends its models itself
     )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    return process
 
 
 class Worker:

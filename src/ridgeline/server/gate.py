@@ -107,15 +107,34 @@ class Gate:
             _log.exception("a request failed")
             scope["state"].get("cut", lambda: None)() if status < 500 else None
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._count(path, method, status)
+            if refused := scope["state"].get("refused"):  # by the protocol, while it ran
+                status = refused[0] if status == 499 else status
+                note["error"] = refused[1]
+            elif status == 400 and scope["method"] == "OPTIONS":  # starlette's words have no flag
+                note.setdefault("error", _foreign(_first(scope)))
+            self._count(*self._labels(scope["method"], scope["path"]), status)
             line = {"id": request_id.decode(), "key": scope["state"].get("tenant")}
             if trace := _TRACE.fullmatch(_first(scope).get(b"traceparent", b"")):
                 line["trace_id"] = trace[1].decode()  # W3C's Trace Context
             line |= {"method": scope["method"], "path": scope["path"][:256]}
             line |= {"status": status, **note}
             self._log(line | {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)})
+
+    def on_refused(self, status: int, reason: str, method: str, path: str) -> None:
+        """Log and count what the protocol has refused before it was a request.
+
+        ``method`` and ``path`` are empty where they are not known.
+        """
+        self._count(*self._labels(method, path), status)
+        line = {"method": method or None, "path": path[:256] or None}
+        self._log(line | {"status": status, "error": reason})
+
+    def _labels(self, method: str, path: str) -> tuple[str, str]:
+        """Return path and method as they are counted."""
+        return (
+            path if path in self._paths else "other",
+            method if method in _METHODS else "other",
+        )
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check key and origin, and read the whole body, before the request goes on."""
@@ -156,9 +175,7 @@ class Gate:
         origin = headers.get(b"origin", b"").decode("latin-1")
         is_named = origin in self._origins or "*" in self._origins
         if origin and not is_named and origin.partition("://")[2] != host:
-            raise ApiError(
-                403, f"pages of {origin[:80]!r} may not call this: see --cors-origin", code="origin"
-            )
+            raise ApiError(403, _foreign(headers), code="origin")
 
     async def _bounded(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
@@ -218,6 +235,12 @@ async def refuse(send: Send, error: ApiError, shown: dict[str, Any]) -> None:
 def _first(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers; if one is repeated, the first counts."""
     return dict(reversed(scope["headers"]))
+
+
+def _foreign(headers: dict[bytes, bytes]) -> str:
+    """Say that pages of an origin are not let in."""
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    return f"pages of {origin[:80]!r} may not call this: see --cors-origin"
 
 
 def _is_among(name: str, hosts: Collection[str]) -> bool:

@@ -9,6 +9,7 @@ It sees bytes and connections, never what they mean.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 import httptools
@@ -56,14 +57,17 @@ class _Parser(httptools.HttpRequestParser):
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
-    receive_timeout_s = 30.0  # set on the subclass that a server makes
+    # Set on the subclass that a server makes. The second is told status, reason, method and path
+    # (empty as far as they are not known) of what is refused before it is a request.
+    receive_timeout_s = 30.0
+    on_refused: Callable[[int, str, str, str], None] = staticmethod(lambda *_: None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline for the first request."""
         super().connection_made(transport)
         self.parser = _Parser(self)
         self._deadline: asyncio.TimerHandle | None = None
-        self._head_bytes, self._is_ignored = 0, False
+        self._head_bytes, self._is_ignored, self.url = 0, False, b""
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -74,6 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Start the deadline with the first byte that follows an answer."""
         if not self._is_answering():
+            if self._deadline is None:
+                self.url = b""  # that of the request before
             self._await_request()
         super().data_received(data)
 
@@ -189,11 +195,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answer without a request and close the connection; an answer under way is cut instead."""
         if self._is_answering():
+            self.cycle.scope["state"]["refused"] = (status, message)  # its log line says so
             if self.cycle.response_started:
                 self.transport.abort()
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        elif not self.transport.is_closing():
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            method = self.parser.get_method().decode("latin-1") if path else ""
+            self.on_refused(status, message, method, path)
         body = ApiError(status, message).encode()
         reason = HTTPStatus(status).phrase.encode()
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, reason)

@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 
 from ridgeline import __version__
+from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
 from ridgeline.planner.score import ERROR_BOUNDS, Score
 
@@ -31,8 +32,10 @@ _TTFT_S = _bounds(f"0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5
 _ITL_S = _bounds("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
 _REQUEST_S = _bounds("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
 _STEP_S = _bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 60")
+_ANSWERS = _bounds("1 2 5 10 20")
 _TOKENS = _bounds("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
 
+_DEFAULTS = SamplingParams()  # records name only what differs
 _HISTOGRAMS = {
     "time_to_first_token_seconds": (_TTFT_S, "From arrival to the first token."),
     "inter_token_latency_seconds": (_ITL_S, "Between two tokens of an answer."),
@@ -41,7 +44,12 @@ _HISTOGRAMS = {
     "request_prefill_time_seconds": (_REQUEST_S, "From the first step to the first token."),
     "request_decode_time_seconds": (_REQUEST_S, "From the first token to the last."),
     "request_prompt_tokens": (_TOKENS, "Prompt tokens of a request."),
+    "request_inference_time_seconds": (_REQUEST_S, "From the first step to the end."),
+    "request_time_per_output_token_seconds": (_ITL_S, "Mean between two tokens of a request."),
     "request_generation_tokens": (_TOKENS, "Tokens generated for an answer."),
+    "request_max_num_generation_tokens": (_TOKENS, "Tokens of a request's longest answer."),
+    "request_params_max_tokens": (_TOKENS, "The most tokens that a request wants, if it says."),
+    "request_params_n": (_ANSWERS, "Answers that a request wants."),
     "iteration_tokens_total": (_TOKENS, "Tokens computed in a step."),
     "step_duration_seconds": (_STEP_S, "Duration of a step."),
     "grammar_compilation_time_seconds": (_STEP_S, "To get a grammar ready, kept ones included."),
@@ -215,9 +223,19 @@ class Metrics:
         see["request_prompt_tokens"].observe(len(request.prompt_token_ids))
         for count in request.num_generated:
             see["request_generation_tokens"].observe(count)
+        longest = max(request.num_generated)
+        see["request_max_num_generation_tokens"].observe(longest)
+        see["request_params_n"].observe(request.params.get("n", _DEFAULTS.n))
+        max_tokens = request.params.get("max_tokens", _DEFAULTS.max_tokens)
+        if max_tokens is not None:
+            see["request_params_max_tokens"].observe(max_tokens)
         see["time_to_first_token_seconds"].observe(first_s - request.arrival_s)
         see["request_prefill_time_seconds"].observe(first_s - request.scheduled_s)
         see["request_decode_time_seconds"].observe(request.finish_s - first_s)
+        see["request_inference_time_seconds"].observe(request.finish_s - request.scheduled_s)
+        if longest > 1:
+            mean_s = (request.finish_s - first_s) / (longest - 1)
+            see["request_time_per_output_token_seconds"].observe(mean_s)
 
     # --- showing -------------------------------------------------------------------------------
 

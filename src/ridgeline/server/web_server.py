@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import math
 import signal
 import socket
@@ -53,6 +54,7 @@ class WebServer(uvicorn.Server):
         ``write`` takes the lines of the log, ``count`` path, method and status of each request.
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         gate = Gate(
             app,
             keys=keys,
@@ -64,9 +66,11 @@ class WebServer(uvicorn.Server):
             log=self._log_request,
             count=count,
         )
-        protocol = type(
-            "Protocol", (BoundedProtocol,), {"receive_timeout_s": options.receive_timeout}
-        )
+        own = {
+            "receive_timeout_s": options.receive_timeout,
+            "on_refused": staticmethod(gate.on_refused),
+        }
+        protocol = type("Protocol", (BoundedProtocol,), own)
         super().__init__(
             uvicorn.Config(
                 gate,
@@ -121,6 +125,11 @@ class WebServer(uvicorn.Server):
             self._warned_s = loop.time()
             reason = f"all {max_open_files()} files that may be open are"
             self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether uvicorn says what no line of ours says: bytes that are no request have one."""
+    return record.getMessage() != "Invalid HTTP request received."
 
 
 def _hosts(options: ServeOptions) -> frozenset[str] | None:
