@@ -35,7 +35,7 @@ PACKAGES = {  # what each client's environment has
         "llama-index-llms-openai-like==0.8.1",
         "llama-index-embeddings-openai-like==0.4.0",
     ],
-    "instructor": ["instructor==1.17.0", "openai==3.54.0"],
+    "instructor": ["instructor==1.17.0", "openai==3.3.0"],
     "pydantic_ai": ["pydantic-ai-slim[openai]==2.68.0"],
     "openai_agents": ["openai-agents==0.24.0"],
     "llm": ["llm==0.36"],
@@ -117,9 +117,12 @@ def missing(name: str) -> str:
 
 def main(names: list[str]) -> int:
     """Run the checks of all clients, or of those that are named."""
-    results, skipped = {}, {}
+    results, skipped, known = {}, {}, [*PACKAGES, "node"]
+    if unknown := [name for name in names if name not in known]:
+        print(f"there are no checks of {unknown[0]}: the clients are {', '.join(known)}")
+        return 2
     with serving() as url:
-        for name in names or [*PACKAGES, "node"]:
+        for name in names or known:
             print(f"==> {name}", flush=True)
             if reason := missing(name):
                 skipped[name] = reason

@@ -64,6 +64,6 @@ def test_a_load(tmp_path, exported, backend, route):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["completed"] == COUNT, done.stdout[-2000:]
-    assert not found["failed"]
+    assert not found.get("failed")  # vectors: it only counts what was answered
     if backend != "openai-embeddings":
         assert found["total_output_tokens"] == COUNT * WRITTEN
