@@ -1,7 +1,8 @@
 """Programs that nobody here wrote, against a real server: ``python -m tests.clients [NAME ...]``.
 
 Each client has an environment of its own, which uv makes, with the versions below. Its checks are
-``check_NAME.py``, or ``check_NAME.mjs`` for Node. Status 1 if any check fails.
+``check_NAME.py``, or ``check_NAME.mjs`` for Node. Status 1 if any check fails. What cannot be run
+on this machine is skipped, with the reason; docs/clients.md says what each of them covers.
 """
 
 from __future__ import annotations
@@ -17,29 +18,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from peers.engines import PEERS, LeftOut, install
+
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 PYTEST = "pytest==9.0.1"
 MODEL = "smollm2"
+VLLM = next(peer for peer in PEERS if peer.name == "vllm")
 PACKAGES = {  # what each client's environment has
     "openai": ["openai==3.54.0"],
     "anthropic": ["anthropic==2.12.0"],
     "ollama": ["ollama==0.6.3"],
-    "litellm": ["litellm==1.106.2", "mcp"],
+    "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
     "langchain": ["langchain-openai==1.7.3"],
     "llama_index": [
         "llama-index-llms-openai-like==0.8.1",
         "llama-index-embeddings-openai-like==0.4.0",
     ],
-    "instructor": ["instructor==1.17.0", "openai"],
+    "instructor": ["instructor==1.17.0", "openai==3.3.0"],
     "pydantic_ai": ["pydantic-ai-slim[openai]==2.68.0"],
     "openai_agents": ["openai-agents==0.24.0"],
     "llm": ["llm==0.36"],
-    "shell_gpt": ["shell-gpt==1.5.1", "click"],
+    "shell_gpt": ["shell-gpt==1.5.1", "click==8.5.1"],
     "aider": ["aider-chat==0.86.2"],
-    "lm_eval": ["lm-eval[api]==0.4.13", "transformers"],
+    "lm_eval": ["lm-eval[api]==0.4.13", "transformers==5.24.0"],
     "guidellm": ["guidellm==0.8.1"],
+    "aiperf": ["aiperf==0.13.0"],
+    "opentelemetry": [
+        "opentelemetry-distro==0.66b2",
+        "opentelemetry-exporter-otlp-proto-http==1.45.2",
+        "opentelemetry-instrumentation-fastapi==0.66b2",
+        str(ROOT),
+    ],
+    "vllm": [],  # its environment is that of the peers: pip knows where its torch is
+    "prometheus": [],
 }
-NODE = ["openai@latest", "ai@latest", "@ai-sdk/openai-compatible@latest", "zod@latest"]
+PROGRAMS = {"node": "npm", "prometheus": "promtool"}  # what must be here already
+NODE = ["openai@7.57.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"]
 
 
 @contextmanager
@@ -66,6 +81,7 @@ def checks_of(name: str, url: str) -> int:
         "RIDGELINE_MODEL": MODEL,
         "RIDGELINE_USER_HOME": str(Path.home()),
         "RIDGELINE": str(Path(sys.executable).with_name("ridgeline")),
+        "RIDGELINE_VLLM": str(VLLM.python.with_name("vllm")),
     }
     with tempfile.TemporaryDirectory() as folder:
         if name == "node":
@@ -87,19 +103,36 @@ def checks_of(name: str, url: str) -> int:
         ).returncode  # fmt: skip
 
 
+def missing(name: str) -> str:
+    """Return why a client cannot be run here, "" if it can."""
+    if not shutil.which(program := PROGRAMS.get(name, sys.executable)):
+        return f"{program} is not here"
+    if name == "vllm":
+        try:
+            install(VLLM)
+        except LeftOut as error:
+            return str(error)
+    return ""
+
+
 def main(names: list[str]) -> int:
     """Run the checks of all clients, or of those that are named."""
-    known = [*PACKAGES, *(["node"] if shutil.which("npm") else [])]
-    results = {}
+    results, skipped, known = {}, {}, [*PACKAGES, "node"]
+    if unknown := [name for name in names if name not in known]:
+        print(f"there are no checks of {unknown[0]}: the clients are {', '.join(known)}")
+        return 2
     with serving() as url:
         for name in names or known:
             print(f"==> {name}", flush=True)
+            if reason := missing(name):
+                skipped[name] = reason
+                continue
             begin_s = time.monotonic()
             results[name] = checks_of(name, url), time.monotonic() - begin_s
     for name, (status, took_s) in results.items():
         print(f"{'ok' if status == 0 else 'FAILED':8}{name:16}{took_s:6.1f} s")
-    if "node" not in known:
-        print("skipped node: npm is not here")
+    for name, reason in skipped.items():
+        print(f"skipped {name}: {reason}")
     return int(any(status for status, _ in results.values()))
 
 

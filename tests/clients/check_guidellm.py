@@ -5,19 +5,7 @@ import os
 import subprocess
 
 
-def test_four_streams(tmp_path):
-    tokenizer = tmp_path / "tokenizer"
-    subprocess.run(
-        [
-            os.environ["RIDGELINE"],
-            "export",
-            "tokenizer",
-            os.environ["RIDGELINE_MODEL"],
-            str(tokenizer),
-        ],
-        check=True,
-        env=os.environ | {"HOME": os.environ["RIDGELINE_USER_HOME"]},
-    )
+def test_four_streams(tmp_path, exported):
     url, model = os.environ["RIDGELINE_URL"], os.environ["RIDGELINE_MODEL"]
     target = f"kind=openai_http,target={url},model={model}"
     done = subprocess.run(
@@ -34,7 +22,7 @@ def test_four_streams(tmp_path):
             "--data",
             "kind=synthetic_text,prompt_tokens=64,output_tokens=32",
             "--tokenizer",
-            f"kind=huggingface_auto,model={tokenizer}",
+            f"kind=huggingface_auto,model={exported}",
         ],
         cwd=tmp_path,
         capture_output=True,

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 URL, MODEL = os.environ["RIDGELINE_URL"], os.environ["RIDGELINE_MODEL"]
 TASKS = Path(__file__).parent / "lm_eval_task"
 
@@ -42,18 +40,6 @@ def run(folder, task, *arguments, kind="local-completions", route="completions")
     return json.loads(found.read_text())["results"][task]
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    subprocess.run(
-        [os.environ["RIDGELINE"], "export", "tokenizer", MODEL, str(folder)],
-        check=True,
-        env={k: v for k, v in os.environ.items() if k != "HOME"}
-        | {"HOME": os.environ["RIDGELINE_USER_HOME"]},
-    )
-    return folder
-
-
 def test_likelihoods_without_set_up(tmp_path):
     assert run(tmp_path, "capitals_choice", "tokenizer_backend=remote")["acc,none"] == 1.0
 
@@ -61,6 +47,13 @@ def test_likelihoods_without_set_up(tmp_path):
 def test_likelihoods_with_an_exported_tokenizer(tmp_path, exported):
     found = run(tmp_path, "capitals_choice", f"tokenizer={exported}", "--batch_size", "4")
     assert found["acc,none"] == 1.0
+
+
+def test_rolling_likelihoods(tmp_path, exported):
+    remote = run(tmp_path / "remote", "capitals_perplexity", "tokenizer_backend=remote")
+    local = run(tmp_path / "local", "capitals_perplexity", f"tokenizer={exported}")
+    assert 1 < remote["word_perplexity,none"] < 1e6
+    assert local["word_perplexity,none"] == remote["word_perplexity,none"]
 
 
 def test_generation(tmp_path):
