@@ -295,17 +295,16 @@ def ways(tight: int) -> list[dict[str, Any]]:
 def test_drafts_change_no_answer(name: str) -> None:
     lone = Lone(make(name, num_states=20), BLOCK_SIZE, 3)
     num_drafts = num_again = num_cached = num_preempted = 0
-    for accuracy in (0.5, 0.9):
-        for way in ways(16):
-            checked = lone.with_drafts(accuracy, **way)
-            for one, other in lone.entries(checked):
-                assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
-            num_drafts += checked.num_drafts
-            num_again += checked.num_again
-            num_cached += checked.num_cached
-            num_preempted += checked.num_preempted
+    for way in ways(14):
+        checked = lone.with_drafts(0.8, **way)
+        for one, other in lone.entries(checked):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        num_drafts += checked.num_drafts
+        num_again += checked.num_again
+        num_cached += checked.num_cached
+        num_preempted += checked.num_preempted
     assert num_drafts > 500
-    assert num_again > 100
+    assert num_again > 25
     assert num_cached > 50
     assert num_preempted > 3
 

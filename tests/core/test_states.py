@@ -237,18 +237,18 @@ def test_no_checkpoint_is_taken_among_drafts() -> None:
 
 
 def test_drafts_take_no_more_slots_than_checkpoints() -> None:
-    kv, states = caches(2, 1)
+    kv, states = caches(3, 1)
     pair = [new(range(6)), new(range(20, 26))]
     for seq in pair:
         assert kv.admit(seq, 6)
         compute(kv, seq, 5)
     assert drafted(kv, pair[0], 2)
     before = pair[1].table
-    assert drafted(kv, pair[1], 9) is None, "it would be the slot of a fork"
+    assert drafted(kv, pair[1], 9) is None, "the slot that is free is for a fork"
     assert pair[1].table == before
     kv.release(pair[0])  # amid the step
     kv.check([pair[1]])
-    assert len(states.free) == 2
+    assert len(states.free) == 3
     assert drafted(kv, pair[1], 2)
     kv, _ = caches(1, 0)
     seq = new(range(6))

@@ -144,19 +144,18 @@ def test_drafts_change_no_bit_of_an_answer(make: Make, name: str, dtype: str) ->
     """Nor of its log-probabilities: alone, batched, in chunks, preempted, from checkpoints."""
     lone = Lone(make(name, dtype), BLOCK_SIZE, 3)
     num_drafts = num_again = num_cached = num_preempted = num_entries = 0
-    for accuracy in (0.5, 0.9):
-        for way in ways(9):
-            checked = lone.with_drafts(accuracy, **way)
-            for one, other in lone.entries(checked):
-                assert one == other
-                num_entries += 1
-            num_drafts += checked.num_drafts
-            num_again += checked.num_again
-            num_cached += checked.num_cached
-            num_preempted += checked.num_preempted
-    assert num_entries > 2000
+    for way in ways(7):
+        checked = lone.with_drafts(0.8, **way)
+        for one, other in lone.entries(checked):
+            assert one == other
+            num_entries += 1
+        num_drafts += checked.num_drafts
+        num_again += checked.num_again
+        num_cached += checked.num_cached
+        num_preempted += checked.num_preempted
+    assert num_entries > 1000
     assert num_drafts > 500
-    assert num_again > 100
+    assert num_again > 25
     assert num_cached > 50
     assert num_preempted > 3
 
