@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -19,6 +21,7 @@ from ridgeline.backends.reference_recurrent import Floats, Recurrence, mix
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.policies import Policy, SplitFuse, Static
+from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput, TokenLogprobs
 from ridgeline.decoding.search import new_search
 from tests.backends.test_reference import (
@@ -29,7 +32,7 @@ from tests.backends.test_reference import (
     step,
     work,
 )
-from tests.core.harness import Clock, finish, make_scheduler, tokens_of
+from tests.core.harness import Clock, Reciter, finish, make_scheduler, tokens_of
 from tests.recurrent import MIXERS
 from tests.tiny import RECURRENT, checkpoint, plain_logits, random_arrays
 
@@ -144,11 +147,17 @@ class Checked:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.num_cached = self.num_copies = self.num_preempted = 0
+        self.num_drafts = self.num_again = 0  # of right drafts before a wrong one
+        self.events: list[Event] = []
 
     def execute(self, step: Step) -> StepOutput:
         self.num_cached += sum(length for _, length in step.admitted)
         self.num_copies += len(step.state_copies)
         self.num_preempted += len(step.preempted)
+        for item in step.work:
+            self.num_drafts += item.drafts
+            if item.drafts and item.start >= item.sampling.prompt_len:
+                self.num_again += len(item.tokens) - item.drafts - 1
         return self._runner.execute(step)
 
 
@@ -172,10 +181,12 @@ def answers(
     engine = Engine(scheduler, checked, Clock(), max_model_len=MAX_LEN, new_search=new_search)
     events: list[Event] = []
     for prompt, params in requests:
-        engine.add(prompt, SamplingParams(max_tokens=8, ignore_eos=True, **params))
+        params = {"max_tokens": 8, "ignore_eos": True} | params
+        engine.add(prompt, SamplingParams(**params))
         events += engine.step()
         engine.check()
     events += finish(engine)
+    checked.events = events
     said = tokens_of(events)
     places = range(len(requests))
     return [{k: said[k] for k in sorted(said) if k[0] == i} for i in places], checked
@@ -215,6 +226,105 @@ def test_the_same_answers_however_they_are_served(name: str) -> None:
     assert num_cached > 50
     assert num_copies > 20
     assert num_preempted > 3
+
+
+# LFM2, Mamba-2, Falcon-H1, Qwen3-Next and Qwen3.5, in small.
+KINDS = ["short convolution", "states alone", "beside attention"]
+KINDS += ["shared expert", "gated attention"]
+LONG: list[Request] = [
+    (prompt, params | ({} if "use_beam_search" in params else {"max_tokens": 24, "logprobs": 1}))
+    for prompt, params in REQUESTS
+]
+
+
+class Lone:
+    """What requests answer without drafts and company, and ways to serve them with both."""
+
+    def __init__(self, runner: Runner, block_size: int, seed: int) -> None:
+        self.runner, self.block_size, self.dice = runner, block_size, random.Random(seed)
+        self.answers: list[list[list[int]]] = []
+        self.events: list[list[Event]] = []
+        for request in LONG:
+            [said], checked = self.serve([request], num_blocks=40, seats=3, checkpoints=0)
+            self.answers.append([*said.values()])
+            self.events.append(checked.events)
+
+    def serve(
+        self, requests: list[Request], **options: Any
+    ) -> tuple[list[dict[SeqId, list[int]]], Checked]:
+        return answers(self.runner, requests, block_size=self.block_size, **options)
+
+    def with_drafts(self, accuracy: float, **options: Any) -> Checked:
+        """Serve all twice, side by side, with drafts; compare what is said."""
+        said = {
+            (i, index): tokens
+            for i, of_one in enumerate(self.answers * 2)
+            for index, tokens in enumerate(of_one)
+        }
+        speculation = Speculation(Reciter(said, accuracy, self.dice), most=self.dice.randint(1, 6))
+        together, checked = self.serve([*LONG, *LONG], speculation=speculation, **options)
+        assert [[*of_one.values()] for of_one in together] == self.answers * 2
+        return checked
+
+    def entries(self, checked: Checked) -> Iterator[tuple[TokenLogprobs, TokenLogprobs]]:
+        """Yield what was said of each token, beside what is said of it alone."""
+        for i, events in enumerate(self.events * 2):
+            for index in {event.seq_id[1]: None for event in events}:
+                alone = [event for event in events if event.seq_id == (0, index)]
+                found = [event for event in checked.events if event.seq_id == (i, index)]
+                for one, other in zip(found, alone, strict=True):
+                    assert (one.token, one.finish_reason) == (other.token, other.finish_reason)
+                    if one.logprobs and other.logprobs:
+                        yield one.logprobs, other.logprobs
+
+
+def ways(tight: int) -> list[dict[str, Any]]:
+    """Ways to serve: with room, in chunks, with few blocks, and with a single checkpoint."""
+    roomy = {"num_blocks": 40, "budget": 64, "seats": 8, "checkpoints": 12}
+    return [
+        roomy,
+        roomy | {"budget": 9, "checkpoints": 4},
+        roomy | {"num_blocks": tight, "seats": 5, "checkpoints": 8},
+        roomy | {"checkpoints": 1},
+        roomy | {"caching": False, "seats": 3, "checkpoints": 3},
+        roomy | {"policy": Static(), "seats": 3, "checkpoints": 3},
+    ]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_drafts_change_no_answer(name: str) -> None:
+    lone = Lone(make(name, num_states=20), BLOCK_SIZE, 3)
+    num_drafts = num_again = num_cached = num_preempted = 0
+    for way in ways(14):
+        checked = lone.with_drafts(0.8, **way)
+        for one, other in lone.entries(checked):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        num_drafts += checked.num_drafts
+        num_again += checked.num_again
+        num_cached += checked.num_cached
+        num_preempted += checked.num_preempted
+    assert num_drafts > 500
+    assert num_again > 25
+    assert num_cached > 50
+    assert num_preempted > 3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_state_before_drafts_is_kept(name: str) -> None:
+    tokens, table = TOKENS[:14], (0, 1, 2, 3)
+    runner, plain = make(name), make(name)
+    item = work(tokens, table, end=11)._replace(state=1)
+    for one in (runner, plain):
+        one.execute(step(item))
+    more = (tokens[11], *TOKENS[30:33])  # the last three are guesses
+    drafted = item._replace(start=11, tokens=more, state=1, seeds=(5,), drafts=3, save=((1, 2),))
+    runner.execute(step(drafted))
+    plain.execute(step(item._replace(start=11, tokens=more[:1])))
+    for with_drafts, without in zip(
+        runner._recurrent.arrays(), plain._recurrent.arrays(), strict=True
+    ):
+        np.testing.assert_allclose(with_drafts[2], without[1], rtol=1e-5, atol=1e-5)
+        assert np.abs(with_drafts[1] - without[1]).max() > 1e-3
 
 
 def test_what_the_backend_says_and_needs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from math import inf
@@ -165,6 +165,28 @@ class Oracle:
         ):
             right = self.dice.random() < self.accuracy
             yield token if right else self.dice.randrange(self.vocab_size)
+
+    def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
+        return None
+
+    def forget(self, request: Request) -> None:
+        return None
+
+
+@dataclass
+class Reciter:
+    """A drafter that repeats what answers said before, with a wrong token now and then."""
+
+    said: Mapping[SeqId, Listing[int]]
+    accuracy: float = 1.0
+    dice: random.Random = field(default_factory=random.Random)
+
+    def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
+        return [Guess(tuple(self._tokens(seq, most)), 9) for seq, most in wanted]
+
+    def _tokens(self, seq: Sequence, most: int) -> Iterator[int]:
+        for token in self.said[seq.id][seq.num_generated :][:most]:
+            yield token if self.dice.random() < self.accuracy else token ^ 1
 
     def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
         return None

@@ -100,10 +100,7 @@ class Core(RuleBasedStateMachine):
     ) -> None:
         if checkpoints is not None:  # states go with one group without a window
             windows = (None,)
-        has_drafts = accuracy is not None and checkpoints is None  # a state is not rolled back
-        drafter = (
-            None if accuracy is None or not has_drafts else Oracle(accuracy, random.Random(budget))
-        )
+        drafter = None if accuracy is None else Oracle(accuracy, random.Random(budget))
         budget = max(budget, MAX_LEN) if policy.whole_prompts else budget
         most = KVCache(0, block_size, windows=windows).most_blocks(MAX_LEN, budget)
         self.scheduler = make_scheduler(

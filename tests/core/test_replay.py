@@ -106,7 +106,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("seed", [*range(8), 8, 10, 14, 16, 17])
+@pytest.mark.parametrize("seed", [*range(8), 8, 9, 10, 11, 14, 16, 17])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
     records = recorded(policy, seed)

@@ -18,12 +18,14 @@ from ridgeline.decoding.suffix import SuffixLookup
 from tests.core.harness import (
     POLICIES,
     Oracle,
+    Reciter,
     expected,
     finish,
     make_engine,
     make_request,
     make_scheduler,
     reasons_of,
+    run_step,
     tokens_of,
 )
 from tests.core.test_workloads import MAX_LEN, serve, workload
@@ -60,6 +62,61 @@ def test_answers_are_those_without_drafts(policy: Policy) -> None:
         num_drafts += sum(work.drafts for step in runner.steps for work in step.work)
     assert num_drafts > 1000
     assert num_steps < 0.9 * num_plain_steps
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_with_states_answers_are_those_without_drafts(policy: Policy) -> None:
+    """Right drafts before a wrong one are computed again; the ledger looks at each state."""
+    num_drafts = num_again = num_on_top = num_cached = num_preempted = 0
+    for number in range(120):
+        dice = random.Random(number)
+        block_size = number % 7 + 1
+        _, runner = serve(
+            workload(dice, dice.randint(1, 8)),
+            -(-MAX_LEN // block_size) + dice.choice((0, 1, 4, 30)),
+            block_size,
+            policy=policy,
+            budget=64 if policy.whole_prompts else dice.choice((8, 16, 64)),
+            seats=dice.randint(1, 8),
+            caching=dice.random() < 0.8,
+            arrivals=dice,
+            speculation=Speculation(Oracle(dice.choice((0.3, 0.7, 0.9)), dice)),
+            checkpoints=dice.choice((0, 1, 2, 8)),
+        )  # which compares with what a lone sequence gets
+        for step in runner.steps:
+            num_cached += sum(length for _, length in step.admitted)
+            num_preempted += len(step.preempted)
+            for work in step.work:
+                num_drafts += work.drafts
+                is_again = len(work.tokens) - work.drafts > 1
+                is_again = is_again and work.start >= work.sampling.prompt_len
+                num_again += is_again
+                num_on_top += is_again and work.drafts > 0
+                num_sure = len(work.tokens) - work.drafts
+                assert not work.drafts or work.save[-1][0] == num_sure
+    assert num_drafts > 1000
+    assert num_again > 100
+    assert num_on_top > 50
+    assert num_cached > 100
+    assert num_preempted > 20 or policy.whole_prompts
+
+
+def test_behind_a_wrong_draft_right_ones_are_pending_again() -> None:
+    drafter = Reciter({(0, 0): [5, 7, 8, 9, 6, 3]})
+    scheduler = make_scheduler(speculation=Speculation(drafter), checkpoints=1)
+    scheduler.add(make_request(0, (1, 2, 3), max_tokens=9))
+    run_step(scheduler, {(0, 0): (5,)})
+    [seq] = scheduler.queues.running
+    [work] = run_step(scheduler, {(0, 0): (7, 8, 4)}).work
+    assert (work.tokens, work.drafts) == ((5, 7, 8, 9, 6, 3), 5)
+    [(num_sure, slot)] = work.save
+    assert (num_sure, slot) == (1, seq.state) != (1, work.state)
+    assert seq.tokens == [1, 2, 3, 5, 7, 8, 4]
+    assert (seq.num_computed, seq.num_pending) == (4, 3)
+    [again] = run_step(scheduler, {(0, 0): (6, 3, 1)}).work
+    assert (again.start, again.tokens, again.drafts) == (4, (7, 8, 4, 6, 3), 2)
+    assert again.save == ((3, work.state),)
+    assert (seq.state, seq.num_computed, seq.num_pending) == (slot, 9, 1)
 
 
 def test_earlier_answers_change_no_answer() -> None:

@@ -191,13 +191,96 @@ def test_a_failed_step_drops_all_checkpoints() -> None:
     assert [work.start for work in step.work] == [0, 0]
 
 
-def test_drafts_are_not_for_states() -> None:
+def drafted(kv: KVCache, seq: Sequence, num_drafts: int) -> Work | None:
+    """Return work with drafts behind a sequence's last token, if there is a slot for its state."""
+    start = seq.num_computed
+    if not kv.reserve_drafts(seq, start + 1 + num_drafts):
+        return None
+    tokens = (seq.tokens[-1], *range(num_drafts))
+    sampling = seq.request.sampling
+    work = [Work(seq.id, start, tokens, seq.table, (0,), sampling, (), (), num_drafts)]
+    kv.add_states(work, [seq])
+    return work[0]
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+def test_a_state_is_kept_before_drafts_until_it_is_known_whether_they_are_right(
+    is_right: bool,
+) -> None:
+    kv, states = caches(1, 1)
+    seq = new(range(6))
+    assert kv.admit(seq, 6)
+    compute(kv, seq, 5)
+    work = drafted(kv, seq, 3)
+    assert work is not None
+    assert work.state == seq.state
+    [(count, slot)] = work.save
+    assert (count, slot != seq.state) == (1, True)
+    kv.check([seq])
+    states.settle(seq, is_right=is_right)
+    assert seq.state == (work.state if is_right else slot)
+    kv.check([seq])
+    assert states.free == [slot if is_right else work.state]
+
+
+def test_no_checkpoint_is_taken_among_drafts() -> None:
+    """A whole prompt is behind the drafts' first position, however it was cut."""
+    for count in range(1, 14):
+        kv, _ = caches(1, 8, every=4)
+        seq = new(range(count))
+        assert kv.admit(seq, count)
+        while seq.num_pending > 1:
+            advance(kv, seq, 1)
+        work = drafted(kv, seq, 10)
+        assert work is not None
+        assert [saved for saved, _ in work.save] == [1]
+
+
+def test_drafts_take_no_more_slots_than_checkpoints() -> None:
+    kv, states = caches(3, 1)
+    pair = [new(range(6)), new(range(20, 26))]
+    for seq in pair:
+        assert kv.admit(seq, 6)
+        compute(kv, seq, 5)
+    assert drafted(kv, pair[0], 2)
+    before = pair[1].table
+    assert drafted(kv, pair[1], 9) is None, "the slot that is free is for a fork"
+    assert pair[1].table == before
+    kv.release(pair[0])  # amid the step
+    kv.check([pair[1]])
+    assert len(states.free) == 3
+    assert drafted(kv, pair[1], 2)
     kv, _ = caches(1, 0)
     seq = new(range(6))
     assert kv.admit(seq, 8)
-    work = [Work(seq.id, 5, (5, 6), seq.table, (0,), seq.request.sampling, (), (), 1)]
-    with pytest.raises(AssertionError, match="rolled back"):
-        kv.add_states(work, [seq])
+    assert drafted(kv, seq, 1) is None
+
+
+def test_drafts_take_the_place_of_the_oldest_checkpoint() -> None:
+    kv, states = caches(1, 2)
+    for begin in (0, 20, 40):
+        read_whole(kv, range(begin, begin + 6))
+    seq = new(range(40, 46))
+    assert kv.admit(seq, 6)
+    compute(kv, seq, 5)
+    assert len(states.checkpoints) == 2
+    assert not states.free
+    assert drafted(kv, seq, 2)
+    assert len(states.checkpoints) == 1
+    assert kv.num_cached(new(range(40, 46))) == 4
+
+
+def test_a_lost_copy_before_drafts_is_found() -> None:
+    kv, states = caches(1, 2)
+    seq = new(range(6))
+    assert kv.admit(seq, 6)
+    compute(kv, seq, 5)
+    assert drafted(kv, seq, 2)
+    seq.state, other = states.free[0], seq.state
+    with pytest.raises(AssertionError, match="has two holders"):
+        kv.check([seq])
+    seq.state = other
+    kv.check([seq])
 
 
 def test_steps_say_where_states_are() -> None:

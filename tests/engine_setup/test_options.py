@@ -318,7 +318,9 @@ def test_states_have_slots_for_sequences_and_checkpoints(memory: pytest.MonkeyPa
     config = resolved()
     assert (config.max_num_seqs, config.num_checkpoints) == (256, 1024)
     assert not config.notes
-    assert resolved(enable_prefix_caching=False).num_checkpoints == 0
+    without_prefixes = {"enable_prefix_caching": False}
+    assert resolved(**without_prefixes, speculative_config="off").num_checkpoints == 0
+    assert resolved(**without_prefixes).num_checkpoints == 256, "for drafts"
     assert resolve(Options(backend="reference"), PLAIN).num_checkpoints is None
     without = resolve(Options(backend="reference", max_num_seqs=1), WITH_STATES)
     assert (without.max_num_seqs, without.num_checkpoints) == (1, 4)
@@ -335,15 +337,19 @@ def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPat
     assert config.total_bytes <= least + room
     config = resolved(max_num_seqs=40)
     assert (config.max_num_seqs, config.num_checkpoints) == (40, 0)
+    assert config.speculative is None
+    assert config.notes[0].startswith("no drafts: memory for one state more, of 0.0 MiB")
+    config = resolved(max_num_seqs=40, speculative_config="off")
+    assert config.notes == ()
     with pytest.raises(ValueError, match=r"there is room for \d+ sequences: lower --max-num-seqs"):
         resolved(max_num_seqs=256)
 
 
-def test_a_model_with_states_has_no_drafts(memory: pytest.MonkeyPatch) -> None:
-    assert resolved().speculative is None
+def test_a_model_with_states_has_drafts(memory: pytest.MonkeyPatch) -> None:
+    assert resolved().speculative == SpeculativeConfig()
     assert resolved(speculative_config="off").speculative is None
-    with pytest.raises(ValueError, match="--speculative-config: this model has recurrent layers"):
-        resolved(speculative_config={"method": "ngram"})
+    config = resolved(speculative_config={"method": "suffix"})
+    assert config.speculative == SpeculativeConfig(method="suffix")
 
 
 def test_a_model_without_keys_and_values_has_blocks_all_the_same(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline import LLM, SamplingParams
+from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.models.families import arch_from_config, model_from_config
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
@@ -27,7 +27,7 @@ from tests.models.recurrent import (
     save,
     weights,
 )
-from tests.models.tiny import Config, Raw
+from tests.models.tiny import CONFIG, Config, Raw, hf_weights
 
 NEXT: Config = {k: v for k, v in QWEN.items() if k != "intermediate_size"} | {
     "architectures": ["Qwen3NextForCausalLM"],
@@ -248,6 +248,55 @@ def test_from_a_directory(config: Config, shapes: Shapes, tmp_path: Path) -> Non
     assert [one.outputs[0].token_ids for one in again] == wanted
     assert [one.num_cached_tokens for one in again] == [32, 0]
     assert llm.memory().part_bytes("recurrent_states") > 0
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize(("config", "shapes"), [(LFM2, lfm2()), (QWEN, qwen()), (MAMBA, mamba())])
+def test_drafts_by_every_method(
+    config: Config, shapes: Shapes, backend: str, tmp_path: Path
+) -> None:
+    path = save(tmp_path / "model", config, weights(shapes))
+    small = save(tmp_path / "small", CONFIG, hf_weights(CONFIG))
+    prompts = [[3 + i % 7 for i in range(33)], [5, 9, 4], [3 + i % 7 for i in range(21)]]
+    wishes = [
+        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1),
+        SamplingParams(temperature=0.3, seed=3, n=2, max_tokens=30, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, repetition_penalty=1.1),
+    ]
+
+    def ask(speculative_config: Any, **options: Any) -> list[RequestOutput]:
+        base = {"max_model_len": 64, "max_num_seqs": 4, "threads": 1, "backend": backend}
+        with LLM(str(path), speculative_config=speculative_config, **base | options) as llm:
+            llm.generate(prompts, wishes)
+            return llm.generate(prompts, wishes)  # from checkpoints, and with earlier answers
+
+    plain = ask("off")
+    num_right = num_tried = 0
+    ways: list[dict[str, Any]] = [
+        {"method": "ngram"},
+        {"method": "suffix"},
+        {"method": "lookahead"},
+        {"method": "draft_model", "model": str(small)},
+    ]
+    for way in ways:
+        for options in ({}, {"enable_prefix_caching": False}):
+            drafted = ask(way | {"always": True}, **options)
+            for one, other in zip(drafted, plain, strict=True):
+                for out, same in zip(one.outputs, other.outputs, strict=True):
+                    assert out.token_ids == same.token_ids
+                    assert backend == "reference" or out.logprobs == same.logprobs
+            assert sum(out.num_draft_tokens for out in drafted) > 20
+            num_tried += sum(out.num_draft_tokens for out in drafted)
+            num_right += sum(out.num_accepted_tokens for out in drafted)
+    assert num_tried > num_right > 50
+
+
+def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "model", LFM2, weights(lfm2()))
+    config: Any = {"method": "draft_model", "model": str(path)}
+    message = "model has recurrent layers, whose states cannot be taken back"
+    with pytest.raises(ValueError, match=message):
+        LLM(str(path), speculative_config=config, backend="reference")
 
 
 def test_the_planner_counts_states(tmp_path: Path) -> None:

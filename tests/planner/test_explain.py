@@ -217,3 +217,17 @@ def test_of_several_answers_the_one_that_ends_last_counts() -> None:
     found = explain(ENGINE, request, steps)
     kinds = [piece.cause for piece in found.pieces if piece.cause != "between_steps"]
     assert kinds == ["prompt", "wait_max_num_seqs", "again", "decode"]
+
+
+def test_right_drafts_that_a_state_has_not_seen_are_not_computed_again() -> None:
+    """Without states a position that was right is never computed twice."""
+    steps = [
+        step(0, 0.0, arrived=[0], work=[[[0, 0], 0, 4]], sampled=[[5]]),
+        step(1, 1.5, work=[[[0, 0], 4, 4]], drafts=[[[0, 0], [7, 8, 9]]], sampled=[[7, 8, 4]]),
+        step(2, 3.0, work=[[[0, 0], 5, 3]], sampled=[[6]]),
+    ]
+    request = REQUEST | {"arrival_s": 0.0, "scheduled_s": 0.25, "finish_s": 4.0}
+    for num_checkpoints, last in ((2, "decode"), (None, "again")):
+        found = explain(ENGINE | {"num_checkpoints": num_checkpoints}, request, steps)
+        kinds = [piece.cause for piece in found.pieces if piece.cause != "between_steps"]
+        assert kinds == ["prompt", "decode", last]

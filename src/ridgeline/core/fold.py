@@ -71,19 +71,27 @@ def _verify(
 ) -> Iterator[Event]:
     """Yield the events of draws behind drafts, as the steps without them would have made them.
 
-    A draw counts if it follows from the drafts before it, that is, if all of them are right.
+    A draw counts if it follows from the drafts before it, that is, if all of them are right. A
+    state has seen all of them or none: then right ones before a wrong one are pending again.
     """
+    states, i = queues.kv.states, 0
     drafts = work.tokens[len(work.tokens) - work.drafts :]
     seq.request.num_drafts += 1
     seq.request.num_draft_tokens += len(drafts)
     for i, (token, draft) in enumerate(zip(tokens, (*drafts, None), strict=False)):
         if i:  # there is a draw behind the draft before, so it was right, and its K/V is there
             seq.request.num_accepted_tokens += 1
-            _advance(queues, seq, 1)
+            if states is None:
+                _advance(queues, seq, 1)
         yield _append(queues, seq, token, ranked[i] if ranked else None)
         if token != draft or seq.status is Status.FINISHED:
             break
     queues.kv.release_drafts(seq)
+    if states is not None and seq.status is not Status.FINISHED:
+        is_right = i == len(drafts)
+        states.settle(seq, is_right=is_right)
+        if is_right:
+            _advance(queues, seq, len(drafts))
 
 
 def abort(queues: Queues, request: Request) -> list[Event]:

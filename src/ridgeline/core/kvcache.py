@@ -208,13 +208,16 @@ class KVCache:
     def reserve_drafts(self, seq: Sequence, upto: int) -> bool:
         """Make tokens up to ``upto`` writable for drafts, if an eighth of all blocks stays free.
 
-        Free blocks hold what later prompts may find, and drafts may be wrong.
+        Free blocks hold what later prompts may find, and drafts may be wrong. A state needs a slot
+        in which it is kept as it is before them.
         """
         most = self.blocks_for(upto)
         need = [max(0, most - len(table)) for table in (seq.table, *seq.others)]
+        if any(need) and (len(self.pool.free) - sum(need)) * 8 < len(self.pool.refs):
+            return False
+        if self.states is not None and not self.states.keep(seq):
+            return False
         if any(need):
-            if (len(self.pool.free) - sum(need)) * 8 < len(self.pool.refs):
-                return False
             seq.num_draft_blocks = tuple(need)
             self.reserve(seq, upto)
         return True
@@ -252,9 +255,9 @@ class KVCache:
         return tuple(self.states.copies)
 
     def publish_states(self, seq: Sequence, work: Work) -> None:
-        """Let later prompts resume from the states that a step saved."""
+        """Let later prompts resume from the states that a step saved, but not for its drafts."""
         assert self.states is not None, "states are saved where there are none"
-        for num_tokens, slot in work.save:
+        for num_tokens, slot in work.save[: -1 if work.drafts else None]:
             block = seq.table[(work.start + num_tokens) // self.block_size - 1]
             content = self.pool.content[block]
             if content is not None:  # else another content has its key

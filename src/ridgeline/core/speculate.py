@@ -70,6 +70,13 @@ def _allowed(seq: Sequence, most: int, guess: Guess) -> Guess:
     return Guess(guess.tokens[: constraint.num_valid(guess.tokens)], guess.match_len)
 
 
+def _reads(item: Work) -> bool:
+    """Whether an item computes a prompt, or more again than drafts may have left."""
+    is_again = item.seeds and item.start >= item.sampling.prompt_len
+    most = MOST_DRAFTS + 1 if is_again else 1
+    return bool(item.targets) or len(item.tokens) - item.drafts > most
+
+
 class Speculation:
     """A drafter, and how far to follow it."""
 
@@ -88,7 +95,7 @@ class Speculation:
         which no block is free is not verified. A step that computes prompts has no drafts.
         """
         is_busy = self._depth is not None and len(work) > _BUSY_SEQS
-        if is_busy or any(len(item.tokens) > 1 or item.targets for item in work):
+        if is_busy or any(map(_reads, work)):
             return
         wanted: list[tuple[Sequence, int]] = []
         places: list[int] = []
@@ -103,8 +110,9 @@ class Speculation:
         guesses = [_allowed(*pair, guess) for pair, guess in zip(wanted, guesses, strict=True)]
         for i, guess in zip(places, self._chosen(work, wanted, guesses), strict=False):
             drafts = guess[:left]
-            if drafts and kv.reserve_drafts(granted[i], work[i].start + 1 + len(drafts)):
-                tokens, table, others = work[i].tokens + drafts, granted[i].table, granted[i].others
+            tokens = work[i].tokens + drafts
+            if drafts and kv.reserve_drafts(granted[i], work[i].start + len(tokens)):
+                table, others = granted[i].table, granted[i].others
                 work[i] = work[i]._replace(
                     tokens=tokens, table=table, others=others, drafts=len(drafts)
                 )
@@ -132,9 +140,9 @@ class Speculation:
         for item, draws in zip(step.work, output.tokens, strict=True):
             if item.drafts:
                 self.drafter.note_draws(item, draws)
-        rows = [(len(item.tokens), item.drafts) for item in step.work]
-        if self._depth is not None and all(count == drafts + 1 for count, drafts in rows):
-            self._depth.note_step(len(rows), sum(count for count, _ in rows), seconds)
+        if self._depth is not None and not any(map(_reads, step.work)):
+            num_rows = sum(len(item.tokens) for item in step.work)
+            self._depth.note_step(len(step.work), num_rows, seconds)
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that has ended."""

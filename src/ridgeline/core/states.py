@@ -2,7 +2,8 @@
 
 A state is as large after one token as after thousands, and is written in place: a slot has one
 holder, and is copied, never shared. A checkpoint is a copy that was taken at the end of a full
-block. It is known by that block and goes with it. This module moves no bytes: a backend does.
+block. It is known by that block and goes with it. Before drafts a state is copied too: the
+sequence goes on with that copy if one of them is wrong. This module moves no bytes: a backend does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class States:
         self.checkpoints: OrderedDict[int, tuple[Content, int]] = OrderedDict()  # by their block
         self.free: list[int] = [*range(num_seqs + num_checkpoints)]
         self._saving: list[int] = []  # in the step under way
+        self._kept: dict[int, int] = {}  # in it: slot of a state, and of its copy before drafts
 
     def _take(self) -> int:
         """Return a slot to write in. There is always one: so few are held."""
@@ -72,9 +74,23 @@ class States:
     def release(self, seq: Sequence) -> None:
         """Take a sequence's slot, if it has one; into a free one nothing need be copied."""
         if seq.state >= 0:
+            self.settle(seq, is_right=True)
             self.free.append(seq.state)
             self.copies = [pair for pair in self.copies if pair[1] != seq.state]
             seq.state = -1
+
+    def keep(self, seq: Sequence) -> bool:
+        """Take a slot for a state before drafts, if fewer are copied than checkpoints may be."""
+        if len(self._kept) + len(self._saving) >= self.num_checkpoints:
+            return False
+        self._kept[seq.state] = self._take()
+        return True
+
+    def settle(self, seq: Sequence, *, is_right: bool) -> None:
+        """Let a sequence go on behind its drafts, if it had some and all were right, or before."""
+        if (other := self._kept.pop(seq.state, -1)) >= 0:
+            seq.state, other = (seq.state, other) if is_right else (other, seq.state)
+            self.free.append(other)
 
     def add_to(self, work: list[Work], granted: Listing[Sequence], block_size: int) -> None:
         """Say in a step's work where each state is, and where to keep copies of it.
@@ -86,16 +102,19 @@ class States:
         self._saving = []
         every = max(self.every // block_size, 1) * block_size
         for i, (seq, item) in enumerate(zip(granted, work, strict=True)):
-            assert not item.drafts, "a state cannot be rolled back"
             last = (len(seq.request.prompt) - 1) // block_size * block_size
-            end = min(item.start + len(item.tokens), last)
+            num_sure = len(item.tokens) - item.drafts
+            end = min(item.start + num_sure, last)
             save: list[tuple[int, int]] = []
             if seq.publish_at <= end:
                 points = {*range(every, end + 1, every), *((last,) if end == last else ())}
                 for at in sorted(points, reverse=True):  # the last is worth most
-                    if at >= seq.publish_at and len(self._saving) < self.num_checkpoints:
+                    num_taken = len(self._saving) + len(self._kept)
+                    if at >= seq.publish_at and num_taken < self.num_checkpoints:
                         self._saving.append(self._take())
                         save.insert(0, (at - item.start, self._saving[-1]))
+            if item.drafts:
+                save.append((num_sure, self._kept[seq.state]))
             work[i] = item._replace(state=seq.state, save=tuple(save))
 
     def publish(self, slot: int, block: int, content: Content) -> None:
@@ -115,7 +134,7 @@ class States:
         """Raise AssertionError unless every slot is held once, and all that run hold one."""
         live = [seq.state for seq in sequences]
         kept = [slot for _, slot in self.checkpoints.values()]
-        num_slots = len(self.free) + len(live) + len(kept) + len(self._saving)
-        slots = sorted([*self.free, *live, *kept, *self._saving])
-        assert slots == [*range(num_slots)], "a slot is lost, or has two holders"
+        slots = sorted([*self.free, *live, *kept, *self._saving, *self._kept.values()])
+        assert slots == [*range(len(slots))], "a slot is lost, or has two holders"
+        assert {*self._kept} <= {*live}, "a state before drafts has no sequence"
         assert {new for _, new in self.copies} <= {*live}, "a copy into a slot without a holder"

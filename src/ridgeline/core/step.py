@@ -73,7 +73,8 @@ class Work(NamedTuple):
 
     The last ``drafts`` tokens are guesses. Then there is one seed, and a draw behind the token
     before them and behind each of them: at its own position, with the history up to there. Draws
-    behind the first that is not its draft mean nothing.
+    behind the first that is not its draft mean nothing. With states the last of ``save`` keeps the
+    one before the drafts.
     """
 
     seq_id: SeqId

@@ -41,7 +41,8 @@ def find_small_model(options: Options, target: Checkpoint) -> SmallModel | None:
         target: the model that it drafts for.
 
     Raises:
-        ValueError: there is no such model, its vocabulary is another, or it does not fit.
+        ValueError: there is no such model, its vocabulary is another, it has recurrent layers, or
+            it does not fit.
     """
     wanted = parse_speculative(options.speculative_config)
     if wanted is None or wanted.model is None:
@@ -59,6 +60,11 @@ def find_small_model(options: Options, target: Checkpoint) -> SmallModel | None:
         checkpoint.arch,
         keeps_all=True,  # what is drafted is rolled back further than windows allow
     )
+    if config.num_checkpoints is not None:
+        raise ValueError(
+            f"--speculative-config: {wanted.model} has recurrent layers, whose states cannot be "
+            f"taken back to what an answer took of its drafts: name a draft model without them"
+        )
     return SmallModel(checkpoint, config)
 
 

@@ -134,7 +134,7 @@ def resolve(
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,
-        speculative=_speculative(options, footprint),
+        speculative=states.speculative,
         enable_contrastive_search=options.enable_contrastive_search,
         max_lora_rank=max_lora_rank,
         notes=(*notes, *states.notes, *plan.notes),
@@ -165,23 +165,11 @@ def _policy(options: Options, arch: ModelArch) -> tuple[Policy, list[str]]:
     return policy, []
 
 
-def _speculative(options: Options, footprint: Footprint) -> SpeculativeConfig | None:
-    """Return how drafts are made. Raises ValueError where they are wanted and cannot be."""
-    config = parse_speculative(options.speculative_config)
-    if not footprint.state_bytes_per_seq:
-        return config
-    if options.speculative_config is not None and config is not None:
-        raise ValueError(
-            "--speculative-config: this model has recurrent layers, and their state cannot be "
-            "rolled back behind a wrong draft; leave the flag away, or say off"
-        )
-    return None
-
-
 class _States(NamedTuple):
-    """How many sequences may run and checkpoints are kept, the bytes of both, and notes."""
+    """How many sequences may run and checkpoints are kept, the bytes of both, drafts, and notes."""
 
     num_seqs: int
+    speculative: SpeculativeConfig | None
     num_checkpoints: int | None = None
     num_bytes: int = 0
     notes: tuple[str, ...] = ()
@@ -191,12 +179,13 @@ def _fit_states(footprint: Footprint, left_bytes: int, options: Options, most: i
     """Return how many states are kept, of at most ``most`` sequences.
 
     They take at most a quarter of what weights and steps leave, unless the sequences that the user
-    wants need more. Of checkpoints there are at most four for each sequence. Raises ValueError if
-    they do not fit.
+    wants need more. Of checkpoints there are at most four for each sequence. Drafts need the slot
+    of one. Raises ValueError if they do not fit.
     """
+    speculative = parse_speculative(options.speculative_config)
     size, wanted = footprint.state_bytes_per_seq, options.max_num_seqs
     if not size:
-        return _States(most)
+        return _States(most, speculative)
     room = (left_bytes - left_bytes // 20 - footprint.weights_bytes - footprint.step_bytes) // size
     num_seqs = wanted or max(1, min(most, room // 8))
     if num_seqs > room:
@@ -206,10 +195,18 @@ def _fit_states(footprint: Footprint, left_bytes: int, options: Options, most: i
         )
     num_checkpoints = max(0, min(4 * num_seqs, room // 4 - num_seqs))
     if not options.enable_prefix_caching:
-        num_checkpoints = 0
-    note = (
-        f"at most {num_seqs} sequences run at once, not {most}: the state of one takes "
-        f"{size / 2**20:,.1f} MiB; --max-num-seqs asks for more"
-    )
-    notes = (note,) if num_seqs < most else ()
-    return _States(num_seqs, num_checkpoints, (num_seqs + num_checkpoints) * size, notes)
+        num_checkpoints = min(num_checkpoints, num_seqs) if speculative else 0
+    notes: list[str] = []
+    if num_seqs < most:
+        notes.append(
+            f"at most {num_seqs} sequences run at once, not {most}: the state of one takes "
+            f"{size / 2**20:,.1f} MiB; --max-num-seqs asks for more"
+        )
+    if speculative and not num_checkpoints:
+        speculative = None
+        notes.append(
+            f"no drafts: memory for one state more, of {size / 2**20:,.1f} MiB, is missing; lower "
+            f"--max-num-seqs"
+        )
+    num_bytes = (num_seqs + num_checkpoints) * size
+    return _States(num_seqs, speculative, num_checkpoints, num_bytes, tuple(notes))

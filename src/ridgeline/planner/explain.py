@@ -155,9 +155,12 @@ class _Life:
             if seq[0] != request_id:
                 continue
             end = start + count
-            if tuple(seq) in drafts:  # right ones count, and each has a token behind it
+            if num_drafts := drafts.get(tuple(seq)):
+                # Right ones count, and each has a token behind it. A state has seen all or none.
                 num_drawn = len(step["sampled"][i]) if step["sampled"] else 0
-                end += max(num_drawn - 1, 0) - drafts[tuple(seq)]
+                num_right = max(num_drawn - 1, 0)
+                is_none = self.engine.get("num_checkpoints") is not None and num_right < num_drafts
+                end += (0 if is_none else num_right) - num_drafts
             self.known[seq[1]] = max(self.known.get(seq[1], 0), end)
             self.known_prompt = max(self.known_prompt, min(end, num_prompt))
 

@@ -129,7 +129,7 @@ def _scheduler(engine: Json, drafter: Drafter) -> Scheduler:
         POLICIES[engine["policy"]],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_num_seqs=engine["max_num_seqs"],
-        speculation=Speculation(drafter) if engine.get("num_checkpoints") is None else None,
+        speculation=Speculation(drafter),
     )
 
 

@@ -18,7 +18,7 @@ from ridgeline.core.policies import Policy, SplitFuse, Static
 from ridgeline.core.step import Step
 from ridgeline.server.isolate import ContainedRunner
 from tests.backends.test_memory import all_bytes
-from tests.backends.test_recurrent import REQUESTS, answers, assert_same
+from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways
 from tests.backends.test_reference import TOKENS, step, work
 from tests.tiny import RECURRENT, checkpoint
 
@@ -136,6 +136,44 @@ def test_the_same_answers_however_they_are_served(make: Make, name: str) -> None
     assert num_cached > 50
     assert num_copies > 20
     assert num_preempted > 3
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+@pytest.mark.parametrize("name", KINDS)
+def test_drafts_change_no_bit_of_an_answer(make: Make, name: str, dtype: str) -> None:
+    """Nor of its log-probabilities: alone, batched, in chunks, preempted, from checkpoints."""
+    lone = Lone(make(name, dtype), BLOCK_SIZE, 3)
+    num_drafts = num_again = num_cached = num_preempted = num_entries = 0
+    for way in ways(7):
+        checked = lone.with_drafts(0.8, **way)
+        for one, other in lone.entries(checked):
+            assert one == other
+            num_entries += 1
+        num_drafts += checked.num_drafts
+        num_again += checked.num_again
+        num_cached += checked.num_cached
+        num_preempted += checked.num_preempted
+    assert num_entries > 1000
+    assert num_drafts > 500
+    assert num_again > 25
+    assert num_cached > 50
+    assert num_preempted > 3
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_state_before_drafts_is_kept_bit_for_bit(make: Make, name: str, dtype: str) -> None:
+    tokens, table = TOKENS[:30], (0, 1)
+    runner, plain = make(name, dtype), make(name, dtype)
+    item = work(tokens, table, end=19)._replace(state=1)
+    for one in (runner, plain):
+        one.execute(step(item))
+    more = (*tokens[19:22], *TOKENS[40:45])  # the last five are guesses
+    drafted = item._replace(start=19, tokens=more, state=1, seeds=(5,), drafts=5, save=((3, 2),))
+    runner.execute(step(drafted))
+    plain.execute(step(item._replace(start=19, tokens=more[:3])))
+    assert runner._slots.states[2].tobytes() == plain._slots.states[1].tobytes()
+    assert runner._slots.states[1].tobytes() != plain._slots.states[1].tobytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
