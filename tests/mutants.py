@@ -61,6 +61,7 @@ DEPTH, SUFFIX = "decoding/depth.py", "decoding/suffix.py"
 JACOBI, DRAFT_MODEL = "decoding/jacobi.py", "decoding/draft_model.py"
 PACE = "decoding/pace.py"
 LEDGER, EXPLAIN = "planner/ledger.py", "planner/explain.py"
+WHAT_FITS = "planner/what_fits.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "content is None or content.parent != parent or content.tokens != tokens",
@@ -379,7 +380,7 @@ MUTANTS = (
            "a head on a stage of its own has no weights"),
     Mutant(LEDGER, "min(num_ranks, matrix.ways)", "num_ranks",
            "ranks divide what each of them must have whole"),
-    Mutant(LEDGER, "while high - low > 1:", "while high - low > 2:",
+    Mutant(WHAT_FITS, "while high - low > 1:", "while high - low > 2:",
            "one more would fit"),
     Mutant(EXPLAIN, "[*self.cuts, (finish_ns, \"\", None)]", "self.cuts",
            "the last piece is left out"),
