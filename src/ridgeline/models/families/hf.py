@@ -357,5 +357,8 @@ ONLY = {
     "lm_head_bias": False,
     "mlp_bias": False,
     "rope_interleaved": False,
+    "use_bias": False,
+    "use_qk_norm": False,
     "use_rope": True,
+    "use_sliding_window": False,
 }
