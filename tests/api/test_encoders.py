@@ -121,7 +121,7 @@ def test_answers_are_refused_over_http(served: Served, path: str, body: dict[str
         ("is_decoder", True, "is_decoder"),
         ("hidden_act", "mish", "hidden_act 'mish' is not supported"),
         ("num_hidden_layers", 3, "is missing"),
-        ("embedding_size", 8, "embedding_size is set"),
+        ("embedding_size", 8, "embedding_size is 8"),
     ],
 )
 def test_other_encoders_are_refused(tmp_path: Path, key: str, value: object, words: str) -> None:
