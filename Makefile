@@ -85,7 +85,7 @@ engine-full: .venv/ready-test
 	@$(STEP) "Tests of files, backends and real models, full matrices" $(BIN)/pytest -q $(REST)
 
 some-mutants: .venv/ready-test
-	@$(STEP) "Every eighth mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 8
+	@$(STEP) "Every tenth mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 10
 
 mutants: .venv/ready-test
 	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants
