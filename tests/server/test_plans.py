@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from ridgeline.planner import LoadWishes, Wishes, plan
 from ridgeline.planner.catalogue import devices
-from ridgeline.server import plan_turns
+from ridgeline.planner.plan import plan_for
+from ridgeline.server import plan_turns, plans
 from ridgeline.server.plans import PlanRequest
 from tests.server.serving import Served, eventually
 
@@ -185,22 +186,30 @@ def test_a_long_body_is_refused(served: Served) -> None:
 
 
 @pytest.mark.parametrize("load", [{}, SHORT | {"request_rate": 9.0}], ids=["memory", "load"])
-def test_plans_do_not_hold_up_answers(served: Served, load: dict[str, Any]) -> None:
-    """A plan over all devices is made in a thread: the loop, and with it all streams, go on."""
-    done = threading.Event()
+def test_plans_do_not_hold_up_answers(
+    served: Served, load: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is made in a thread: the loop, and with it all streams, go on meanwhile."""
+    is_at_work, may_end = threading.Event(), threading.Event()
+    answers: list[Any] = []
 
-    def plan_all() -> None:
-        ask(served, model=config("deepseek-v3"), on="all", **load)
-        done.set()
+    def slow_plan(*args: Any, **options: Any) -> Any:
+        is_at_work.set()
+        assert may_end.wait(30), "no other request was answered while a plan was being made"
+        return plan_for(*args, **options)
 
-    thread = threading.Thread(target=plan_all)
+    def ask_for_plan() -> None:
+        answers.append(ask(served, model=config("gemma-3-1b"), on="l4", **load))
+
+    monkeypatch.setattr(plans, "plan_for", slow_plan)
+    thread = threading.Thread(target=ask_for_plan)
     thread.start()
-    num_answers = 0
-    while not done.is_set():
-        assert served.call("/health")[0] == 200
-        num_answers += 1
+    assert is_at_work.wait(30)
+    assert served.call("/health")[0] == 200
+    assert not answers
+    may_end.set()
     thread.join()
-    assert num_answers > 3
+    assert answers[0]["memory"]["device"] == "l4"
 
 
 def test_a_load_gets_the_choices_that_the_command_makes(served: Served) -> None:
