@@ -120,6 +120,7 @@ def test_keys_are_not_shown(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ("prot = 1", "there is no flag 'prot': did you mean 'port'?"),  # "spot" has as many of them
         ("porrt = 1", "there is no flag 'porrt': did you mean 'port'?"),
         (
             "[serve]\nmax-modellen = 1",

@@ -40,11 +40,18 @@ test('openai: completions, responses, errors, abort', async () => {
 const PAGE = `<!doctype html><script type="module">
 import OpenAI from '/node_modules/openai/index.mjs';
 const client = new OpenAI({ ...${JSON.stringify({ baseURL, apiKey: 'x', maxRetries: 0 })}, dangerouslyAllowBrowser: true });
+const ask = ${JSON.stringify(ask)};
 let said = '';
 try {
-  for await (const part of await client.chat.completions.create(${JSON.stringify({ ...ask, stream: true })})) said += part.choices[0]?.delta.content ?? '';
-  const { response } = await client.models.list().withResponse();
-  said += ' ' + response.headers.get('x-request-id').length;
+  for await (const part of await client.chat.completions.create({ ...ask, stream: true })) said += part.choices[0]?.delta.content ?? '';
+  const { data, response } = await client.chat.completions.create(ask).withResponse();
+  const turns = [...ask.messages, data.choices[0].message, ...ask.messages];
+  const second = await client.chat.completions.create({ ...ask, messages: turns });
+  const refused = await client.chat.completions.create({ ...ask, model: 'nope' }).catch((error) => error);
+  const stop = new AbortController();
+  const stopped = await client.chat.completions.create({ ...ask, max_tokens: 500, stream: true }, { signal: stop.signal });
+  for await (const part of stopped) stop.abort();
+  said += ' ' + [response.headers.get('x-request-id').length, second.choices[0].finish_reason, refused.constructor === OpenAI.NotFoundError, refused.status];
 } catch (error) { said = String(error); }
 await fetch('/said', { method: 'POST', body: said });
 </script>`;
@@ -65,7 +72,7 @@ test('openai: in a page of another origin', { skip: spawnSync('chromium', ['--ve
   const flags = ['--headless=new', '--no-sandbox', '--disable-gpu', `--user-data-dir=${path.join(process.cwd(), 'profile')}`];
   const browser = spawn('chromium', [...flags, `http://127.0.0.1:${pages.address().port}/`], { stdio: 'ignore' });
   try {
-    assert.match(await said, /\w.* 32$/s);
+    assert.match(await said, /\w.* 32,(stop|length),true,404$/s);
   } finally {
     browser.kill();
     pages.closeAllConnections();

@@ -21,14 +21,16 @@ class Repo:
     """Files by their paths; those of at least 1,000 bytes are kept in the large-file store.
 
     ``announced`` changes what is told of a file: size, sha256, and git's blob; ``sent`` what
-    arrives. ``is_gated`` asks for a token. ``revisions`` are others by the names of their
-    branches; a commit of its own tells each.
+    arrives. ``is_gated`` asks for a token. ``has_bare_names``: only its tree tells sizes and
+    checksums. ``revisions`` are others by the names of their branches; a commit of its own tells
+    each.
     """
 
     files: dict[str, bytes]
     announced: dict[str, dict[str, Any]] = field(default_factory=dict)
     sent: dict[str, bytes] = field(default_factory=dict)
     is_gated: bool = False
+    has_bare_names: bool = False
     commit: str = COMMIT
     revisions: dict[str, Repo] = field(default_factory=dict)
 
@@ -80,6 +82,9 @@ class Hub:
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             if repo := self._allowed(request, match[1], match[2]):
                 self._json(request, _info(match[1], repo))
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
+            if repo := self._allowed(request, match[1], match[2]):
+                self._json(request, _tree(repo))
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             if repo := self._allowed(request, match[1], match[2]):
                 self._resolve(request, match[1], repo, match[3])
@@ -187,8 +192,22 @@ def _info(name: str, repo: Repo) -> dict[str, Any]:
         entry = {"rfilename": file, "size": facts["size"], "blobId": facts.pop("blobId")}
         if len(data) >= 1000:
             entry["lfs"] = facts | {"pointerSize": 130}
-        siblings.append(entry)
+        siblings.append({"rfilename": file} if repo.has_bare_names else entry)
     return {"id": name, "modelId": name, "sha": repo.commit, "siblings": siblings, "tags": []}
+
+
+def _tree(repo: Repo) -> list[dict[str, Any]]:
+    """Return what the route of that name says: folders too, which are no files."""
+    folders = {file.rpartition("/")[0] for file in repo.files} - {""}
+    entries = [{"type": "directory", "path": path, "oid": "0", "size": 0} for path in folders]
+    for file, data in repo.files.items():
+        facts = repo.told(file)
+        size, blob = facts["size"], facts["blobId"]
+        entry = {"type": "file", "path": file, "size": size, "oid": blob}
+        if len(data) >= 1000:
+            entry["lfs"] = {"oid": facts["sha256"], "size": size, "pointerSize": 130}
+        entries.append(entry)
+    return entries
 
 
 @contextmanager

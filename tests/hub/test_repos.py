@@ -21,7 +21,7 @@ from ridgeline.hub.places import Stores
 from ridgeline.hub.pull import pull
 from ridgeline.hub.quantisations import needed_bytes
 from ridgeline.models.tensors import ModelFileError
-from tests.hub.loopback import Hub, Repo, running_hub
+from tests.hub.loopback import COMMIT, Hub, Repo, running_hub
 
 GGUF = bytes(range(256)) * 4000
 ROOM = 8 << 30
@@ -78,6 +78,20 @@ def test_the_best_quantisation_that_fits_is_fetched_and_said(hub: Hub, stores: S
     num_asked = len(hub.asked)
     assert fetch("o/n", stores) == find_model("o/n", stores, ROOM).path == path
     assert len(hub.asked) == num_asked, "what is here needs no hub"
+
+
+def test_sizes_that_the_hub_leaves_out_are_those_of_the_tree(hub: Hub, stores: Stores) -> None:
+    hub.repos["o/n"] = quantised("Q8_0", "Q4_K_M")
+    hub.repos["o/n"].files["q2/m-Q2_K.gguf"] = GGUF[:2000]
+    hub.repos["o/n"].has_bare_names = True
+    lines: list[str] = []
+    path = fetch("o/n", stores, announce=lines.append, room_bytes=needed_bytes(2000))
+    assert path == stores.home / "models/o/n/q2/m-Q2_K.gguf"
+    assert "Q2_K (0.0 GB) is the best of 3 for" in lines[0]
+    assert f"GET /api/models/o/n/tree/{COMMIT}" in hub.asked
+    hub.repos["o/n"].announced["m-Q8_0.gguf"] = {"sha256": "0" * 64}
+    with pytest.raises(ModelFileError, match="has another file"):
+        fetch("o/n:Q8_0", stores)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_models_are_listed(served: Served) -> None:
         (CHAT, {"model": "other"}, "there is no model 'other'"),
         (CHAT, {"model": None}, "model is missing"),
         (CHAT, {"options": {"mirostat": 1}}, "mirostat is not supported"),
-        (CHAT, {"options": {"repeat_penalty": 1.1}}, "options.repeat_penalty is supported for all"),
+        (CHAT, {"options": {"repeat_penalty": 1.1}}, "to -1, or use options.presence_penalty"),
         (CHAT, {"options": {"tempature": 1}}, "options.tempature is not a parameter here"),
         (CHAT, {"options": {"temperature": 3}}, "options.temperature"),
         (CHAT, {"options": {"num_predict": 1000}}, "options.num_predict asks for 1000"),
@@ -250,7 +250,7 @@ def test_models_are_listed(served: Served) -> None:
         (GENERATE, {"raw": True, "system": "x"}, "system needs the model's template"),
         (GENERATE, {"suffix": "x"}, "this model has no fill-in-the-middle tokens"),
         ("/api/embed", {"input": "x", "dimensions": 10**6}, "dimensions is 1000000"),
-        ("/api/embed", {"input": "x " * 200, "truncate": False}, "this model takes"),
+        ("/api/embed", {"input": "x " * 200, "truncate": False}, "send truncate: true to cut it"),
         ("/api/show", {"model": "other"}, "there is no model 'other'"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -382,6 +384,24 @@ def test_the_openapi_document_has_every_field(served: Served) -> None:
     assert status == 200
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "top_logprobs", "include_timings"} <= fields.keys()
+
+
+def test_requests_are_answered_while_the_openapi_document_is_made(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    def slow() -> dict[str, Any]:
+        begun.set()
+        return {"is_alone": not answered.wait(10)}
+
+    monkeypatch.setattr(served.running.app, "openapi", slow)
+    with ThreadPoolExecutor() as pool:
+        document = pool.submit(served.call, "/openapi.json")
+        assert begun.wait(60)
+        assert served.call("/health")[0] == 200
+        answered.set()
+        assert document.result()[1] == {"is_alone": False}
 
 
 def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:

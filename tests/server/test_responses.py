@@ -398,6 +398,7 @@ def test_what_is_refused_by_name(thinker: Served, fields: dict[str, Any], param:
 def test_refusals_say_what_to_do_instead(thinker: Served) -> None:
     for fields, instead in (
         ({"store": True}, "keep the response yourself"),
+        ({"input": [{"role": "user", "content": "x"}] * 8193}, "at most 8192 items, not 8193"),
         ({"previous_response_id": "r"}, "send all items of the conversation as input"),
         ({"background": True}, "use stream"),
         ({"tools": [{"type": "web_search"}]}, "give a function"),

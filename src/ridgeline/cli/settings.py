@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,10 +114,18 @@ def _check_tables(
 
 def _hint(name: str, known: Sequence[str], form: str) -> str:
     """Return what a name that is not known may mean, or all that are."""
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f": did you mean {form.format(near[0])}?"
+    if near := _nearest(name, known):
+        return f": did you mean {form.format(near)}?"
     return f"; there are {', '.join(map(form.format, known))}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return the name most like one that is not known, "" if none is like it.
+
+    Of several it is the one with the same letters in another order, if there is one.
+    """
+    near = difflib.get_close_matches(name, list(known), n=5)
+    return min(near, key=lambda one: sorted(one) != sorted(name), default="")
 
 
 def _check(
@@ -129,8 +137,8 @@ def _check(
     """
     flags = known.get(_plain(key))
     if flags is None:
-        near = difflib.get_close_matches(_plain(key), known, n=1)
-        hint = f": did you mean {near[0].replace('_', '-')!r}?" if near else ""
+        near = _nearest(_plain(key), known).replace("_", "-")
+        hint = f": did you mean {near!r}?" if near else ""
         raise ValueError(f"{file}: {where}there is no flag {key!r}{hint}")
     problems = [problem for flag in flags if (problem := _problem(flag, value)) is not None]
     if len(problems) == len(flags):

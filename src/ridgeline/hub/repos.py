@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from ridgeline.hub.download import WAY_OUT, Progress, download
@@ -19,6 +19,10 @@ from ridgeline.hub.index import Source
 from ridgeline.hub.names import HubName
 from ridgeline.hub.quantisations import GgufModel, gguf_models, needed_bytes, pick
 from ridgeline.hub.whole import git_blob_of, hidden, only_one, rename
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoFile
+    from huggingface_hub.hf_api import RepoSibling
 
 _OF_A_DIRECTORY = re.compile(r"[\w-][\w.-]*\.(json|jinja|safetensors)")
 # No part of a path may begin with a dot, so "../" is not one.
@@ -85,15 +89,20 @@ def files_of(name: HubName) -> tuple[str, dict[str, Entry]]:
 
     Raises ValueError as ``fetch`` does.
     """
-    from huggingface_hub import HfApi  # half a second, for this alone
+    from huggingface_hub import HfApi, RepoFile  # half a second, for this alone
 
+    hub = HfApi()
     with explained(name.repo):
-        info = HfApi().model_info(name.repo, revision=name.revision or None, files_metadata=True)
+        info = hub.model_info(name.repo, revision=name.revision or None, files_metadata=True)
+        found: Sequence[RepoSibling | RepoFile] = info.siblings or ()
+        if any(file.size is None for file in found):  # a mirror may tell names alone
+            listed = hub.list_repo_tree(name.repo, recursive=True, revision=info.sha)
+            found = [file for file in listed if isinstance(file, RepoFile)]
     files = {
         file.rfilename: Entry(
             file.size or 0, file.lfs.sha256 if file.lfs else None, file.blob_id or ""
         )
-        for file in info.siblings or ()
+        for file in found
         if _SAFE_PATH.fullmatch(file.rfilename)
     }
     return info.sha or "main", files

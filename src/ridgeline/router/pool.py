@@ -119,9 +119,11 @@ class Pool:
                 self._begin_idle(slot)
 
     async def forget_dead(self, name: str, worker: Worker) -> None:
-        """Forget a process that has ended, if it has, so that the next request gets a new one."""
-        if not worker.memory.resident_bytes:
-            await worker.wait()
+        """Forget a process that has ended, or is about to, so that the next request gets a new one.
+
+        One that still listens is left alone, however busy it is.
+        """
+        if not (worker.memory.resident_bytes and worker.is_listening):
             await self._forget(self.slots[name], worker, "ended by itself")
 
     def reload_keys(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -114,6 +116,13 @@ class Worker:
     def memory(self) -> Memory:
         """What it uses now."""
         return memory_of(self._process.pid)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it takes connections, now or when it has time."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(str(self._socket)) not in (errno.ENOENT, errno.ECONNREFUSED)
 
     async def wait(self) -> None:
         """Wait until its process has ended."""

@@ -61,6 +61,7 @@ def new_app(service: Service) -> FastAPI:
         version=__version__,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,  # _add_status has it
         servers=[{"url": root}] if (root := service.options.root_path) else None,
     )
     app.router.route_class = BodyRoute
@@ -196,6 +197,12 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     app.get("/health", summary="Does the engine live?")(probe(service.trouble))
     app.get("/ready", summary="Are requests taken?")(probe(service.unready))
+
+    async def document(request: Request) -> Response:
+        # In a thread: half a second of work the first time, which no stream may wait for.
+        return JSONResponse(await asyncio.to_thread(app.openapi))
+
+    app.add_route("/openapi.json", document, include_in_schema=False)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -97,8 +97,11 @@ def body_at(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Turn pydantic's list of problems into one error about the deepest of them."""
-    problem = max(problems, key=lambda entry: len(_path(entry)))
+    """Turn pydantic's list of problems into one error about the deepest of them.
+
+    A value of the wrong type counts less: a list that is too long is no text either.
+    """
+    problem = max(problems, key=lambda one: (len(_path(one)), not one["type"].endswith("_type")))
     path = _path(problem)
     param = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in path)[1:]
     if problem["type"] == "missing":

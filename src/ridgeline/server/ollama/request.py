@@ -28,9 +28,10 @@ _NAMES = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "reasoning_effort": "think",
+    "truncate_prompt_tokens: -1": "truncate: true",
     **{name: f"options.{name}" for name in _SAME},
 }
-_NAME = re.compile(r"'[^']*'|\b(" + "|".join(map(re.escape, _NAMES)) + r")\b")
+_NAME = re.compile(r"'[^']*'|options\.\w+|\b(" + "|".join(map(re.escape, _NAMES)) + r")\b")
 
 
 def chat_request(asked: ChatAsked) -> ChatRequest:

@@ -101,7 +101,10 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
         check_dimensions(service, body.dimensions)
         if not body.texts:
             return JSONResponse(answer(None))
-        return await vectors_of(service, request, body, body.texts, "input", answer)
+        try:
+            return await vectors_of(service, request, body, body.texts, "input", answer)
+        except ApiError as error:
+            raise renamed(error) from None
 
     @app.post("/api/embeddings", responses=_ERRORS | {200: {"model": schemas.EmbeddedOne}})
     async def embeddings(body: EmbeddingAsked, request: Request) -> Response:
