@@ -1,7 +1,8 @@
 """Deadlines: a request is promised to be in time, or refused at once.
 
 Verdicts are made in rounds: forecasts begin at a copy of the engine's state, and are made in a
-thread of their own, which takes at most an eighth of a processor. While there are promises a copy
+thread of their own, which takes an eighth of a processor, or more if rounds would be more than 50
+ms apart. A refusal is told as soon as it is found. While there are promises a copy
 is made before each step, so that no round waits for the step under way. Requests that come
 meanwhile share the next round. Who is refused knows it at once; who is promised something enters
 the engine just when the forecast says so, or the forecast would be of something else.
