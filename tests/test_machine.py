@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.machine import available_bytes, resident_bytes, usable_cpus
+from ridgeline.machine import available_bytes, freed_bytes, resident_bytes, usable_cpus
 
 MIB = 1024**2
 GIB = 1024**3
@@ -186,3 +186,43 @@ def test_a_quota_above_the_affinity_changes_nothing(
     kernel.write(kernel.proc / "self/cgroup", "0::/\n")
     kernel.write(kernel.cgroup / "cpu.max", "800000 100000\n")
     assert cpus() == 2
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="another C library")
+def test_what_was_freed_between_what_is_in_use_is_seen() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    num, size = 2000, 4096
+    parts = [libc.malloc(size) for _ in range(num)]
+    for part in parts:
+        ctypes.memset(part, 1, size)
+    before = freed_bytes()
+    for part in parts[::2]:
+        libc.free(part)
+    grown = freed_bytes() - before
+    for part in parts[1::2]:
+        libc.free(part)
+    assert grown == pytest.approx(num // 2 * size, rel=0.1)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="another C library")
+def test_an_array_where_an_arena_could_begin_is_not_taken_for_one() -> None:
+    libc, arena, size = ctypes.CDLL(None), 64 * MIB, 8 * MIB
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_size_t]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    free = libc.mmap(None, 2 * arena, rights, flags, -1, 0)  # an address in it is a multiple
+    libc.munmap(free, 2 * arena)
+    at = -(-free // arena) * arena
+    before = freed_bytes()
+    assert libc.mmap(at, size, rights, flags, -1, 0) == at
+    ctypes.memset(at, 1, size)
+    after = freed_bytes()
+    libc.munmap(at, size)
+    assert after == pytest.approx(before, abs=MIB)
+
+
+def test_a_system_that_says_nothing_has_freed_nothing(tmp_path: Path) -> None:
+    assert freed_bytes(tmp_path) == 0

@@ -25,6 +25,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096  # 
 _ENTRY_BYTES = 8  # of a page in the kernel's page map; its highest bit says that it is in memory
 _PAGES_AT_ONCE = 1 << 15  # so that looking takes no memory to speak of
 _IS_PRESENT = bytes(byte >> 7 for byte in range(256))
+_ARENA_BYTES = 64 << 20  # of glibc, for what a thread allocates
 
 
 class Memory(NamedTuple):
@@ -32,6 +33,23 @@ class Memory(NamedTuple):
 
     resident_bytes: int
     private_bytes: int
+
+    @property
+    def file_bytes(self) -> int:
+        """What pages of files it has in memory: code, and what it mapped."""
+        return self.resident_bytes - self.private_bytes
+
+
+class _Allocated(ctypes.Structure):
+    """What glibc's ``mallinfo2`` says of all arenas together, in bytes or counts."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -133,10 +151,47 @@ def resident_bytes(address: int, num_bytes: int, proc: Path = Path("/proc")) -> 
     return num_resident - present[-1] * (end * _PAGE_BYTES - address - num_bytes)
 
 
+def memory_in_use() -> int:
+    """Return the bytes this process has in memory that no file backs and that were not freed."""
+    return max(0, memory_of(os.getpid()).private_bytes - freed_bytes())
+
+
+def freed_bytes(proc: Path = Path("/proc")) -> int:
+    """Return how much of this process's memory was freed and not given back to the system.
+
+    C libraries keep what is freed between things that are still in use, for the next allocation.
+    It is what the arenas of glibc have in memory less what is in use in them; 0 with another C
+    library, and where the system does not say.
+    """
+    try:
+        count = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows
+        return 0
+    count.restype = _Allocated
+    held = sum(resident_bytes(start, end - start, proc) for start, end in _arenas(proc))
+    return max(0, held - int(count().uordblks))
+
+
 def give_back() -> None:
     """Give memory that was freed back to the system; glibc alone would keep tens of MB of it."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _arenas(proc: Path) -> Iterator[tuple[int, int]]:
+    """Yield where glibc's arenas begin and end: the heap, and those of threads.
+
+    One of a thread begins at a multiple of its greatest size, and the rest of that is reserved.
+    """
+    start = end = 0
+    for line in _text(proc / "self" / "maps").splitlines():
+        span, rights, _, _, _, *path = line.split(maxsplit=5)
+        previous, (start, end) = (start, end), [int(address, 16) for address in span.split("-")]
+        if path == ["[heap]"]:
+            yield start, end
+        is_reserve = rights.startswith("---") and start == previous[1]
+        if is_reserve and previous[0] % _ARENA_BYTES == 0 and end - previous[0] >= _ARENA_BYTES:
+            yield previous
 
 
 def _machine_bytes(proc: Path) -> int:

@@ -10,11 +10,23 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline import LLM
-from ridgeline.bench.foresight import LOADS, compare, fresh, make_case, run
+from ridgeline.bench.edge import Edge
+from ridgeline.bench.foresight import LOADS, compare, fresh, make_case, run, run_on
 from ridgeline.bench.foresight_svg import foresight_svg
+from ridgeline.bench.foresight_table import (
+    BARS,
+    COLUMNS,
+    Step,
+    Verdict,
+    sum_errors,
+    table_of_loads,
+    table_of_runs,
+    verdicts,
+)
 from ridgeline.cli.main import app
 from ridgeline.planner.calibration import all_of, assume
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.server.serving import serving
 
 GOLDEN = Path(__file__).with_name("foresight.svg")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -32,10 +44,16 @@ def test_it_prints_a_table_of_errors_and_a_document(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 14 + 6
-    assert len({row.count("|") for row in rows}) == 1
+    runs, loads = 2 + 14 + 6, 2 + 7 + 1
+    assert len(rows) in (runs + loads, runs + 2 + 14 + 1 + loads)  # a fast machine: no busy second
+    assert len({row.count("|") for row in rows[:runs]}) == 1
+    assert [row.split("|")[1].strip() for row in rows[-8:-1]] == [load.name for load in LOADS]
+    verdict_lines = [line for line in done.stdout.splitlines() if ": median " in line]
+    assert [line.partition(":")[0] for line in verdict_lines][:4] == list(BARS)[:4]
     found = json.loads(done.stdout.splitlines()[-1])
     assert [len(found["errors"][kind]) for kind in found["errors"]] == [14, 14, 14]
+    assert all(len(column) == 8 for column in found["verdicts"].values())
+    assert len(found["utilisations"]) == 7
     for pair in found["measured"]:
         assert pair[0]["num_requests"] == pair[1]["num_requests"] >= 8
         assert pair[0]["num_successful"] > 0  # one of the tiny model's tokens breaks a request
@@ -46,6 +64,65 @@ def test_it_prints_a_table_of_errors_and_a_document(
     assert len(titles) == 4 * 14
     first = found["predicted"][0]["ttft_from_send"]["mean_ms"]
     assert str(titles[0]).startswith(f"TTFT mean: {first:,.4g} predicted, ")
+
+
+def test_loads_over_http_are_those_that_were_foreseen(model: Path) -> None:  # noqa: F811
+    with (
+        serving(model) as server,
+        LLM(model, threads=1, kv_cache_memory="1MiB", speculative_config="off") as llm,
+    ):
+        calibration = assume(llm.path, llm.arch, llm.config)
+        closed = next(load for load in LOADS if load.clients == 4)
+        case = make_case(llm, closed, calibration, 0.1, 1, Edge(0.5, 0.0))
+        assert case.summary({})["ttft_from_send"]["min_ms"] >= 500
+        ran = run_on(f"http://127.0.0.1:{server.port}", case)
+    assert ran.steps == ()
+    assert ran.speed == 1.0
+    assert ran.summary["num_requests"] == len(case.load)
+    good = ran.summary["num_successful"]
+    assert good > 0  # one of the tiny model's tokens breaks a request
+    assert ran.summary["total_output_tokens"] > good
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def test_sums_are_over_busy_seconds() -> None:
+    steps = [Step(0.4, 0.3, 0.4)] * 3
+    steps += [Step(0.9, 0.9, 1.0), Step(0.2, 0.2, 0.1), Step(0.9, 9, 9)]
+    errors = sum_errors(steps, 1.2, 2.0)
+    assert errors["foreseen"] == pytest.approx((25.0 + 0.0) / 2)
+    assert errors["followed"] == pytest.approx(0.0)
+    assert errors["own speed"] == pytest.approx((10.0 + 20.0) / 2)
+    assert errors["once more"] == pytest.approx((50.0 + 100.0) / 2)
+    assert sum_errors(steps[:1], 1.0, 1.0) == {}
+
+
+def test_a_verdict_is_against_its_bar_or_a_repetition() -> None:
+    """The first load is within its bars; of the second TTFT misses, and TPOT is as a repetition."""
+    one = dict.fromkeys(COLUMNS, 1.0)
+    foreseen = [one, one, one | {"TTFT mean": -12.0, "TPOT mean": 6.0}]
+    foreseen.append(one | {"TTFT mean": 14.0, "TPOT mean": -8.0})
+    repeats = [one, one, one | {"TPOT mean": 5.0}, one | {"TPOT mean": -5.0}]
+    errors = {"foreseen": foreseen, "own speed": [], "once more": repeats}
+    sums = [{"followed": 4.0, "once more": 2.0}, {}, {}, {}]
+    found = verdicts(errors, sums)
+    assert list(found) == list(BARS)
+    assert found["TTFT mean"][1] == Verdict(13.0, 1.0, 10.0)
+    first, second, middle = found["TPOT mean"]
+    assert first
+    assert second
+    assert middle
+    assert (first.is_met, second.is_met, middle.is_met) == (True, True, True)
+    assert "within 1.5 repetitions" in str(second)
+    assert found["sums of 1 s"] == [Verdict(4.0, 2.0, 5.0), None, Verdict(4.0, 2.0, 5.0)]
+    lines = list(table_of_loads(["a", "b"], [0.5, 0.9], found))
+    assert "| b | 90% | 1.0 (1.0) | 7.0 (5.0) | 1.0 (1.0) | 13.0 (1.0) ! | - |" in lines
+    assert any("above 85%, as in: b." in line for line in lines)
+    assert "TTFT mean: median 7.0 %, bar 10 %, a repetition 1.0 %: met" in lines
+    assert not any("own speed" in line for line in table_of_runs(["a", "b"], errors))
+    missed = verdicts({"foreseen": foreseen[2:], "once more": [one, one]}, [{}, {}])["TTFT mean"]
+    assert str(missed[-1]).endswith("missed")
 
 
 FIGURES = {"TTFT": [(110.0, 100.0), (40.0, 50.0)], "TPOT": [(10.0, 10.0), (0.0, 9.0)]}
@@ -79,8 +156,10 @@ def test_a_load_asks_for_its_share_and_runs_as_planned(model: Path) -> None:  # 
         again = fresh(llm, case, 1)
         assert [len(a.prompt) for a in again.load] == [len(a.prompt) for a in case.load]
         assert again.load[0].prompt != case.load[0].prompt
-        found, factor = run(llm, again, calibration)
-        assert factor > 0
+        ran = run(llm, again, calibration)
+        found = ran.summary
+        assert ran.speed > 0
+        assert sum(step.actual_s for step in ran.steps) < found["duration_s"]
         assert found["num_requests"] == len(case.load)
         assert 0 < found["total_output_tokens"] <= sum(a.num_new[0] for a in case.load)
         assert found["total_cached_input_tokens"] < 0.2 * found["total_input_tokens"]

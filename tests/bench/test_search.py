@@ -6,13 +6,17 @@ import csv
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bench.scripted import serving
+from tests.bench.scripted import JSON, serving
 from tests.bench.seats import seats
+from tests.bench.test_images import answer, png
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--prompt-words", "4", "--max-tokens", "2", "--seed", "3")
@@ -73,6 +77,46 @@ def test_it_starts_the_server_and_ends_it(tmp_path: Path) -> None:
     assert "tests.bench.seats" not in processes.stdout
 
 
+def test_the_most_images_at_a_time(tmp_path: Path) -> None:
+    """Of n at a time on four seats, each taken for 0.1 s, one takes n / 40 s."""
+    free, picture = threading.Semaphore(4), png(32, 16)
+
+    def script(number: int, body: JSON) -> Iterator[Any]:
+        with free:
+            time.sleep(0.1)
+        yield answer(picture)
+
+    with serving(script) as server:
+        done = bench_search(
+            *("--base-url", server.url, "--images", "32x16", "--slo", "e2el:p90:280"),
+            *("--over", "concurrency", "--num-prompts", "20", "--num-warmups", "4", "--seed", "5"),
+            *("--extra-body", '{"num_inference_steps": 4}'),
+        )
+    assert done.returncode == 0, done.stderr
+    found = document(done)
+    assert 3 <= found["answer"]["low"] <= 12  # 11 at a time need 275 ms, 12 need 300
+    assert found["trials"][0]["measured"]["num_successful"] > 0
+    assert set(server.paths) == {"/v1/images/generations"}
+    assert {body["size"] for body in server.bodies} == {"32x16"}
+    assert {body["num_inference_steps"] for body in server.bodies} == {4}
+    assert len({body["seed"] for body in server.bodies}) > 40
+
+
+def test_broken_images_meet_no_service_level() -> None:
+    def script(number: int, body: JSON) -> Iterator[Any]:
+        yield answer(png(8, 8) if number < 4 else png(8, 8)[:-20])
+
+    with serving(script) as server:
+        done = bench_search(
+            *("--base-url", server.url, "--images", "8x8", "--slo", "e2el:p90:5000"),
+            *("--over", "concurrency", "--num-prompts", "20", "--num-warmups", "2", "--seed", "5"),
+        )
+    assert done.returncode == 1
+    found = document(done)["answer"]
+    assert found["low"] is None
+    assert "Too many requests fail there: 0 of" in found["text"]
+
+
 def test_what_cannot_be_met_says_what_can() -> None:
     with serving(seats(2, 0.06)) as server:
         done = bench_search(
@@ -95,6 +139,13 @@ def test_what_cannot_be_met_says_what_can() -> None:
     [
         (["--base-url", "http://127.0.0.1:9"], 2, "say what should hold"),
         (["--slo", "ttft:p95:9"], 2, "say whom to ask"),
+        (["--slo", "ttft:p95:9", "--images", "8x8"], 2, "an image comes in one piece"),
+        (["--slo", "e2el:p95:9", "--images", "8"], 2, "--size 8 is not like 1024x1024"),
+        (
+            ["--slo", "e2el:p95:9", "--images", "8x8", "--top-k", "4", "--base-url", "http://x"],
+            1,
+            "--top-k is for text",
+        ),
         (["--slo", "ttft:p95:9", "--base-url", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
         (["--slo", "ttft:p95:9", "--serve", "false"], 1, "has no {port}"),
         (

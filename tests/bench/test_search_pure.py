@@ -335,7 +335,7 @@ def test_a_server_that_cannot_keep_up_is_seen() -> None:
 def test_near_the_limit_the_warm_up_is_long_and_only_a_failure_ends_a_trial_early() -> None:
     asking = Asking(base_url="http://127.0.0.1:1", model="m")
     load = Workload(request_rate=1.0, num_warmups=1, seed=1)
-    setting = Setting(asking, load, [TTFT], True, 300, 0.1)
+    setting = Setting(asking.target(), load, [TTFT], True, 300, 0.1)
     good, bad = [ended(i, 0.05) for i in range(120)], [ended(i, 0.2) for i in range(120)]
 
     def judged(outcomes: list[Outcome]) -> bool:

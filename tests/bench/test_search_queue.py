@@ -91,7 +91,7 @@ def run(
 def new_setting(seed: int) -> Setting:
     workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
     asking = Asking(base_url="http://127.0.0.1:1", model="m")
-    return Setting(asking, workload, [TTFT], True, 400, SERVICE_S)
+    return Setting(asking.target(), workload, [TTFT], True, 400, SERVICE_S)
 
 
 @pytest.mark.full

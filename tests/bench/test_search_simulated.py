@@ -89,7 +89,7 @@ def searched(seed: int) -> tuple[float, list[Trial]]:
     slo = Slo("ttft", 95, 1e3 * first_s * Random(seed).uniform(3, 12))
     workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
     asking = Asking(base_url="http://127.0.0.1:1", model="m")
-    setting = Setting(asking, workload, [slo], True, NUM_TRIAL, answer_s)
+    setting = Setting(asking.target(), workload, [slo], True, NUM_TRIAL, answer_s)
     best = highest_of_grid(serve, slo, 0.5 / answer_s)
     search = Search(1 / answer_s, 0.25 / answer_s, is_whole=False)
     while len(search.trials) < 16 and (load := search.next_load()) is not None:

@@ -241,6 +241,18 @@ def test_a_storm_costs_a_bounded_number_of_forecasts() -> None:
     assert told.num_asked <= 12
 
 
+def test_a_refusal_is_told_before_the_next_forecast() -> None:
+    told, refused = Told(), list[tuple[int, int, bool]]()
+    book = Book(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    asked = [asks(0, 9.0), asks(1, 0.5), asks(2, 9.0), asks(3, 0.5)]
+    verdicts = book.decide(
+        asked, lambda i, verdict: refused.append((i, told.num_asked, verdict.is_kept))
+    )
+    assert [verdict and verdict.is_kept for verdict in verdicts] == [True, False, True, False]
+    # Of all, of the first two, of each of these; of the last two, of each of these.
+    assert refused == [(1, 4, False), (3, 7, False)]
+
+
 def test_what_is_broken_already_forbids_nothing() -> None:
     old = asks(0, -1.0)
     state = State(SETUP, old.standings)

@@ -37,13 +37,16 @@ def slow(model: Path) -> Iterator[Served]:
 
 @contextmanager
 def browsing(
-    profile: Path, size: tuple[int, int] = DESK, preferences: dict[str, Any] | None = None
+    profile: Path,
+    size: tuple[int, int] = DESK,
+    preferences: dict[str, Any] | None = None,
+    flags: tuple[str, ...] = (),
 ) -> Iterator[Chrome]:
     if not CHROMIUM or not DRIVER:
         pytest.skip("needs chromium and chromedriver (Debian: chromium, chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+    for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.add_experimental_option("prefs", preferences or {})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

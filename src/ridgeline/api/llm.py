@@ -15,7 +15,7 @@ from typing import Any
 
 from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
 from ridgeline.api.interrupts import Interrupts
-from ridgeline.api.memory import ProcessMemory, memory_now, process_memory
+from ridgeline.api.memory import ProcessMemory, Snapshot, process_memory
 from ridgeline.api.outputs import (
     Chunk,
     EmbeddingOutput,
@@ -40,7 +40,7 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.machine import give_back
+from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.pre_tokenizers import names_no_pre_tokenizer
@@ -71,8 +71,7 @@ class LLM:
             ValueError: no such model, an option out of range, or not enough memory.
             ModelFileError: the model's files are damaged or not supported (a ValueError too).
         """
-        before = memory_now()
-        self._before_bytes = before.resident_bytes
+        self._before, in_use = Snapshot.now(), memory_in_use()
         wishes = Options(**{"enable_contrastive_search": True} | options)
         located = locate(str(model))
         checkpoint = load_checkpoint(located.path)
@@ -82,7 +81,7 @@ class LLM:
                 f"{located.path.name} names no pre-tokenizer: its text is cut as "
                 "llama.cpp's default"
             )
-        text_bytes = memory_now().private_bytes - before.private_bytes
+        text_bytes = memory_in_use() - in_use
         self.path = checkpoint.path
         self.arch = checkpoint.arch
         self.summary = summarise(checkpoint)
@@ -106,10 +105,10 @@ class LLM:
             self.adapters.load(name, path, weights)
         self.adapters.settle()
         self._drafting = _small_runner(small) if small else None
-        before_text = memory_now()
+        in_use = memory_in_use()
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
         self.text = TextSide(checkpoint, located.sampling)
-        text_bytes += memory_now().private_bytes - before_text.private_bytes
+        text_bytes += memory_in_use() - in_use
         self._text_bytes = max(0, text_bytes)
         listeners = [self.trace] if self.trace else []
         speculation = new_speculation(self.config.speculative, small, self._drafting)
@@ -134,7 +133,7 @@ class LLM:
             own = self._drafting.memory()
             parts |= {f"draft_model.{name}": part for name, part in own.items()}
         grown = {"text": self._text_bytes, "text.tokenizer": self.text.library_bytes}
-        return process_memory(parts, grown, self.engine, self._before_bytes)
+        return process_memory(parts, grown, self.engine, self._before)
 
     # --- answers -------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """What this process's memory is taken by: a line for everything that can be named, and the rest.
 
 The lines in memory sum to what the process has in memory. Arrays are counted by their pages, other
-things by how much the process grew when they were made. So it shows why memory grows and does not
-come back: a cache is reserved at the start and takes memory only as its blocks are first used, a
-mapped file as it is first read, and neither is given back before the end. It changes nothing.
+things by how much what is in use grew when they were made. What was freed meanwhile and is kept for
+the next allocation has a line, and so have pages of files: libraries' code, and a model's file
+until all of it is converted. It shows why memory grows and does not come back: a cache is reserved
+at the start and takes memory only as its blocks are first used, a mapped file as it is first read,
+and neither is given back before the end. It changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 from ridgeline.backends.face import Held
 from ridgeline.core.block_pool import Content
 from ridgeline.core.engine import Engine
-from ridgeline.machine import Memory, memory_of
+from ridgeline.machine import freed_bytes, memory_of
 
 MEASURED, COMPUTED = "measured", "computed"
 _ID_BYTES = getsizeof(1 << 20)  # a token id or the number of a block, of those that Python keeps
@@ -76,11 +78,13 @@ class ProcessMemory:
                 f"of {_mb(size)}; the system may take this memory back, and shares it among "
                 f"processes."
             )
-        before, unnamed = map(self.part_bytes, ("process.before", "process.other"))
+        names = "before", "files", "freed", "other"
+        before, files, freed, unnamed = (self.part_bytes(f"process.{name}") for name in names)
         notes.append(
-            f"Before it loaded a model, the process had {_mb(before)}: Python and libraries. "
-            f"{_mb(unnamed)} have no name: Python's objects, connections, and memory that was "
-            f"freed and not given back."
+            f"Before it loaded a model, the process had {_mb(before)}: Python and libraries. Since "
+            f"then it read {_mb(files)} of files in place, such as libraries, and freed "
+            f"{_mb(freed)}, which the next allocations take. {_mb(unnamed)} have no name: Python's "
+            f"objects, and connections."
         )
         return notes
 
@@ -104,31 +108,53 @@ class ProcessMemory:
         }
 
 
-def memory_now() -> Memory:
-    """Return what this process has in memory."""
-    return memory_of(os.getpid())
+class Snapshot(NamedTuple):
+    """What this process has in memory at one time.
+
+    Attributes:
+        resident_bytes: all of it.
+        file_bytes: of that, pages of files.
+        freed_bytes: of that, what was freed and not given back to the system.
+    """
+
+    resident_bytes: int
+    file_bytes: int
+    freed_bytes: int
+
+    @classmethod
+    def now(cls) -> Snapshot:
+        """Return what it has now."""
+        memory = memory_of(os.getpid())
+        return cls(memory.resident_bytes, memory.file_bytes, freed_bytes())
 
 
 def process_memory(
-    parts: Mapping[str, Held], grown: Mapping[str, int], engine: Engine, before_bytes: int
+    parts: Mapping[str, Held], grown: Mapping[str, int], engine: Engine, before: Snapshot
 ) -> ProcessMemory:
     """Return the ledger of this process.
 
     Args:
         parts: what runners hold, by name.
-        grown: by how much the process grew for other things.
+        grown: by how much what is in use grew for other things.
         engine: whose tables and texts are counted.
-        before_bytes: what the process had in memory when loading began.
+        before: what the process had when loading began.
     """
     lines = [MemoryLine(name, size, now, MEASURED, at) for name, (size, now, at) in parts.items()]
     lines += [MemoryLine(name, size, size, MEASURED) for name, size in grown.items()]
     objects = {"engine.blocks": _blocks_bytes(engine), "engine.sequences": _sequences_bytes(engine)}
     lines += [MemoryLine(name, size, size, COMPUTED) for name, size in objects.items()]
+    now = Snapshot.now()
+    _, of_weights = _sizes([line for line in lines if line.is_mapped])
+    since = {
+        "process.files": now.file_bytes - before.file_bytes - of_weights,
+        "process.freed": now.freed_bytes - before.freed_bytes,
+    }
+    lines += [MemoryLine(name, max(0, s), max(0, s), MEASURED) for name, s in since.items()]
     named = sum(line.resident_bytes for line in lines)
     # Another model may have been unloaded since, and a system may not say what a process has.
-    total = max(memory_now().resident_bytes, named)
-    before = min(before_bytes, total - named)
-    remainder = {"process.before": before, "process.other": total - named - before}
+    total = max(now.resident_bytes, named)
+    at_start = min(before.resident_bytes, total - named)
+    remainder = {"process.before": at_start, "process.other": total - named - at_start}
     lines += [MemoryLine(name, size, size, MEASURED) for name, size in remainder.items()]
     return ProcessMemory(
         tuple(line for line in lines if line.num_bytes or line.name in remainder), total

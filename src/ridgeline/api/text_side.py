@@ -6,7 +6,6 @@ What ``LLM`` and the server share beside the engine. It computes nothing and sch
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from ridgeline.decoding.message import REASONINGS, MessageForm
 from ridgeline.decoding.text import TextStream
 from ridgeline.decoding.tool_grammar import message_grammar
 from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
-from ridgeline.machine import memory_of
+from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.export import tokenizer_config
@@ -91,9 +90,10 @@ class TextSide:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        before = memory_of(os.getpid()).resident_bytes
+        before = memory_in_use()
         yield
-        self.library_bytes = max(0, memory_of(os.getpid()).resident_bytes - before)
+        give_back()
+        self.library_bytes = max(0, memory_in_use() - before)
 
     def choose_parsers(self, tool_call: str, reasoning: str) -> None:
         """Say how the model writes calls and reasoning; ``auto`` looks into its chat template.

@@ -3,11 +3,12 @@
 It calibrates, then predicts seven loads that the calibration has not seen, and runs each: through
 admission and engine as in a server, with real arrivals, in this process. Then all run once more:
 what one run says of the next is the best that anybody can foresee on this machine.
-HTTP and the client's side are not in it.
+HTTP and the client's side are not in it, unless a server is named: then they are in what happens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -16,13 +17,25 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from ridgeline.api.llm import LLM
+from ridgeline.bench.edge import Edge
 from ridgeline.bench.foresight_svg import foresight_svg
+from ridgeline.bench.foresight_table import (
+    COLUMNS,
+    KINDS,
+    Step,
+    sum_errors,
+    table_of_loads,
+    table_of_runs,
+    table_of_sums,
+    verdicts,
+)
+from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.predicted import Case
+from ridgeline.bench.search.served import first_model
 from ridgeline.bench.simulate import settings_of
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
@@ -31,25 +44,11 @@ from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.planner.calibrate import calibrate
 from ridgeline.planner.calibration import Calibration
 from ridgeline.planner.samples import Samples, Watcher
+from ridgeline.planner.score import Score
 from ridgeline.simulator.run import Asked, Course, Replica, serve
-from ridgeline.simulator.workload import gamma_arrivals, lognormal_lengths
+from ridgeline.simulator.workload import Planned, gamma_arrivals, lognormal_lengths
 
 _MOST_REQUESTS = 400
-_COLUMNS = {  # what is compared, and where it stands in a summary
-    "tok/s": ("output_tokens_per_s", ""),
-    "TTFT mean": ("ttft_from_send", "mean_ms"),
-    "TTFT p50": ("ttft_from_send", "p50_ms"),
-    "TTFT p95": ("ttft_from_send", "p95_ms"),
-    "TPOT mean": ("tpot_excl_first", "mean_ms"),
-    "TPOT p95": ("tpot_excl_first", "p95_ms"),
-    "E2E mean": ("e2e", "mean_ms"),
-    "E2E p95": ("e2e", "p95_ms"),
-}
-_KINDS = {
-    "foreseen": "predicted from the calibration alone",
-    "own speed": "predicted, times the run's own speed: what is left is the method's error",
-    "once more": "the same load run once more: what a measurement says of the next",
-}
 
 
 class Load(NamedTuple):
@@ -72,7 +71,21 @@ LOADS = (
     Load("4 clients", None, 4, "120:0.6", "90:0.5"),
     Load("16 clients", None, 16, "180:0.6", "65:0.5"),
 )
-Errors = dict[str, float]
+
+
+class Run(NamedTuple):
+    """What happened: a summary, and each step; no steps if it was a server that ran them."""
+
+    summary: dict[str, Any]
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def speed(self) -> float:
+        """Actual over predicted seconds of all steps."""
+        if not self.steps:
+            return 1.0
+        actual_s = math.fsum(step.actual_s for step in self.steps)
+        return actual_s / math.fsum(step.predicted_s for step in self.steps)
 
 
 def foresight(
@@ -81,8 +94,10 @@ def foresight(
     load_s: float,
     keep: Callable[[Calibration], object],
     out: Path | None = None,
+    base_url: str | None = None,
+    edge: Edge | None = None,
 ) -> None:
-    """Calibrate, predict, run twice; print a table in markdown, then one line of JSON.
+    """Calibrate, predict, run twice; print tables in markdown, then one line of JSON.
 
     Args:
         llm: without drafts, and with nothing else to do.
@@ -90,6 +105,8 @@ def foresight(
         load_s: about how many seconds each load takes.
         keep: is given the calibration.
         out: gets a picture of what was predicted against what happened, an SVG.
+        base_url: a server of this model and these options, to run the loads on instead.
+        edge: what its clients wait for besides the engine.
     """
     with count_bar("Measuring", note="seconds") as report:
         calibration = calibrate(llm, calibration_s, report)
@@ -97,34 +114,67 @@ def foresight(
     say(
         f"calibrated: a step is off by {calibration.step_error or 0:.1%}; now {2 * len(LOADS)} runs"
     )
-    cases = [make_case(llm, load, calibration, load_s, i) for i, load in enumerate(LOADS)]
+    cases = [make_case(llm, load, calibration, load_s, i, edge) for i, load in enumerate(LOADS)]
     predicted = [case.summary({}) for case in cases]
-    runs: list[list[tuple[dict[str, Any], float]]] = [[] for _ in LOADS]
+    runs: list[list[Run]] = [[] for _ in LOADS]
     for turn in range(2):
         for i, (load, case) in enumerate(zip(LOADS, cases, strict=True)):
             say(f"run {turn * len(LOADS) + i + 1}: {load.name}, {predicted[i]['duration_s']:.0f} s")
-            runs[i].append(run(llm, fresh(llm, case, turn), calibration))
-    errors: dict[str, list[Errors]] = {kind: [] for kind in _KINDS}
-    for case, foreseen, (first, second) in zip(cases, predicted, runs, strict=True):
-        for measured, speed in (first, second):
-            errors["foreseen"].append(compare(foreseen, measured))
-            errors["own speed"].append(compare(case.slower(speed).summary({}), measured))
-        errors["once more"] += [compare(first[0], second[0]), compare(second[0], first[0])]
-    print_table(errors)
+            again = fresh(llm, case, turn)
+            runs[i].append(run_on(base_url, again) if base_url else run(llm, again, calibration))
+    errors, sums = compare_all(cases, predicted, runs)
+    names = [load.name for load in LOADS]
+    utilisations = [c.utilisation(p) for c, p in zip(cases, predicted, strict=True)]
+    found = verdicts(errors, sums)
+    for table in (
+        table_of_runs(names, errors),
+        table_of_sums(names, sums),
+        table_of_loads(names, utilisations, found),
+    ):
+        print("\n" + "\n".join(table))
+    measured = [[one.summary for one in pair] for pair in runs]
     if out is not None:
-        measured_runs = [[measured for measured, _ in pair] for pair in runs]
-        out.write_text(picture(llm.path.name, predicted, measured_runs), encoding="utf-8")
+        out.write_text(picture(llm.path.name, predicted, measured), encoding="utf-8")
         say(f"written: {out}")
     document = {
         "model": llm.path.name, "step_error": calibration.step_error, "load_s": load_s,
-        "loads": [load._asdict() for load in LOADS], "errors": errors,
-        "speeds": [[round(speed, 3) for _, speed in pair] for pair in runs],
-        "predicted": predicted, "measured": [[measured for measured, _ in pair] for pair in runs],
+        "loads": [load._asdict() for load in LOADS], "utilisations": utilisations,
+        "errors": errors, "sums": sums,
+        "verdicts": {
+            name: [v and v._asdict() | {"is_met": v.is_met} for v in column]
+            for name, column in found.items()
+        },
+        "speeds": [[round(one.speed, 3) for one in pair if one.steps] for pair in runs],
+        "predicted": predicted, "measured": measured,
     }  # fmt: skip
     print(json.dumps(document))
 
 
-def make_case(llm: LLM, load: Load, calibration: Calibration, load_s: float, seed: int) -> Case:
+def compare_all(
+    cases: Sequence[Case], predicted: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[Run]]
+) -> tuple[dict[str, list[dict[str, float]]], list[dict[str, float]]]:
+    """Return errors by kind, of each run, and those of sums of its steps."""
+    errors: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    sums = []
+    for case, foreseen, pair in zip(cases, predicted, runs, strict=True):
+        for one, other in (pair, pair[::-1]):
+            errors["foreseen"].append(compare(foreseen, one.summary))
+            if one.steps:
+                own = case.slower(one.speed).summary({})
+                errors["own speed"].append(compare(own, one.summary))
+            errors["once more"].append(compare(other.summary, one.summary))
+            sums.append(sum_errors(one.steps, one.speed, other.speed))
+    return errors, sums
+
+
+def make_case(
+    llm: LLM,
+    load: Load,
+    calibration: Calibration,
+    load_s: float,
+    seed: int,
+    edge: Edge | None = None,
+) -> Case:
     """Return a load of about ``load_s`` seconds, at its share of what is foreseen to be served."""
     rng, room = Random(f"{seed} lengths"), llm.config.max_model_len
     pairs = zip(
@@ -140,6 +190,7 @@ def make_case(llm: LLM, load: Load, calibration: Calibration, load_s: float, see
         concurrency=load.clients,
         settings=settings_of(llm.config, llm.engine.eos_ids),
         times=calibration.times,
+        edge=edge,
     )
     rate_per_s = replace(case, load=case.load[:64]).summary({})["request_throughput_per_s"]
     rate_per_s *= load.share or 1.0
@@ -158,17 +209,20 @@ def fresh(llm: LLM, case: Case, turn: int) -> Case:
     return replace(case, load=tuple(asked))
 
 
-def run(llm: LLM, case: Case, calibration: Calibration) -> tuple[dict[str, Any], float]:
-    """Serve a load in real time; return what was measured, and the factor of its steps' times."""
+def run(llm: LLM, case: Case, calibration: Calibration) -> Run:
+    """Serve a load in real time."""
     records: list[Record] = []
+    steps: list[Step] = []
     watcher = Watcher(Samples(), calibration.times.windows)
-    sums = [0.0, 0.0]
+    score = Score(calibration, start=lambda fit: None)  # follows the speed, and never fits anew
 
     def take(record: Record) -> None:
         records.append(record)
+        factor = score.factor
+        score.on_record(record)
         if sample := watcher.take(record):
-            sums[0] += sample.seconds
-            sums[1] += calibration.times.seconds(sample.features)
+            plain_s = calibration.times.seconds(sample.features)
+            steps.append(Step(sample.seconds, plain_s, factor * plain_s))
 
     def new_text(asked: Asked) -> Callable[[], Text]:
         return partial(llm.text.new_text, asked.prompt, asked.sampling())
@@ -180,7 +234,29 @@ def run(llm: LLM, case: Case, calibration: Calibration) -> tuple[dict[str, Any],
     finally:
         replica.leave()
         llm.engine.listeners.remove(take)
-    return summarise(case.outcomes(records), {}), sums[0] / sums[1]
+    return Run(summarise(case.outcomes(records), {}), tuple(steps))
+
+
+def run_on(base_url: str, case: Case) -> Run:
+    """Send a load to a server, with the sampling that it defaults to.
+
+    Raises ValueError if the server fails the first request, OSError if it cannot be reached.
+    """
+    from ridgeline.bench.load.client import drive  # takes 80 ms
+
+    asking = Asking(
+        base_url=base_url, model=first_model(base_url, None), endpoint="completions",
+        ignore_eos=True, extra_body='{"temperature": null}',
+    )  # fmt: skip
+    planned = [
+        Planned(i, asked.prompt, asked.num_new[0], asked.arrival_s)
+        for i, asked in enumerate(case.load)
+    ]
+    warmup = replace(planned[0], index=-1, prompt=planned[0].prompt[::-1])
+    outcomes, _ = asyncio.run(
+        drive(asking.target(), [warmup], planned, case.concurrency, lambda done, total: None)
+    )
+    return Run(summarise(outcomes, {}))
 
 
 def _wait(at_s: float) -> None:
@@ -209,7 +285,7 @@ def picture(
     """Return the latencies of each run against what was predicted of it, as SVG."""
     figures: dict[str, list[tuple[float, float]]] = {}
     for column in ("TTFT mean", "TPOT mean", "E2E mean", "E2E p95"):
-        key, statistic = _COLUMNS[column]
+        key, statistic = COLUMNS[column]
         figures[column] = [
             (foreseen[key][statistic], measured[key][statistic])
             for foreseen, pair in zip(predicted, runs, strict=True)
@@ -218,26 +294,10 @@ def picture(
     return foresight_svg(f"{name}: {len(LOADS)} loads, predicted and run twice", figures, "ms")
 
 
-def compare(foreseen: Mapping[str, Any], measured: Mapping[str, Any]) -> Errors:
+def compare(foreseen: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
     """Return foreseen / measured - 1 of each number, in percent."""
     errors = {}
-    for name, (key, column) in _COLUMNS.items():
+    for name, (key, column) in COLUMNS.items():
         one, other = (side[key][column] if column else side[key] for side in (foreseen, measured))
         errors[name] = round(100 * (one / other - 1), 2)
     return errors
-
-
-def print_table(errors: Mapping[str, Sequence[Errors]]) -> None:
-    """Print all errors of the first kind, and the means and medians of all kinds, in markdown."""
-    print(f"\n| foreseen / measured - 1, % | {' | '.join(_COLUMNS)} |")
-    print("|---" * (len(_COLUMNS) + 1) + "|")
-    for i, row in enumerate(errors["foreseen"]):
-        name = f"{LOADS[i // 2].name}, run {i % 2 + 1}"
-        print(f"| {name} | {' | '.join(f'{row[column]:+.1f}' for column in _COLUMNS)} |")
-    for label, average in (("mean", fmean), ("median", median)):
-        for kind, rows in errors.items():
-            cells = (f"{average(abs(row[c]) for row in rows):.1f}" for c in _COLUMNS)
-            print(f"| **{label} of {kind}**, without signs | {' | '.join(cells)} |")
-    print()
-    for kind, text in _KINDS.items():
-        print(f"{kind}: {text}")

@@ -86,8 +86,8 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
-    """Where requests go, and what all have in common."""
+class ImagesTarget:
+    """Where requests for images go, and what all have in common; it is an ``Endpoint``."""
 
     url: str
     headers: Mapping[str, str]
@@ -102,17 +102,9 @@ class _Target:
         return json.dumps({name: v for name, v in fields.items() if v is not None}).encode()
 
 
-def bench_images(images: Images, load: Workload) -> bool:
-    """Measure; print the result and the JSON document. False if no request succeeded.
-
-    Raises ValueError if a file is not what it should be, or no warm-up request succeeds.
-    """
-    from ridgeline.bench.load.client import drive
-
-    load = replace(load, seed=secrets.randbits(31) if load.seed is None else load.seed)
-    planned, _ = read_plan(load)
-    others = [_read_measured(path) for path in images.measured or ()]
-    target = _Target(
+def target_of(images: Images, seed: int) -> ImagesTarget:
+    """Return whom to ask for which images; the request of index i has the seed ``seed + i``."""
+    return ImagesTarget(
         url=images.base_url.rstrip("/").removesuffix("/v1") + "/v1/images/generations",
         headers=headers_of(images.api_key),
         fields={
@@ -125,10 +117,21 @@ def bench_images(images: Images, load: Workload) -> bool:
         }
         | read_extra_body(images.extra_body),
         timeout_s=images.timeout_s,
-        seed=load.seed or 0,
+        seed=seed,
     )
-    width, height = map(int, images.size.split("x"))
-    read = make_reader(images.n, width, height)
+
+
+def bench_images(images: Images, load: Workload) -> bool:
+    """Measure; print the result and the JSON document. False if no request succeeded.
+
+    Raises ValueError if a file is not what it should be, or no warm-up request succeeds.
+    """
+    from ridgeline.bench.load.client import drive
+
+    load = replace(load, seed=secrets.randbits(31) if load.seed is None else load.seed)
+    planned, _ = read_plan(load)
+    others = [_read_measured(path) for path in images.measured or ()]
+    target, read = target_of(images, load.seed or 0), make_reader(images)
     warmups, measured = planned[: load.num_warmups], planned[load.num_warmups :]
     with count_bar("Asking", note="requests") as report:
         outcomes, client = asyncio.run(
@@ -156,8 +159,10 @@ def bench_images(images: Images, load: Workload) -> bool:
     return bool(summary["num_successful"])
 
 
-def make_reader(num: int, width: int, height: int) -> Reader:
+def make_reader(asked: Images) -> Reader:
     """Return what reads an answer, and raises Failed unless its images are what was asked for."""
+    num = asked.n
+    width, height = map(int, asked.size.split("x"))
 
     async def read(
         http: httpx2.AsyncClient, response: httpx2.Response, outcome: Outcome, start_s: float

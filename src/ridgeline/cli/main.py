@@ -22,8 +22,9 @@ import typer
 from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
+from ridgeline.bench.edge import read_edge
 from ridgeline.bench.foresight import foresight
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.offline import bench
@@ -305,6 +306,14 @@ def bench_foresight(
     out: Annotated[
         Path | None, typer.Option(help="A picture of predicted against actual: .svg.")
     ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="Run the loads on this server of the model, with default requests."),
+    ] = None,
+    edge: Annotated[
+        list[str] | None,
+        typer.Option(help="RESULT,TRACE: what that server's clients wait for besides the engine."),
+    ] = None,
     *,
     options: Options,
 ) -> None:
@@ -315,8 +324,19 @@ def bench_foresight(
     is one JSON document.
     """
     check_out(out, (".svg",))
+    if edge and not base_url:
+        raise UsageError("--edge is of a server: say which one with --base-url")
+    if base_url:
+        try:
+            check_base_url(base_url)
+        except ValueError as error:
+            raise UsageError(error) from error
+    seen = read_edge(edge) if edge else None
     with _load(model, replace(options, speculative_config="off"), {}) as (llm, _):
-        foresight(llm, seconds, load_seconds, lambda measured: measured.save(default_home()), out)
+        foresight(
+            llm, seconds, load_seconds, lambda measured: measured.save(default_home()), out,
+            base_url, seen,
+        )  # fmt: skip
 
 
 @bench_app.command("speculation")

@@ -145,15 +145,22 @@ class Book:
         self._seen: Mapping[int, Verdict] = self._foresee(self.promised) if self.promised else {}
         self._before = self._seen
 
-    def decide(self, asked: Sequence[Asked]) -> list[Verdict | None]:
+    def decide(
+        self,
+        asked: Sequence[Asked],
+        refuse: Callable[[int, Verdict], None] = lambda index, verdict: None,
+    ) -> list[Verdict | None]:
         """Return a verdict for each of these, in order; None where there was no time for one.
 
         All at once if all can be promised, else by halves: what is promised first, counts.
+        ``refuse`` is called with each that cannot be, by its index, as soon as that is known.
         """
-        names = self._names(asked)
+        names = self._names(asked, 0, refuse)
         return [self._seen[name] if isinstance(name, int) else name for name in names]
 
-    def _names(self, asked: Sequence[Asked]) -> list[int | Verdict | None]:
+    def _names(
+        self, asked: Sequence[Asked], at: int, refuse: Callable[[int, Verdict], None]
+    ) -> list[int | Verdict | None]:
         """Return the names of those that are promised now, else as ``decide`` does."""
         if not asked or not self._may_go_on():
             return [None] * len(asked)
@@ -164,9 +171,12 @@ class Book:
             self._keep(trial, seen)
             return list(trial)
         if len(asked) == 1:
-            return [seen[first]._replace(is_kept=False)]
+            verdict = seen[first]._replace(is_kept=False)
+            refuse(at, verdict)
+            return [verdict]
         half = len(asked) // 2
-        return [*self._names(asked[:half]), *self._names(asked[half:])]
+        before = self._names(asked[:half], at, refuse)
+        return [*before, *self._names(asked[half:], at + half, refuse)]
 
     def num_may_enter(self, queued: Sequence[Standing]) -> int:
         """Return how many that have no deadline may come in now, and break no promise."""

@@ -1,7 +1,8 @@
 """Deadlines: a request is promised to be in time, or refused at once.
 
 Verdicts are made in rounds: forecasts begin at a copy of the engine's state, and are made in a
-thread of their own, which takes at most an eighth of a processor. While there are promises a copy
+thread of their own, which takes an eighth of a processor, or more if rounds would be more than 50
+ms apart. A refusal is told as soon as it is found. While there are promises a copy
 is made before each step, so that no round waits for the step under way. Requests that come
 meanwhile share the next round. Who is refused knows it at once; who is promised something enters
 the engine just when the forecast says so, or the forecast would be of something else.
@@ -43,7 +44,7 @@ from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
 from ridgeline.simulator.forecast import Foreseen, Standing
 from ridgeline.simulator.steptime import StepTime
 
-_LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.1  # from one round to the next
+_LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; who asks waits so long
 _SHARE = 1 / 8  # of a processor, for forecasts
 _ROUND_S = 0.05  # after which a round begins no other forecast
 _SOON_S = 1e-9
@@ -291,8 +292,12 @@ class Promises:
             promises = [promise for promise, _ in asking]
             seen = self._seen(copy, promises, began_s - copy.now_s + lag_s)
             times = self._score.calibration.times.scaled(self._score.factor)
+
+            def refuse(index: int, verdict: Verdict) -> None:  # in the thread for forecasts
+                loop.call_soon_threadsafe(_refuse, *asking[index], verdict, copy.now_s)
+
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
-                self._thread, self._decide, seen, promises, times, began_s
+                self._thread, self._decide, seen, promises, times, began_s, refuse
             )
         except Exception as error:
             for _, future in asking:
@@ -308,16 +313,13 @@ class Promises:
         accepted = []
         for one, verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
             promise, future = one
-            if future.done():  # it had no time to wait
+            if future.done():  # it was refused, or had no time to wait
                 continue
             if verdict is None and not promise.is_put_off:
                 promise.is_put_off = True
                 self._asking.append(one)
             elif verdict is None or not verdict.is_kept:
-                refused = verdict or _UNKNOWN
-                since_s = copy.now_s - promise.stream.arrived_s
-                stretched = Foreseen(*(since_s + seconds for seconds in refused.stretched))
-                future.set_result(refused._replace(stretched=stretched))
+                _refuse(promise, future, verdict or _UNKNOWN, copy.now_s)
             else:
                 accepted.append((promise, future, verdict))
                 if not promise.stream.is_over:
@@ -345,7 +347,12 @@ class Promises:
         self._open.append(promise)
 
     def _decide(
-        self, seen: _Seen, asking: list[Promise], times: StepTime, began_s: float
+        self,
+        seen: _Seen,
+        asking: list[Promise],
+        times: StepTime,
+        began_s: float,
+        refuse: Callable[[int, Verdict], None],
     ) -> tuple[list[Verdict | None], int, dict[int, tuple[float, float]]]:
         """Decide by forecasts, in the thread for them.
 
@@ -373,7 +380,7 @@ class Promises:
             # Not in time for the step that the copy was made before.
             coming=tuple((_SOON_S, one) for one in seen.coming),
         )
-        verdicts = book.decide(asked)
+        verdicts = book.decide(asked, refuse)
         num_may_enter = book.num_may_enter(seen.queued)
         self._cost_s = time.thread_time() - thread_s
         return verdicts, num_may_enter, book.delays_s()
@@ -429,6 +436,16 @@ class Promises:
                 one = one._replace(num_new=num_new)
             standings.append(with_cached(engine, stream, i, one))
         return tuple(standings)
+
+
+def _refuse(
+    promise: Promise, future: asyncio.Future[Verdict], verdict: Verdict, now_s: float
+) -> None:
+    """Give a verdict to who asks; its times count from the arrival."""
+    if not future.done():
+        since_s = now_s - promise.stream.arrived_s
+        stretched = Foreseen(*(since_s + seconds for seconds in verdict.stretched))
+        future.set_result(verdict._replace(stretched=stretched))
 
 
 def _from(promise: Promise, now_s: float) -> Due:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from ridgeline.bench.images import Images, make_reader, target_of
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
@@ -53,6 +54,9 @@ class Wish:
     start: float | None = flag_field(
         None, "First load. Default: what the server foresees, else by an answer's time."
     )
+    images: str | None = flag_field(
+        None, "Ask for images of this size, such as 1024x1024; --extra-body has steps and the like."
+    )
     max_trials: int = flag_field(16, "Most trials; usually 8 are enough.")
     out: Path | None = flag_field(None, "Goodput by load, as .svg, .csv or .md.")
 
@@ -60,8 +64,11 @@ class Wish:
         """Raise ValueError for wishes that contradict each other or make no sense."""
         if not self.slo:
             raise ValueError("say what should hold: --slo ttft:p95:500, for example")
-        for text in self.slo:
-            parse_slo(text)
+        metrics = {parse_slo(text).metric for text in self.slo}
+        if self.images:
+            Images(base_url="http://127.0.0.1", size=self.images)
+            if metrics != {"e2el"}:
+                raise ValueError("an image comes in one piece: its --slo is of e2el alone")
         if (self.base_url is None) == (self.serve is None):
             raise ValueError("say whom to ask: --base-url URL, or --serve 'COMMAND {port}'")
         check_base_url(self.base_url or "http://127.0.0.1")
@@ -87,19 +94,17 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
     )
     seed = secrets.randbits(32) if workload.seed is None else workload.seed
     with where as base_url:
-        model = wish.model or first_model(str(base_url), asking.api_key)
-        asking = replace(asking, base_url=str(base_url), model=model)
-        setting = Setting(
-            asking=asking,
-            workload=replace(workload, seed=seed),
-            slos=[parse_slo(text) for text in wish.slo or ()],
-            is_open=wish.over == "rate",
-            num_measured=wish.num_prompts,
-            answer_s=0.0,
+        model = wish.model
+        if not wish.images:
+            model = model or first_model(str(base_url), asking.api_key)
+        asking = replace(asking, base_url=str(base_url), model=model or "")
+        setting = (_setting_of_images if wish.images else _setting)(
+            wish, asking, replace(workload, seed=seed)
         )
-        first = _first_answers(setting)
+        first = _first_answers(setting, asking)
         setting.answer_s = sum(one.end_s - one.sent_s for one in first) / len(first)
-        foreseen = foreseen_rate(asking, setting.slos, first) if setting.is_open else None
+        is_foreseen = setting.is_open and not wish.images
+        foreseen = foreseen_rate(asking, setting.slos, first) if is_foreseen else None
         if foreseen is not None and wish.start is None:
             say(f"the server foresees that it holds up to {setting.describe(foreseen)}")
         bounds, likely, records = _trials(wish, setting, foreseen)
@@ -117,7 +122,33 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
     return bool(answer["low"])
 
 
-def _first_answers(setting: Setting) -> list[Outcome]:
+def _setting(wish: Wish, asking: Asking, workload: Workload) -> Setting:
+    return Setting(
+        target=asking.target(),
+        workload=workload,
+        slos=[parse_slo(text) for text in wish.slo or ()],
+        is_open=wish.over == "rate",
+        num_measured=wish.num_prompts,
+        answer_s=0.0,
+    )
+
+
+def _setting_of_images(wish: Wish, asking: Asking, workload: Workload) -> Setting:
+    """Return a search that asks for images; ValueError for flags that only text has."""
+    for name in ("endpoint", "temperature", "top_k", "top_p", "min_p", "ignore_eos"):
+        if getattr(asking, name) != Asking.__dataclass_fields__[name].default:
+            raise ValueError(f"--{name.replace('_', '-')} is for text; --images asks for none")
+    images = Images(
+        base_url=asking.base_url, model=wish.model, api_key=asking.api_key,
+        size=wish.images or "", extra_body=asking.extra_body, timeout_s=asking.timeout_s,
+    )  # fmt: skip
+    workload = replace(workload, prompt_words=workload.prompt_words or "16")
+    setting = _setting(wish, asking, workload)
+    setting.target, setting.read = target_of(images, workload.seed or 0), make_reader(images)
+    return setting
+
+
+def _first_answers(setting: Setting, asking: Asking) -> list[Outcome]:
     """Ask a few at a time, and return what succeeded; ValueError if nothing did."""
     from ridgeline.bench.load.client import drive
 
@@ -127,10 +158,13 @@ def _first_answers(setting: Setting) -> list[Outcome]:
         trace_file=None, lengths_from=setting.workload.trace_file or setting.workload.lengths_from,
     )  # fmt: skip
     planned, _ = read_plan(workload)
-    setting.asking.check(planned[0])
+    asking.check(planned[0])
     outcomes, _ = asyncio.run(
-        drive(setting.asking.target(), planned[:num], planned[num:], num, lambda done, total: None)
-    )
+        drive(
+            setting.target, planned[:num], planned[num:], num, lambda done, total: None,
+            read=setting.read,
+        )
+    )  # fmt: skip
     good = [outcome for outcome in outcomes if outcome.error is None]
     if not good:
         raise ValueError(f"the server failed the first requests: {outcomes[0].error}")

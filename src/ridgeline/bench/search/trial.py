@@ -11,15 +11,18 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.asking import Endpoint
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.search.knee import Trial
 from ridgeline.bench.search.slo import Slo, Tally, queue_grows, tally, verdict
 from ridgeline.engine_setup.progress import Report, count_bar
 from ridgeline.simulator.workload import Planned, Workload
+
+if TYPE_CHECKING:
+    from ridgeline.bench.load.client import Reader
 
 _WARMUPS = 200
 _ROUGH_WARMUPS = 5
@@ -32,16 +35,17 @@ class Setting:
     ``answer_s`` is what the last one said of an answer. While no load has failed, a rough trial is
     enough: its warm-up is short, and it passes as soon as that is certain. Close to the limit a
     queue needs hundreds of requests to build up, and quiet times come in rows: there the warm-up is
-    long, and only a failure may end a trial early.
+    long, and only a failure may end a trial early. ``read`` reads an answer; None: it is streamed.
     """
 
-    asking: Asking
+    target: Endpoint
     workload: Workload
     slos: Sequence[Slo]
     is_open: bool
     num_measured: int
     answer_s: float
     is_rough: bool = True
+    read: Reader | None = None
 
     def describe(self, load: float) -> str:
         """Return a load in words."""
@@ -128,8 +132,8 @@ def run_trial(setting: Setting, load: float, number: int) -> tuple[Trial, dict[s
         judge = Judge(setting, num, report)
         outcomes, client = asyncio.run(
             drive(
-                setting.asking.target(), [], planned, num_workers, lambda done, total: None,
-                judge.is_enough,
+                setting.target, [], planned, num_workers, lambda done, total: None,
+                judge.is_enough, setting.read,
             )
         )  # fmt: skip
     if min((one.num for one in judge.tallies), default=0) < num:

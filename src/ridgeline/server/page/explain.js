@@ -5,6 +5,8 @@ import { element } from './dom.js';
 import { settings } from './store.js';
 
 const MOST = 12; // that are listed
+const PERFETTO = 'https://ui.perfetto.dev'; // a viewer of timelines, which keeps them in the browser
+const PATIENCE_MS = 60_000;
 const list = element('ul', { id: 'ended' });
 const section = element('section', { className: 'ended', hidden: true },
   element('h3', {}, 'Ended', element('span', {}, 'click for where its time went')), list);
@@ -46,8 +48,10 @@ async function explain(request) {
     const { sentences, would_help: helpful } = await told.json();
     const save = element('button', { type: 'button', className: 'timeline', onclick: () => saveTimeline(request, save) },
       'Save a timeline');
+    const show = element('button', { type: 'button', className: 'timeline', onclick: () => showTimeline(request, show) },
+      'open it there');
     shown = [parse(await picture.text()), element('p', {}, sentences.join(' ')),
-      element('p', {}, save, ' for ui.perfetto.dev, without any text of prompts and answers')];
+      element('p', {}, save, ' for ui.perfetto.dev, or ', show, ', without any text of prompts and answers')];
     if (helpful.length > 0) {
       shown.push(element('p', {}, 'What would have helped:'), element('ul', {}, ...helpful.map((one) => element('li', {}, one.text))));
     }
@@ -67,6 +71,37 @@ async function saveTimeline(request, button) {
   } catch (error) {
     button.replaceWith(element('span', { className: 'problem', role: 'alert' }, error.message));
   }
+}
+
+/** Open ui.perfetto.dev, and hand it the timeline. */
+async function showTimeline(request, button) {
+  const viewer = window.open(PERFETTO); // now: a window that opens later is blocked
+  try {
+    if (!viewer) throw new Error('The browser blocked a window: allow it, or save the timeline.');
+    const buffer = await (await ask(request, 'timeline')).arrayBuffer();
+    await answered(viewer);
+    viewer.postMessage({ perfetto: { buffer, title: `Request ${request}`, fileName: `timeline-${request}.json` } }, PERFETTO);
+  } catch (error) {
+    button.replaceWith(element('span', { className: 'problem', role: 'alert' }, error.message));
+  }
+}
+
+/** Resolve once the viewer is there: it answers PING with PONG, by its documentation on deep links. */
+function answered(viewer) {
+  return new Promise((resolve, reject) => {
+    const asking = setInterval(() => viewer.postMessage('PING', PERFETTO), 100);
+    const late = setTimeout(() => end(reject, new Error('ui.perfetto.dev did not answer: save the timeline.')), PATIENCE_MS);
+    const hear = ({ data, source, origin }) => {
+      if (source === viewer && origin === PERFETTO && data === 'PONG') end(resolve);
+    };
+    const end = (settle, value) => {
+      clearInterval(asking);
+      clearTimeout(late);
+      removeEventListener('message', hear);
+      settle(value);
+    };
+    addEventListener('message', hear);
+  });
 }
 
 function ask(request, format) {

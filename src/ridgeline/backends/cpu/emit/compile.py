@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +35,7 @@ from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
 from ridgeline.backends.cpu.layout.shapes import Sizes
 from ridgeline.backends.cpu.layout.store import write_whole
-from ridgeline.machine import give_back, memory_of
+from ridgeline.machine import give_back, memory_in_use
 
 _DIGEST_BYTES = 32
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}  # of the system call, on Linux
@@ -105,7 +104,7 @@ def load_kernels(
 
     ``announce`` is called before a compilation, which takes some seconds.
     """
-    before = memory_of(os.getpid()).resident_bytes
+    before = memory_in_use()
     target = host_target()
     path = cache / f"{_key(sizes, kinds, eps, target)}.o"
     code = _kept(path)
@@ -117,7 +116,7 @@ def load_kernels(
         gc.collect()  # the IR, whose parts know each other
         give_back()
     kernels = Kernels(code, target)
-    kernels.grown_bytes = max(0, memory_of(os.getpid()).resident_bytes - before)
+    kernels.grown_bytes = max(0, memory_in_use() - before)
     return kernels
 
 
