@@ -129,6 +129,10 @@ def test_a_verdict_is_against_its_bar_or_a_repetition() -> None:
     assert not any("own speed" in line for line in table_of_runs(["a", "b"], errors))
     missed = verdicts({"foreseen": foreseen[2:], "once more": [one, one]}, [{}, {}])["TTFT mean"]
     assert str(missed[-1]).endswith("missed")
+    unsteady = Verdict(30.0, 40.0, 10.0)
+    assert not unsteady.is_met
+    assert str(unsteady).endswith("too unsteady to say")
+    assert Verdict(9.0, 40.0, 10.0).is_met
 
 
 FIGURES = {"TTFT": [(110.0, 100.0), (40.0, 50.0)], "TPOT": [(10.0, 10.0), (0.0, 9.0)]}
