@@ -101,7 +101,8 @@ def setting_of(
 ) -> Setting:
     """Return what the grid's trials have in common: what the search's last ones had."""
     asking = Asking(base_url=base_url, model=first_model(base_url, None), ignore_eos=True)
-    last = next(t["measured"] for t in reversed(found["trials"]) if t["measured"]["e2e"])
+    measured = [one["measured"] for one in found["trials"] if one["measured"]]
+    answers = [one["e2e"]["mean_ms"] for one in measured if one["e2e"]]
     return Setting(
         target=asking.target(),
         workload=Workload(
@@ -111,7 +112,7 @@ def setting_of(
         slos=[parse_slo(text) for text in slo],
         is_open=True,
         num_measured=num_prompts,
-        answer_s=last["e2e"]["mean_ms"] / 1e3,
+        answer_s=answers[-1] / 1e3,
         is_rough=False,
     )  # fmt: skip
 

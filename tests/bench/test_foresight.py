@@ -24,6 +24,7 @@ from ridgeline.bench.foresight_table import (
     verdicts,
 )
 from ridgeline.cli.main import app
+from ridgeline.core.records import Record, RequestRecord
 from ridgeline.planner.calibration import all_of, assume
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.serving import serving
@@ -75,7 +76,12 @@ def test_loads_over_http_are_those_that_were_foreseen(model: Path) -> None:  # n
         closed = next(load for load in LOADS if load.clients == 4)
         case = make_case(llm, closed, calibration, 0.1, 1, Edge(0.5, 0.0))
         assert case.summary({})["ttft_from_send"]["min_ms"] >= 500
+        records = list[Record]()
+        server.llm.engine.listeners.append(records.append)
         ran = run_on(f"http://127.0.0.1:{server.port}", case)
+    requests = [record for record in records if isinstance(record, RequestRecord)]
+    assert len(requests) == len(case.load) + 1  # and a warm-up
+    assert all(request.params["temperature"] > 0 for request in requests)  # the server's default
     assert ran.steps == ()
     assert ran.speed == 1.0
     assert ran.summary["num_requests"] == len(case.load)
@@ -123,6 +129,10 @@ def test_a_verdict_is_against_its_bar_or_a_repetition() -> None:
     assert not any("own speed" in line for line in table_of_runs(["a", "b"], errors))
     missed = verdicts({"foreseen": foreseen[2:], "once more": [one, one]}, [{}, {}])["TTFT mean"]
     assert str(missed[-1]).endswith("missed")
+    unsteady = Verdict(30.0, 40.0, 10.0)
+    assert not unsteady.is_met
+    assert str(unsteady).endswith("too unsteady to say")
+    assert Verdict(9.0, 40.0, 10.0).is_met
 
 
 FIGURES = {"TTFT": [(110.0, 100.0), (40.0, 50.0)], "TPOT": [(10.0, 10.0), (0.0, 9.0)]}
