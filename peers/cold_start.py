@@ -1,7 +1,7 @@
 """A model that is not loaded: how long until its first text, here and in llama.cpp's router mode?
 
     python -m peers.cold_start MODEL ... [--rounds 8] [--llama-server PATH]
-                               [--llama-flags "--no-warmup"] [--anyway]
+                               [--llama-flags=--no-warmup] [--anyway]
 
 Both routers serve one folder of the same GGUF files over HTTP, each as it does by default. Timed is
 a short greedy chat, from sending its request to the first text of its stream: once as the very
