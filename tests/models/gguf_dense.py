@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "CohereForCausalLM": "command-r",
     "Cohere2ForCausalLM": "cohere2",
     "PhiForCausalLM": "phi2",
+    "Starcoder2ForCausalLM": "starcoder2",
     "GPTNeoXForCausalLM": "gptneox",
     "GPT2LMHeadModel": "gpt2",
 }
@@ -26,7 +27,7 @@ _KEYS = {
     "block_count": ("num_hidden_layers", "n_layer"),
     "context_length": ("max_position_embeddings", "n_positions"),
     "attention.head_count": ("num_attention_heads", "n_head"),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
 }
 
 
@@ -44,7 +45,7 @@ def converted(
         values["feed_forward_length"] = 4 * hidden
     else:
         values["feed_forward_length"] = config["intermediate_size"]
-    if arch in ("stablelm", "command-r", "cohere2"):
+    if arch in ("stablelm", "command-r", "cohere2", "starcoder2"):
         values["attention.head_count_kv"] = config["num_key_value_heads"]
     if arch in ("stablelm", "phi2", "gptneox"):
         rope = config.get("rope_parameters") or {}
@@ -52,6 +53,8 @@ def converted(
         values["rope.dimension_count"] = int(share * (hidden // heads))
     if arch in ("stablelm", "gptneox"):
         values["use_parallel_residual"] = True  # that is StableLM's default: see the table
+    if arch == "starcoder2":
+        values["rope.freq_base"] = 10_000.0
     if arch in ("command-r", "cohere2"):
         values["logit_scale"] = config["logit_scale"]
         values["rope.freq_base"] = 10_000.0

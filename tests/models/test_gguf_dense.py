@@ -38,6 +38,11 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
+    "Starcoder2ForCausalLM": {
+        "layer_norm_eps": None,
+        "norm_epsilon": 1e-4,
+        "tie_word_embeddings": False,
+    },
     "GPTNeoXForCausalLM": {
         "num_key_value_heads": None,
         "tie_word_embeddings": False,
@@ -95,6 +100,21 @@ _MODULES: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]]]
             "lm_head": (VOCAB, HIDDEN),
         },
         ("norm", "proj", "dense", "fc1", "fc2", "lm_head"),
+    ),
+    "Starcoder2ForCausalLM": (
+        "model.layers",
+        {
+            **{name: shape for name, shape in _LLAMA.items() if not name.startswith("mlp.")},
+            "post_attention_layernorm": (HIDDEN,),
+            "mlp.c_fc": (INNER, HIDDEN),
+            "mlp.c_proj": (HIDDEN, INNER),
+        },
+        {
+            "model.embed_tokens": (VOCAB, HIDDEN),
+            "model.norm": (HIDDEN,),
+            "lm_head": (VOCAB, HIDDEN),
+        },
+        ("norm", "proj", "c_fc"),
     ),
     "GPTNeoXForCausalLM": (
         "gpt_neox.layers",

@@ -207,6 +207,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"logit_scale": 0.5}),
     "cohere2": ("Cohere2", {**_SLIDING, "layer_types": _EVERY_OTHER, "head_dim": 16}),
     "phi2": ("Phi", {"rope_parameters": PARTIAL_ROPE, "num_key_value_heads": 4}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 8, "tie_word_embeddings": False}),
     "opt": (
         "OPT",
         {

@@ -69,6 +69,15 @@ FAMILIES = {
         interleaved=True,
         refuse=refused_but("logit_scale", "attention.sliding_window_pattern"),
     ),
+    "starcoder2": Family(
+        _OUTER,
+        _LAYER,
+        PREFIX,
+        _MODEL | _ALL_BIASES,
+        windows="all",
+        default_window=0,
+        refuse=REFUSED,
+    ),
     "phi2": Family(
         _OUTER,
         _LAYER,

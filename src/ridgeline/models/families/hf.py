@@ -186,6 +186,38 @@ FAMILIES = {
         },
         refuse=("qk_layernorm",),
     ),
+    "Starcoder2ForCausalLM": Family(
+        OUTER,
+        LAYER
+        | {
+            "up": "mlp.c_fc.weight",
+            "up_bias": "mlp.c_fc.bias",
+            "down": "mlp.c_proj.weight",
+            "down_bias": "mlp.c_proj.bias",
+        },
+        PREFIX,
+        MODEL
+        | LAYER_NORM
+        | {
+            "norm_eps": number("norm_epsilon", default=1e-5),
+            "norm_bias": const(True),
+            "tied_embeddings": flag("tie_word_embeddings", default=True),
+            "mixer.qkv_bias": flag("use_bias", default=True),
+            "mixer.o_bias": flag("use_bias", default=True),
+            "ffn.gated": const(False),
+            "ffn.bias": flag("use_bias", default=True),
+            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu_pytorch_tanh"),
+        },
+        windows="all",
+        unused=(  # other keys say it, or it was for training
+            "attention_softmax_in_fp32",
+            "embedding_dropout",
+            "layer_norm_epsilon",
+            "residual_dropout",
+            "scale_attention_softmax_in_fp32",
+        ),
+        must={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+    ),
     "OPTForCausalLM": Family(
         {
             "embed": "model.decoder.embed_tokens.weight",
