@@ -21,7 +21,10 @@ from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, VOCAB
 from tests.tiny import Arrays, random_arrays
 
 # What transformers' own configs say unless told otherwise, and files therefore have.
-_SAID: dict[str, dict[str, Any]] = {"FalconH1": {"mamba_d_conv": 4}, "Mamba2": {"conv_kernel": 4}}
+_SAID: dict[str, dict[str, Any]] = {
+    **{name: {"mamba_d_conv": 4} for name in ("FalconH1", "GraniteMoeHybrid", "Bamba")},
+    "Mamba2": {"conv_kernel": 4},
+}
 
 
 def write_family(path: Path, name: str) -> Path:
@@ -50,7 +53,9 @@ def _config(name: str) -> dict[str, Any]:
 
 def _family(values: dict[str, Any]) -> Family:
     (name,) = values["architectures"]
-    return HF_FAMILIES[f"{name} of experts" if values.get("enable_moe_block") else name]
+    has_experts = values.get("enable_moe_block") or values.get("num_local_experts")
+    of_experts = f"{name} of experts"
+    return HF_FAMILIES[of_experts if has_experts and of_experts in HF_FAMILIES else name]
 
 
 def _positions(values: dict[str, Any], family: Family) -> dict[str, Tensor]:

@@ -108,6 +108,26 @@ _FALCON = {
     "ssm_multipliers": [0.8, 0.9, 1.1, 1.2, 0.7],
     "mlp_multipliers": [0.9, 1.3],
 }
+_GRANITE_SCALES = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.2,
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+}
+_GRANITE_HYBRID = {
+    **_GRANITE_SCALES,
+    **_MAMBA,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "shared_intermediate_size": 80,
+}
 TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
 _GEMMA_4 = {
     "sliding_window": 8,
@@ -190,13 +210,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "granite": (
         "Granite",
-        {
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-            "attention_multiplier": 0.2,
-            "attention_bias": True,
-        },
+        {**_GRANITE_SCALES, "attention_bias": True},
     ),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
@@ -349,6 +363,33 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-h1-plain": ("FalconH1", {**_FALCON, "tie_word_embeddings": True}),
     "falcon-h1-norm-first": ("FalconH1", {**_FALCON, "mamba_rms_norm": True}),
+    "granite-hybrid": (  # as Granite 4.0 H Micro
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "nope"},
+    ),
+    "granite-hybrid-rope": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE_HYBRID,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-hybrid-moe": (  # as Granite 4.0 H Tiny and Small
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "bamba": (
+        "Bamba",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 4,
+            "attn_layer_indices": [1, 3],
+            "rope_parameters": PARTIAL_ROPE,
+        },
+    ),
     "mamba2": (
         "Mamba2",
         {
@@ -417,14 +458,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
     "granite-moe": (
         "GraniteMoe",
-        {
-            "num_local_experts": 5,
-            "num_experts_per_tok": 2,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-            "attention_multiplier": 0.2,
-        },
+        {**_GRANITE_SCALES, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "gpt-oss": (
         "GptOss",

@@ -57,6 +57,8 @@ def _specials(family: Family) -> Iterator[str]:
         yield "an input per layer"
     if family.ropes or family.heads_by_layer:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
+    if "rope.turns" in family.facts:
+        yield "no rope" if constants["rope.turns"] is False else "rope, if switched on"
     if "mixer.sinks" in family.facts:
         yield "attention sinks"
     if "mixer.softcap" in family.facts:

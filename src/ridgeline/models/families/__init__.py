@@ -158,7 +158,8 @@ def _family_of(values: Mapping[str, Any]) -> Family | None:
     """Return the family of a config, which may have a table of its own for models of experts."""
     name, half = architecture(values), values.get("text_config")
     text = half if type(half) is dict else values
-    if text.get("enable_moe_block") is True and f"{name} of experts" in HF_FAMILIES:
+    has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
+    if has_experts and f"{name} of experts" in HF_FAMILIES:
         return HF_FAMILIES[f"{name} of experts"]
     return HF_FAMILIES.get(name) if type(name) is str else None
 

@@ -144,7 +144,7 @@ def unless(key: str) -> Reader:
     return Reader("unless", (key,))
 
 
-def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
+def choice(*keys: str, among: Mapping[str, Any], default: str | None = None) -> Reader:
     """A word, put into our words."""
     return Reader("choice", keys, default, among)
 
@@ -224,7 +224,7 @@ class Family:
         facts: "mixer", "latent" (see ``physics.latent``), "recurrent", "ffn", "shared" (the expert
             of all tokens), "beside" (the network beside experts), "dense" (that of the first layers
             instead of experts) or "layer", a dot and a field, or a field of the model, to its
-            reader.
+            reader. "rope.turns" says whether positions turn queries and keys at all.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
