@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models
 
-from ridgeline.models.families import HF_FAMILIES, Family, arch_from_config
+from ridgeline.models.families import Family, arch_from_config, family_of
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Experts, ModelArch
 from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, VOCAB
@@ -52,10 +52,9 @@ def _config(name: str) -> dict[str, Any]:
 
 
 def _family(values: dict[str, Any]) -> Family:
-    (name,) = values["architectures"]
-    has_experts = values.get("enable_moe_block") or values.get("num_local_experts")
-    of_experts = f"{name} of experts"
-    return HF_FAMILIES[of_experts if has_experts and of_experts in HF_FAMILIES else name]
+    family = family_of(values)
+    assert family is not None
+    return family
 
 
 def _positions(values: dict[str, Any], family: Family) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "PhiForCausalLM": "phi2",
     "Starcoder2ForCausalLM": "starcoder2",
     "GPTNeoXForCausalLM": "gptneox",
+    "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -41,7 +42,7 @@ def converted(
         for key, names in _KEYS.items()
     }
     hidden, heads = values["embedding_length"], values["attention.head_count"]
-    if arch in ("gpt2", "phi2"):
+    if arch in ("gpt2", "phi2", "falcon"):
         values["feed_forward_length"] = 4 * hidden
     else:
         values["feed_forward_length"] = config["intermediate_size"]
@@ -53,6 +54,11 @@ def converted(
         values["rope.dimension_count"] = int(share * (hidden // heads))
     if arch in ("stablelm", "gptneox"):
         values["use_parallel_residual"] = True  # that is StableLM's default: see the table
+    kv_heads = heads
+    if arch == "falcon":
+        values["tensor_data_layout"] = "jploski"
+        kv_heads = config["num_kv_heads"] if config.get("new_decoder_architecture") else 1
+        values["attention.head_count_kv"] = kv_heads
     if arch == "starcoder2":
         values["rope.freq_base"] = 10_000.0
     if arch in ("command-r", "cohere2"):
@@ -71,8 +77,10 @@ def converted(
         if arch == "gpt2" and re.search(r"\.c_\w+\.weight", name):
             array = np.ascontiguousarray(array.T)
         if "query_key_value" in name:
-            of_head = array.reshape(heads, 3, hidden // heads, *array.shape[1:])
-            array = np.ascontiguousarray(of_head.swapaxes(0, 1)).reshape(array.shape)
+            served = heads // kv_heads  # by a key head, with which its queries and values stand
+            of_head = array.reshape(kv_heads, served + 2, hidden // heads, *array.shape[1:])
+            parts = (of_head[:, :served], of_head[:, served], of_head[:, served + 1])
+            array = np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
         raw[new_name] = array
     metadata = {f"{arch}.{key}": value for key, value in values.items()}
     return {"general.architecture": arch} | metadata, raw

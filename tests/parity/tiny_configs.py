@@ -90,7 +90,8 @@ _DEEPSEEK = {
     "moe_intermediate_size": 48,
 }
 _QUERY_SCALE = {"head_dim": 32, "query_pre_attn_scalar": 20}
-_FALCON = {
+_NOT_OF_FALCON = ("intermediate_size", "num_key_value_heads")
+_FALCON_H1 = {
     "head_dim": 12,
     "mamba_d_ssm": 48,
     "mamba_n_heads": 6,
@@ -231,6 +232,27 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "neox": ("GPTNeoX", {"rope_parameters": PARTIAL_ROPE, "unused": ("num_key_value_heads",)}),
+    "falcon": ("Falcon", {"unused": _NOT_OF_FALCON}),  # as 7B
+    "falcon-groups": (  # as 40B
+        "Falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "ffn_hidden_size": 96,
+            "tie_word_embeddings": False,
+            "unused": _NOT_OF_FALCON,
+        },
+    ),
+    "falcon-one-norm": (  # as 11B
+        "Falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "bias": True,
+            "unused": _NOT_OF_FALCON,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -355,14 +377,14 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1": (
         "FalconH1",
         {
-            **_FALCON,
+            **_FALCON_H1,
             "mamba_rms_norm": True,
             "mamba_norm_before_gate": False,
             "num_hidden_layers": 3,
         },
     ),
-    "falcon-h1-plain": ("FalconH1", {**_FALCON, "tie_word_embeddings": True}),
-    "falcon-h1-norm-first": ("FalconH1", {**_FALCON, "mamba_rms_norm": True}),
+    "falcon-h1-plain": ("FalconH1", {**_FALCON_H1, "tie_word_embeddings": True}),
+    "falcon-h1-norm-first": ("FalconH1", {**_FALCON_H1, "mamba_rms_norm": True}),
     "granite-hybrid": (  # as Granite 4.0 H Micro
         "GraniteMoeHybrid",
         {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "nope"},
