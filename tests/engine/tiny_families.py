@@ -14,14 +14,17 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models
 
-from ridgeline.models.families import HF_FAMILIES, Family, arch_from_config
+from ridgeline.models.families import Family, arch_from_config, family_of
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Experts, ModelArch
 from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, VOCAB
 from tests.tiny import Arrays, random_arrays
 
 # What transformers' own configs say unless told otherwise, and files therefore have.
-_SAID: dict[str, dict[str, Any]] = {"FalconH1": {"mamba_d_conv": 4}, "Mamba2": {"conv_kernel": 4}}
+_SAID: dict[str, dict[str, Any]] = {
+    **{name: {"mamba_d_conv": 4} for name in ("FalconH1", "GraniteMoeHybrid", "Bamba")},
+    "Mamba2": {"conv_kernel": 4},
+}
 
 
 def write_family(path: Path, name: str) -> Path:
@@ -49,8 +52,9 @@ def _config(name: str) -> dict[str, Any]:
 
 
 def _family(values: dict[str, Any]) -> Family:
-    (name,) = values["architectures"]
-    return HF_FAMILIES[f"{name} of experts" if values.get("enable_moe_block") else name]
+    family = family_of(values)
+    assert family is not None
+    return family
 
 
 def _positions(values: dict[str, Any], family: Family) -> dict[str, Tensor]:

@@ -16,7 +16,9 @@ ARCHITECTURES = {
     "CohereForCausalLM": "command-r",
     "Cohere2ForCausalLM": "cohere2",
     "PhiForCausalLM": "phi2",
+    "Starcoder2ForCausalLM": "starcoder2",
     "GPTNeoXForCausalLM": "gptneox",
+    "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -26,7 +28,7 @@ _KEYS = {
     "block_count": ("num_hidden_layers", "n_layer"),
     "context_length": ("max_position_embeddings", "n_positions"),
     "attention.head_count": ("num_attention_heads", "n_head"),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
 }
 
 
@@ -40,11 +42,11 @@ def converted(
         for key, names in _KEYS.items()
     }
     hidden, heads = values["embedding_length"], values["attention.head_count"]
-    if arch in ("gpt2", "phi2"):
+    if arch in ("gpt2", "phi2", "falcon"):
         values["feed_forward_length"] = 4 * hidden
     else:
         values["feed_forward_length"] = config["intermediate_size"]
-    if arch in ("stablelm", "command-r", "cohere2"):
+    if arch in ("stablelm", "command-r", "cohere2", "starcoder2"):
         values["attention.head_count_kv"] = config["num_key_value_heads"]
     if arch in ("stablelm", "phi2", "gptneox"):
         rope = config.get("rope_parameters") or {}
@@ -52,6 +54,13 @@ def converted(
         values["rope.dimension_count"] = int(share * (hidden // heads))
     if arch in ("stablelm", "gptneox"):
         values["use_parallel_residual"] = True  # that is StableLM's default: see the table
+    kv_heads = heads
+    if arch == "falcon":
+        values["tensor_data_layout"] = "jploski"
+        kv_heads = config["num_kv_heads"] if config.get("new_decoder_architecture") else 1
+        values["attention.head_count_kv"] = kv_heads
+    if arch == "starcoder2":
+        values["rope.freq_base"] = 10_000.0
     if arch in ("command-r", "cohere2"):
         values["logit_scale"] = config["logit_scale"]
         values["rope.freq_base"] = 10_000.0
@@ -68,8 +77,10 @@ def converted(
         if arch == "gpt2" and re.search(r"\.c_\w+\.weight", name):
             array = np.ascontiguousarray(array.T)
         if "query_key_value" in name:
-            of_head = array.reshape(heads, 3, hidden // heads, *array.shape[1:])
-            array = np.ascontiguousarray(of_head.swapaxes(0, 1)).reshape(array.shape)
+            served = heads // kv_heads  # by a key head, with which its queries and values stand
+            of_head = array.reshape(kv_heads, served + 2, hidden // heads, *array.shape[1:])
+            parts = (of_head[:, :served], of_head[:, served], of_head[:, served + 1])
+            array = np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
         raw[new_name] = array
     metadata = {f"{arch}.{key}": value for key, value in values.items()}
     return {"general.architecture": arch} | metadata, raw

@@ -284,10 +284,12 @@ BASES = [
     ("command-r", "CohereForCausalLM", "model.layers.1.self_attn.o_proj"),
     ("cohere2", "Cohere2ForCausalLM", "model.layers.1.self_attn.q_proj"),
     ("deepseek2", "DeepseekV3ForCausalLM", "model.layers.1.self_attn.o_proj"),
+    ("falcon", "FalconForCausalLM", "transformer.h.1.self_attention.dense"),
     ("gemma4", "Gemma4ForCausalLM", "model.language_model.layers.1.self_attn.q_proj"),
     ("gpt-oss", "GptOssForCausalLM", "model.layers.1.self_attn.q_proj"),
     ("gpt2", "GPT2LMHeadModel", "transformer.h.1.attn.c_proj"),
     ("gptneox", "GPTNeoXForCausalLM", "gpt_neox.layers.1.attention.dense"),
+    ("granitehybrid", "GraniteMoeHybridForCausalLM", "model.layers.1.self_attn.q_proj"),
     ("granitemoe", "GraniteMoeForCausalLM", "model.layers.1.self_attn.q_proj"),
     ("lfm2", "Lfm2ForCausalLM", "model.layers.1.self_attn.out_proj"),
     ("lfm2moe", "Lfm2MoeForCausalLM", "model.layers.1.self_attn.out_proj"),
@@ -298,6 +300,7 @@ BASES = [
     ("qwen35moe", "Qwen3_5MoeForCausalLM", "model.language_model.layers.1.self_attn.o_proj"),
     ("qwen3next", "Qwen3NextForCausalLM", "model.layers.1.self_attn.o_proj"),
     ("stablelm", "StableLmForCausalLM", "model.layers.1.self_attn.q_proj"),
+    ("starcoder2", "Starcoder2ForCausalLM", "model.layers.1.self_attn.q_proj"),
 ]
 
 

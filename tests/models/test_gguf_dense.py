@@ -38,10 +38,24 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
+    "Starcoder2ForCausalLM": {
+        "layer_norm_eps": None,
+        "norm_epsilon": 1e-4,
+        "tie_word_embeddings": False,
+    },
     "GPTNeoXForCausalLM": {
         "num_key_value_heads": None,
         "tie_word_embeddings": False,
         "rotary_pct": 0.25,
+    },
+    "FalconForCausalLM": {
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+        "layer_norm_eps": None,
+        "layer_norm_epsilon": 1e-4,
+        "tie_word_embeddings": False,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
     },
     "GPT2LMHeadModel": {
         "num_key_value_heads": None,
@@ -96,6 +110,21 @@ _MODULES: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]]]
         },
         ("norm", "proj", "dense", "fc1", "fc2", "lm_head"),
     ),
+    "Starcoder2ForCausalLM": (
+        "model.layers",
+        {
+            **{name: shape for name, shape in _LLAMA.items() if not name.startswith("mlp.")},
+            "post_attention_layernorm": (HIDDEN,),
+            "mlp.c_fc": (INNER, HIDDEN),
+            "mlp.c_proj": (HIDDEN, INNER),
+        },
+        {
+            "model.embed_tokens": (VOCAB, HIDDEN),
+            "model.norm": (HIDDEN,),
+            "lm_head": (VOCAB, HIDDEN),
+        },
+        ("norm", "proj", "c_fc"),
+    ),
     "GPTNeoXForCausalLM": (
         "gpt_neox.layers",
         {
@@ -112,6 +141,23 @@ _MODULES: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]]]
             "embed_out": (VOCAB, HIDDEN),
         },
         ("norm", "query_key_value", "dense", "4h", "to_h"),
+    ),
+    "FalconForCausalLM": (
+        "transformer.h",
+        {
+            "self_attention.query_key_value": (HIDDEN + 2 * KV, HIDDEN),
+            "self_attention.dense": (HIDDEN, HIDDEN),
+            "mlp.dense_h_to_4h": (INNER, HIDDEN),
+            "mlp.dense_4h_to_h": (HIDDEN, INNER),
+            "ln_attn": (HIDDEN,),
+            "ln_mlp": (HIDDEN,),
+        },
+        {
+            "transformer.word_embeddings": (VOCAB, HIDDEN),
+            "transformer.ln_f": (HIDDEN,),
+            "lm_head": (VOCAB, HIDDEN),
+        },
+        ("ln_attn", "ln_mlp", "ln_f"),
     ),
     "GPT2LMHeadModel": (
         "transformer.h",
@@ -199,6 +245,7 @@ def test_the_first_files_of_phi_2_have_one_projection() -> None:
         ("CohereForCausalLM", {}, "blk.0.attn_q_norm.weight", "attn_q_norm.weight' is not part"),
         ("StableLmForCausalLM", {}, "blk.0.attn_q_norm.weight", "attn_q_norm.weight' is not part"),
         ("Cohere2ForCausalLM", {"cohere2.attention.sliding_window": None}, "", "window is missing"),
+        ("FalconForCausalLM", {"falcon.tensor_data_layout": "other"}, "", "layout is 'other'"),
         ("PhiForCausalLM", {"phi2.expert_count": 4}, "", "phi2.expert_count is set"),
         ("GPT2LMHeadModel", {"gpt2.attention.scale": 0.5}, "", "gpt2.attention.scale is set"),
     ],
@@ -210,6 +257,44 @@ def test_what_is_refused(name: str, changes: dict[str, Any], extra: str, named: 
         raw[extra] = np.ones(HIDDEN, np.float32)
     with pytest.raises(ModelFileError, match=named):
         model_from_gguf(metadata, as_tensors(raw), "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"alibi": True}, "alibi is set"),
+        ({"new_decoder_architecture": False, "parallel_attn": False}, "parallel_attn is False"),
+        ({"new_decoder_architecture": False, "multi_query": False}, "multi_query is False"),
+        ({"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn 3 is not supported"),
+    ],
+)
+def test_a_falcon_of_another_kind_is_refused(changes: dict[str, Any], named: str) -> None:
+    config, weights = config_and_weights("FalconForCausalLM")
+    with pytest.raises(ModelFileError, match=named):
+        model_from_config(config | changes, as_tensors(weights), "model")
+
+
+def test_a_falcon_whose_heads_share_all_keys_has_one_norm() -> None:
+    config, weights = config_and_weights("FalconForCausalLM")
+    config = config | {"new_decoder_architecture": False, "num_kv_heads": 4}
+    config = {key: value for key, value in config.items() if key != "num_ln_in_parallel_attn"}
+    rows = HIDDEN + 2 * (HIDDEN // 4)
+    for name in list(weights):
+        if "ln_mlp" in name:
+            del weights[name]
+        elif "query_key_value" in name:
+            weights[name] = weights[name][:rows]
+        elif "ln_attn" in name:
+            weights[name.replace("ln_attn", "input_layernorm")] = weights.pop(name)
+    arch, found = model_from_config(config, as_tensors(weights), "model")
+    assert arch.layers[0].norms == "beside"
+    assert arch.attentions[0].num_kv_heads == 1
+    assert found["layers.0.k"].shape == (HIDDEN // 4, HIDDEN)
+    metadata, raw = converted(config, weights)
+    again, bound = model_from_gguf(metadata, as_tensors(raw), "x.gguf")
+    assert again.layers[0].norms == "beside"
+    for part in found:
+        np.testing.assert_array_equal(bound[part].to_f32(), found[part].to_f32(), part)
 
 
 def test_stablelm_without_a_norm_before_its_mlp_is_refused() -> None:

@@ -35,6 +35,9 @@ CASES += [
         "stablelm",
         "cohere",
         "cohere2",
+        "starcoder2",
+        "falcon",
+        "falcon-groups",
         "phi2",
         "neox",
         "gpt2",
@@ -50,6 +53,10 @@ def test_family(name: str, lengths: tuple[int, ...], context: int, tmp_path: Pat
         model = tiny.make_model(name, query_pre_attn_scalar=32)
     if name == "phi2":  # its converter writes four times the hidden size
         model = tiny.make_model(name, intermediate_size=256)
+    if name == "falcon-groups":  # as of Phi-2
+        model = tiny.make_model(name, ffn_hidden_size=256)
+    if name == "starcoder2":  # converters leave its window out
+        model = tiny.make_model(name, sliding_window=None)
     if name == "cohere2":  # every fourth layer sees everything
         model = tiny.make_model(name, layer_types=None)
     if name == "olmo3":  # every fourth layer sees everything, and one base serves both ropes

@@ -23,6 +23,7 @@ from tests.parity.gguf_files import add_vocabulary
 
 KINDS = {
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "mamba2": gguf.MODEL_ARCH.MAMBA2,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
@@ -75,12 +76,15 @@ def add_facts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_context_length(config.max_position_embeddings)
         writer.add_feed_forward_length(getattr(config, "intermediate_size", 0))
         writer.add_head_count(config.num_attention_heads)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
+        if kind != "granitemoehybrid":
+            writer.add_head_count_kv(config.num_key_value_heads)
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if kind == "falcon_h1":
+    if kind == "granitemoehybrid":
+        add_granite(writer, config)
+    if kind in ("falcon_h1", "granitemoehybrid"):
         facts = (config.mamba_d_conv, config.mamba_d_state, config.mamba_n_groups)
         num_heads, head_dim = config.mamba_n_heads, config.mamba_d_head
     if kind.startswith("qwen"):
@@ -103,6 +107,38 @@ def add_facts(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_inner_size(num_heads * head_dim)
 
 
+def add_granite(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add the scales of Granite 4, its experts, and which of its layers have attention."""
+    kv_heads = config.num_key_value_heads
+    kinds = config.layer_types
+    writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in kinds])
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if config.num_local_experts:
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def of_granite(name: str, array: Floats, config: Any) -> Named:
+    """Yield what becomes of Granite 4's experts and MLP, whose gates and ups are one tensor."""
+    block, end = f"blk.{name.split('.')[2]}.ffn_", ""
+    if "shared_mlp" in name and config.num_local_experts:
+        end = "_shexp"
+    elif ".experts." in name:
+        end = "_exps"
+    if ".router." in name:
+        yield f"{block}gate_inp.weight", array
+    elif "input_linear" in name or "gate_up_proj" in name:
+        for part, half in zip(("gate", "up"), np.split(array, 2, axis=-2), strict=True):
+            yield f"{block}{part}{end}.weight", half
+    else:
+        yield f"{block}down{end}.weight", array
+
+
 def converted(name: str, array: Floats, config: Any) -> Named:
     """Yield what a parameter becomes, under the names that the table maps."""
     kind = config.model_type
@@ -110,13 +146,21 @@ def converted(name: str, array: Floats, config: Any) -> Named:
         array = multiplied(name, array, config)
     if kind.startswith("qwen3_5") and "linear_attn." in name:
         array = by_turns(name, array, config)
+    if kind == "granitemoehybrid" and (".shared_mlp." in name or ".block_sparse_moe." in name):
+        yield from of_granite(name, array, config)
+        return
+    if kind == "granitemoehybrid" and (".q_proj." in name or ".k_proj." in name):
+        # As of Llama, though nothing turns: scores do not depend on the order of channels.
+        heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+        halves = array.reshape(heads, 2, -1, array.shape[1])
+        array = halves.swapaxes(1, 2).reshape(array.shape)
     if name.endswith(".A_log"):
         array = -np.exp(array)
     if "conv1d.weight" in name:
         array = array[:, 0]
     if name.endswith(".dt_bias"):
         name = name.removesuffix("dt_bias") + "dt_proj.bias"
-    if kind in ("mamba2", "falcon_h1"):
+    if kind in ("mamba2", "falcon_h1", "granitemoehybrid"):
         if name.endswith((".A_log", ".D")):
             array = array[:, None]
         if name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
@@ -191,6 +235,8 @@ def multiplied(name: str, array: Floats, config: Any) -> Floats:
     [
         ("mamba2", {}),
         ("falcon-h1-plain", {"tie_word_embeddings": False}),
+        ("granite-hybrid", {}),
+        ("granite-hybrid-moe", {}),
         ("qwen3.5", {}),
         ("qwen3.5", {"linear_num_value_heads": 6, "num_hidden_layers": 3, "layer_types": None}),
         ("qwen3.5-moe", {}),

@@ -21,6 +21,7 @@ OTHERWISE = (
     "glm-4.7-flash",
     "gpt2-medium",
     "granite-3.1-1b-a400m",
+    "granite-4.0-h-tiny",
     "kimi-k2",
     "lfm2-8b-a1b",
     "olmoe-1b-7b",

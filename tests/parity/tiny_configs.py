@@ -90,7 +90,8 @@ _DEEPSEEK = {
     "moe_intermediate_size": 48,
 }
 _QUERY_SCALE = {"head_dim": 32, "query_pre_attn_scalar": 20}
-_FALCON = {
+_NOT_OF_FALCON = ("intermediate_size", "num_key_value_heads")
+_FALCON_H1 = {
     "head_dim": 12,
     "mamba_d_ssm": 48,
     "mamba_n_heads": 6,
@@ -107,6 +108,26 @@ _FALCON = {
     "ssm_out_multiplier": 0.9,
     "ssm_multipliers": [0.8, 0.9, 1.1, 1.2, 0.7],
     "mlp_multipliers": [0.9, 1.3],
+}
+_GRANITE_SCALES = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.2,
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+}
+_GRANITE_HYBRID = {
+    **_GRANITE_SCALES,
+    **_MAMBA,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "shared_intermediate_size": 80,
 }
 TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
 _GEMMA_4 = {
@@ -190,13 +211,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "granite": (
         "Granite",
-        {
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-            "attention_multiplier": 0.2,
-            "attention_bias": True,
-        },
+        {**_GRANITE_SCALES, "attention_bias": True},
     ),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
@@ -207,6 +222,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"logit_scale": 0.5}),
     "cohere2": ("Cohere2", {**_SLIDING, "layer_types": _EVERY_OTHER, "head_dim": 16}),
     "phi2": ("Phi", {"rope_parameters": PARTIAL_ROPE, "num_key_value_heads": 4}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 8, "tie_word_embeddings": False}),
     "opt": (
         "OPT",
         {
@@ -216,6 +232,27 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "neox": ("GPTNeoX", {"rope_parameters": PARTIAL_ROPE, "unused": ("num_key_value_heads",)}),
+    "falcon": ("Falcon", {"unused": _NOT_OF_FALCON}),  # as 7B
+    "falcon-groups": (  # as 40B
+        "Falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "ffn_hidden_size": 96,
+            "tie_word_embeddings": False,
+            "unused": _NOT_OF_FALCON,
+        },
+    ),
+    "falcon-one-norm": (  # as 11B
+        "Falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "bias": True,
+            "unused": _NOT_OF_FALCON,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -340,14 +377,41 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1": (
         "FalconH1",
         {
-            **_FALCON,
+            **_FALCON_H1,
             "mamba_rms_norm": True,
             "mamba_norm_before_gate": False,
             "num_hidden_layers": 3,
         },
     ),
-    "falcon-h1-plain": ("FalconH1", {**_FALCON, "tie_word_embeddings": True}),
-    "falcon-h1-norm-first": ("FalconH1", {**_FALCON, "mamba_rms_norm": True}),
+    "falcon-h1-plain": ("FalconH1", {**_FALCON_H1, "tie_word_embeddings": True}),
+    "falcon-h1-norm-first": ("FalconH1", {**_FALCON_H1, "mamba_rms_norm": True}),
+    "granite-hybrid": (  # as Granite 4.0 H Micro
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "nope"},
+    ),
+    "granite-hybrid-rope": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE_HYBRID,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-hybrid-moe": (  # as Granite 4.0 H Tiny and Small
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "bamba": (
+        "Bamba",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 4,
+            "attn_layer_indices": [1, 3],
+            "rope_parameters": PARTIAL_ROPE,
+        },
+    ),
     "mamba2": (
         "Mamba2",
         {
@@ -416,14 +480,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {**_EXPERTS, "norm_topk_prob": False}),
     "granite-moe": (
         "GraniteMoe",
-        {
-            "num_local_experts": 5,
-            "num_experts_per_tok": 2,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-            "attention_multiplier": 0.2,
-        },
+        {**_GRANITE_SCALES, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "gpt-oss": (
         "GptOss",

@@ -39,11 +39,24 @@ def families_table() -> str:
     return "\n".join(rows)
 
 
+def _standing(family: Family) -> str:
+    """Return where norms stand in models of a family, or in some of them."""
+    reader = family.facts.get("layer.norms")
+    if reader is None:
+        return ""
+    match reader.how:
+        case "bias":
+            return str(reader.argument[1])
+        case "numbered":
+            return str(next(iter(reader.argument.values())))
+    return str(reader.argument)
+
+
 def _specials(family: Family) -> Iterator[str]:
     constants = {name: reader.argument for name, reader in family.facts.items()}
     if constants.get("mixer.causal") is False:
         yield "an encoder"
-    if norms := _NORMS.get(constants.get("layer.norms", "")):
+    if norms := _NORMS.get(_standing(family)):
         yield norms
     if constants.get("norm") == "layer":
         yield "LayerNorm"
@@ -57,6 +70,8 @@ def _specials(family: Family) -> Iterator[str]:
         yield "an input per layer"
     if family.ropes or family.heads_by_layer:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
+    if "rope.turns" in family.facts:
+        yield "no rope" if constants["rope.turns"] is False else "rope, if switched on"
     if "mixer.sinks" in family.facts:
         yield "attention sinks"
     if "mixer.softcap" in family.facts:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, TEXT_HALVES, Family, halves_order
+from ridgeline.models.families.head_order import row_order
 from ridgeline.models.gguf import read_gguf
 from ridgeline.models.safetensors_dir import Folder, map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
@@ -43,7 +44,8 @@ _HF_NAMES = {
     "qwen35moe": "Qwen3_5MoeForCausalLM", "qwen3next": "Qwen3NextForCausalLM",
     "deepseek2": "DeepseekV3ForCausalLM", "stablelm": "StableLmForCausalLM",
     "command-r": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM", "phi2": "PhiForCausalLM",
-    "gptneox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel",
+    "gptneox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel", "falcon": "FalconForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM", "granitehybrid": "GraniteMoeHybridForCausalLM",
 }  # fmt: skip
 # Converters multiply weights of these, and of their adapters, by numbers that a GGUF file does not
 # keep: an adapter of one kind does not fit a base of the other.
@@ -364,9 +366,9 @@ class _Binding:
             if not np.isfinite(values[side]).all():
                 raise ModelFileError(f"{self._where}: {module!r} has values that are not finite")
         b = values["B"] * np.float32(scale)
-        if self._family.heads_inside and len(names) == 3:
-            of_head = self._arch.layers[index].known_attention.head_dim
-            b = b.reshape(-1, 3, of_head, rank).swapaxes(0, 1).reshape(num_rows, rank)
+        parts = [f"layers.{index}.{name}" for name in names]
+        order = row_order(self._arch, self._family, parts)
+        b = b if order is None else b[order]
         begin = 0
         for name in names:
             end = begin + shapes[name][0]

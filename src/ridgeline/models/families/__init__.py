@@ -47,6 +47,7 @@ __all__ = [
     "Family",
     "arch_from_config",
     "architecture",
+    "family_of",
     "halves_order",
     "model_from_config",
     "model_from_gguf",
@@ -92,7 +93,7 @@ def model_from_config(
     """
     raw = _with_prefix(raw)
     arch = arch_from_config(values, raw, where)
-    family = _family_of(values)
+    family = family_of(values)
     assert family is not None
     if _has_other_halves(values):
         raw = _text_tensors(raw)
@@ -113,7 +114,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     Raises:
         ModelFileError: something is missing, out of range or not supported.
     """
-    family = _family_of(values)
+    family = family_of(values)
     if type(of_pairs := values.get(_OF_PAIRS)) is dict:
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
     if family is None:
@@ -154,12 +155,15 @@ def architecture(values: Mapping[str, Any]) -> Any:
     return named[0] if type(named) is list and named else named
 
 
-def _family_of(values: Mapping[str, Any]) -> Family | None:
-    """Return the family of a config, which may have a table of its own for models of experts."""
+def family_of(values: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config, which may have a table of its own for some of its models."""
     name, half = architecture(values), values.get("text_config")
     text = half if type(half) is dict else values
-    if text.get("enable_moe_block") is True and f"{name} of experts" in HF_FAMILIES:
-        return HF_FAMILIES[f"{name} of experts"]
+    has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
+    kinds = {"of experts": has_experts, "of groups": text.get("new_decoder_architecture") is True}
+    for kind, is_one in kinds.items():
+        if is_one and f"{name} {kind}" in HF_FAMILIES:
+            return HF_FAMILIES[f"{name} {kind}"]
     return HF_FAMILIES.get(name) if type(name) is str else None
 
 

@@ -62,6 +62,15 @@ _SPARSE = {
 }
 # Converters copy a window that these models' configs switch off.
 _SWITCHED_OFF = ("attention.sliding_window",)
+# And what Granite 4's say of parts that models of attention and an MLP alone do not have.
+_OF_GRANITE_4 = (
+    "expert_shared_feed_forward_length",
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+)
 
 
 FAMILIES = {
@@ -125,6 +134,7 @@ FAMILIES = {
         _MODEL | _SCALES | {"mixer.scale": number("attention.scale", default=1.0)},
         interleaved=True,
         refuse=refused_but("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+        unused=_OF_GRANITE_4,
     ),
     "olmo2": Family(
         OUTER,

@@ -69,6 +69,15 @@ FAMILIES = {
         interleaved=True,
         refuse=refused_but("logit_scale", "attention.sliding_window_pattern"),
     ),
+    "starcoder2": Family(
+        _OUTER,
+        _LAYER,
+        PREFIX,
+        _MODEL | _ALL_BIASES,
+        windows="all",
+        default_window=0,
+        refuse=REFUSED,
+    ),
     "phi2": Family(
         _OUTER,
         _LAYER,
@@ -87,6 +96,23 @@ FAMILIES = {
         | {"layer.norms": const("beside, own"), "ffn.activation": const("gelu")},
         refuse=REFUSED,
         must={"use_parallel_residual": True},
+    ),
+    "falcon": Family(
+        _OUTER,
+        _LAYER | _QKV | {"mlp_norm": "attn_norm.weight", "mlp_norm_bias": "attn_norm.bias"},
+        PREFIX,
+        _MODEL
+        | _ALL_BIASES
+        | {  # as of GPT-NeoX files do not name the activation
+            "layer.norms": has("blk.0.attn_norm_2.weight", yes="beside, own", no="beside"),
+            "mixer.qkv_bias": has("blk.0.attn_qkv.bias"),
+            "mixer.o_bias": has("blk.0.attn_output.bias"),
+            "ffn.bias": has("blk.0.ffn_up.bias"),
+            "ffn.activation": const("gelu"),
+        },
+        instead={"attn_norm": "attn_norm_2.weight", "attn_norm_bias": "attn_norm_2.bias"},
+        refuse=REFUSED,
+        must={"tensor_data_layout": "jploski"},  # queries first, then keys, then values
     ),
     "gpt2": Family(
         _OUTER | {"positions": "position_embd.weight"},

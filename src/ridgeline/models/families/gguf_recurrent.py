@@ -30,6 +30,7 @@ _SSM = {
     "recurrent.kernel": integer("ssm.conv_kernel"),
     "recurrent.conv_bias": has("blk.0.ssm_conv1d.bias"),
 }
+_SHARED_LAYER = {f"shared_{name}": f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")}
 _DELTA_LAYER = {
     "mlp_norm": "post_attention_norm.weight",
     "q_gate": "attn_q.weight",
@@ -42,9 +43,7 @@ _DELTA_LAYER = {
     "a_log": "ssm_a",
     "gated_scale": "ssm_norm.weight",
     "out": "ssm_out.weight",
-    "shared_gate": "ffn_gate_shexp.weight",
-    "shared_up": "ffn_up_shexp.weight",
-    "shared_down": "ffn_down_shexp.weight",
+    **_SHARED_LAYER,
     "shared_scale": "ffn_gate_inp_shexp.weight",
 }
 _DELTA = {
@@ -56,10 +55,8 @@ _DELTA = {
     "recurrent.kernel": integer("ssm.conv_kernel"),
 }
 _BY_TURNS = {"recurrent.by_turns": const(True)}
-_SHARED = {
-    "ffn.shared_gated": const(True),
-    "shared.size": integer("expert_shared_feed_forward_length"),
-}
+_SHARED_SIZE = {"shared.size": integer("expert_shared_feed_forward_length")}
+_SHARED = {"ffn.shared_gated": const(True), **_SHARED_SIZE}
 
 
 def _delta(family: Family) -> Family:
@@ -75,7 +72,32 @@ def _delta(family: Family) -> Family:
     )
 
 
+def _granite(family: Family) -> Family:
+    """Return Granite 4's family of the same MLP or experts: attention without rope in few layers.
+
+    Bamba's files have the same name, but their layers turn.
+    """
+    return replace(
+        family,
+        layer={**family.layer, **_SSM_LAYER, **_SHARED_LAYER},
+        facts={
+            **family.facts,
+            **_SSM,
+            "rope.turns": const(False),
+            "mixer.qkv_bias": has("attn_q.bias"),
+            "mixer.o_bias": has("attn_output.bias"),
+            "recurrent.conv_bias": has("ssm_conv1d.bias"),
+        },
+        recurrent="ssm",
+        decays=True,
+        must={"rope.scaling.finetuned": False},
+        unused=(),
+    )
+
+
 _DENSE, _SPARSE = _delta(_PLAIN["qwen3"]), _delta(_PLAIN["qwen3moe"])
+_GRANITE = _granite(_PLAIN["granite"])
+_GRANITE_OF_EXPERTS = _granite(_PLAIN["granitemoe"])
 FAMILIES = {
     "mamba2": Family(
         _PLAIN["qwen3"].outer,
@@ -103,6 +125,16 @@ FAMILIES = {
         recurrent="ssm",
         beside=True,
         decays=True,
+    ),
+    "granitehybrid": replace(
+        _GRANITE,
+        facts={
+            **_GRANITE.facts,
+            "ffn.size": integer("expert_shared_feed_forward_length", "feed_forward_length"),
+        },
+    ),
+    "granitehybrid of experts": replace(
+        _GRANITE_OF_EXPERTS, facts={**_GRANITE_OF_EXPERTS.facts, **_SHARED_SIZE}
     ),
     "qwen35": replace(_DENSE, facts={**_DENSE.facts, **_DELTA, **_BY_TURNS}),
     "qwen35moe": replace(_SPARSE, facts={**_SPARSE.facts, **_DELTA, **_BY_TURNS, **_SHARED}),

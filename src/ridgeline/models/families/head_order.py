@@ -21,8 +21,10 @@ def row_order(arch: ModelArch, family: Family, parts: list[str]) -> Order | None
     if parts[0].startswith("layers.") and (order := _of_latent(arch, family, parts)) is not None:
         return order
     index, names = parts[0].split(".")[1:2], tuple(part.rpartition(".")[2] for part in parts)
-    if family.heads_inside and len(parts) == 3:
-        return _by_part((arch.attentions[0].head_dim,) * 3, arch.attentions[0].num_heads)
+    if family.heads_inside and len(parts) == 3:  # of each key head: its queries, itself, its values
+        one = arch.attentions[0]
+        served = one.num_heads // one.num_kv_heads
+        return _by_part((served * one.head_dim, one.head_dim, one.head_dim), one.num_kv_heads)
     if names in (("gate", "up"), ("gate_bias", "up_bias")):
         ffn = arch.layers[int(index[0])].ffn
         if not isinstance(ffn, Experts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.models.families.hf_moe import FAMILIES as OF_EXPERTS
 from ridgeline.models.families.hf_parts import (
     ACTIVATIONS,
@@ -28,6 +30,55 @@ from ridgeline.models.families.table import (
     flag,
     integer,
     number,
+    numbered,
+)
+
+_FALCON = Family(
+    {
+        "embed": "transformer.word_embeddings.weight",
+        "norm": "transformer.ln_f.weight",
+        "norm_bias": "transformer.ln_f.bias",
+        "head": "lm_head.weight",
+    },
+    LAYER
+    | dict.fromkeys("qkv", "self_attention.query_key_value.weight")
+    | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "self_attention.query_key_value.bias")
+    | {
+        "o": "self_attention.dense.weight",
+        "o_bias": "self_attention.dense.bias",
+        "mlp_norm": "ln_mlp.weight",
+        "mlp_norm_bias": "ln_mlp.bias",
+        "up": "mlp.dense_h_to_4h.weight",
+        "up_bias": "mlp.dense_h_to_4h.bias",
+        "down": "mlp.dense_4h_to_h.weight",
+        "down_bias": "mlp.dense_4h_to_h.bias",
+    },
+    "transformer.h.{}.",
+    MODEL
+    | LAYER_NORM
+    | {
+        "norm_eps": number("layer_norm_epsilon", default=1e-5),
+        "norm_bias": const(True),
+        "tied_embeddings": flag("tie_word_embeddings", default=True),
+        "layer.norms": const("beside"),
+        "mixer.qkv_bias": flag("bias"),
+        "mixer.o_bias": flag("bias"),
+        "ffn.size": integer("ffn_hidden_size", times_hidden=4),
+        "ffn.gated": const(False),
+        "ffn.bias": flag("bias"),
+        "ffn.activation": choice("activation", among=ACTIVATIONS, default="gelu"),
+    },
+    heads_inside=True,
+    defaults={"max_position_embeddings": 2048, "num_key_value_heads": 1},
+    aliases={"n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
+    refuse=("alibi",),
+    unused=("num_kv_heads",),  # as many as heads, though one serves all
+    must={
+        "apply_residual_connection_post_layernorm": False,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "parallel_attn": True,
+    },
 )
 
 FAMILIES = {
@@ -186,6 +237,38 @@ FAMILIES = {
         },
         refuse=("qk_layernorm",),
     ),
+    "Starcoder2ForCausalLM": Family(
+        OUTER,
+        LAYER
+        | {
+            "up": "mlp.c_fc.weight",
+            "up_bias": "mlp.c_fc.bias",
+            "down": "mlp.c_proj.weight",
+            "down_bias": "mlp.c_proj.bias",
+        },
+        PREFIX,
+        MODEL
+        | LAYER_NORM
+        | {
+            "norm_eps": number("norm_epsilon", default=1e-5),
+            "norm_bias": const(True),
+            "tied_embeddings": flag("tie_word_embeddings", default=True),
+            "mixer.qkv_bias": flag("use_bias", default=True),
+            "mixer.o_bias": flag("use_bias", default=True),
+            "ffn.gated": const(False),
+            "ffn.bias": flag("use_bias", default=True),
+            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu_pytorch_tanh"),
+        },
+        windows="all",
+        unused=(  # other keys say it, or it was for training
+            "attention_softmax_in_fp32",
+            "embedding_dropout",
+            "layer_norm_epsilon",
+            "residual_dropout",
+            "scale_attention_softmax_in_fp32",
+        ),
+        must={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+    ),
     "OPTForCausalLM": Family(
         {
             "embed": "model.decoder.embed_tokens.weight",
@@ -259,6 +342,22 @@ FAMILIES = {
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         buffers=(".attention.bias", ".attention.masked_bias"),
         must={"use_parallel_residual": True, "attention_bias": True},
+    ),
+    "FalconForCausalLM": _FALCON,
+    "FalconForCausalLM of groups": replace(  # 40B, 180B, and 11B, which has one norm
+        _FALCON,
+        layer={**_FALCON.layer, "attn_norm": "ln_attn.weight", "attn_norm_bias": "ln_attn.bias"},
+        instead={"attn_norm": "input_layernorm.weight", "attn_norm_bias": "input_layernorm.bias"},
+        facts={
+            **_FALCON.facts,
+            "layer.norms": numbered(
+                "num_ln_in_parallel_attn", among={1: "beside", 2: "beside, own"}, default=2
+            ),
+        },
+        defaults={"max_position_embeddings": 2048},
+        aliases={**_FALCON.aliases, "num_kv_heads": "num_key_value_heads"},
+        unused=("multi_query", "new_decoder_architecture", "parallel_attn"),
+        must={"apply_residual_connection_post_layernorm": False},
     ),
     "GPT2LMHeadModel": Family(
         {

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.models.families.hf_parts import DENSE, DENSE_NAMES, SHARED, SHARED_FACTS
+from ridgeline.models.families.hf_parts import (
+    BIASES,
+    DENSE,
+    DENSE_NAMES,
+    LAYER,
+    MODEL,
+    OUTER,
+    SCALES,
+    SHARED,
+    SHARED_FACTS,
+)
 from ridgeline.models.families.table import (
     Family,
     adjusted,
@@ -114,7 +124,7 @@ _MAMBA = {
     "recurrent.conv_bias": flag("use_conv_bias", default=True),
     "recurrent.bias": flag("use_bias"),
 }
-_MAMBA_BESIDE = {
+_MAMBA_OF_HYBRID = {
     "recurrent.num_heads": integer("mamba_n_heads"),
     "recurrent.head_dim": integer("mamba_d_head"),
     "recurrent.state_dim": integer("mamba_d_state"),
@@ -133,6 +143,14 @@ _SSM_LAYER = {
     "gated_scale": "norm.weight",
     "out": "out_proj.weight",
     "out_bias": "out_proj.bias",
+}
+_SSM_OF_HYBRID = {n: f"mamba.{name}" for n, name in _SSM_LAYER.items()}
+_HYBRID = MODEL | BIASES | _MAMBA_OF_HYBRID | {"recurrent.bias": flag("mamba_proj_bias")}
+_GRANITE = {
+    "rope.turns": choice(
+        "position_embedding_type", among={"rope": True, "nope": False}, default="nope"
+    ),
+    "ffn.size": integer("shared_intermediate_size"),
 }
 
 FAMILIES = {
@@ -231,7 +249,7 @@ FAMILIES = {
             "up": "feed_forward.up_proj.weight",
             "down": "feed_forward.down_proj.weight",
         }
-        | {n: f"mamba.{name}" for n, name in _SSM_LAYER.items()},
+        | _SSM_OF_HYBRID,
         _PREFIX,
         {
             "hidden_size": integer("hidden_size"),
@@ -253,7 +271,7 @@ FAMILIES = {
             "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
             "scales.ffn": numbers("mlp_multipliers", default=(1.0, 1.0)),
         }
-        | _MAMBA_BESIDE,
+        | _MAMBA_OF_HYBRID,
         recurrent="ssm",
         beside=True,
         refuse=("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"),
@@ -262,6 +280,49 @@ FAMILIES = {
             "attn_layer_indices",
         ),
         must={"time_step_limit": NO_LIMITS, "mamba_use_mlp": True},
+    ),
+    "GraniteMoeHybridForCausalLM": Family(
+        OUTER,
+        LAYER
+        | _SSM_OF_HYBRID
+        | {
+            "gate": "shared_mlp.input_linear.weight",
+            "up": "shared_mlp.input_linear.weight",
+            "down": "shared_mlp.output_linear.weight",
+        },
+        _PREFIX,
+        _HYBRID | SCALES | _GRANITE,
+        recurrent="ssm",
+        aliases={"layers_block_type": "layer_types"},
+        attention_layers="attn_layer_indices",
+        unused=(  # how a prompt is computed, other keys say it, or there is no such part
+            "init_method", "intermediate_size", "mamba_chunk_size", "mamba_conv_bias",
+            "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand", "mamba_n_groups",
+            "mamba_n_heads", "num_experts_per_tok",
+        ),
+        must={"normalization_function": "rmsnorm", "time_step_limit": NO_LIMITS},
+    ),
+    "BambaForCausalLM": Family(
+        OUTER | {"norm": "model.final_layernorm.weight"},
+        LAYER
+        | _SSM_OF_HYBRID
+        | {
+            "mlp_norm": "pre_ff_layernorm.weight",
+            "gate": "feed_forward.gate_proj.weight",
+            "up": "feed_forward.up_proj.weight",
+            "down": "feed_forward.down_proj.weight",
+        },
+        _PREFIX,
+        _HYBRID,
+        recurrent="ssm",
+        attention_layers="attn_layer_indices",
+        defaults={"partial_rotary_factor": 0.5},
+        refuse=("mlp_bias",),
+        unused=(  # how a prompt is computed, for training, or other keys say it
+            "attn_rotary_emb", "mamba_chunk_size", "mamba_expand", "num_logits_to_keep",
+            "z_loss_coefficient",
+        ),
+        must={"time_step_limit": NO_LIMITS},
     ),
     "Mamba2ForCausalLM": Family(
         {
@@ -320,6 +381,26 @@ FAMILIES["Lfm2MoeForCausalLM"] = replace(
         "block_ffn_dim_multiplier",
         "block_multiple_of",
     ),
+)
+_GRANITE_HYBRID = FAMILIES["GraniteMoeHybridForCausalLM"]
+FAMILIES["GraniteMoeHybridForCausalLM of experts"] = replace(
+    _GRANITE_HYBRID,
+    layer={
+        **_GRANITE_HYBRID.layer,
+        "router": "block_sparse_moe.router.layer.weight",
+        "gate": "block_sparse_moe.input_linear.weight",
+        "up": "block_sparse_moe.input_linear.weight",
+        "down": "block_sparse_moe.output_linear.weight",
+        **{f"shared_{name}": _GRANITE_HYBRID.layer[name] for name in ("gate", "up", "down")},
+    },
+    facts={
+        **_GRANITE_HYBRID.facts,
+        "ffn.num": integer("num_local_experts"),
+        "ffn.per_token": integer("num_experts_per_tok"),
+        "ffn.size": integer("intermediate_size"),
+        "shared.size": integer("shared_intermediate_size"),
+    },
+    has_experts=True,
 )
 FAMILIES["Qwen3_5ForConditionalGeneration"] = FAMILIES["Qwen3_5ForCausalLM"]
 FAMILIES["Qwen3_5MoeForConditionalGeneration"] = FAMILIES["Qwen3_5MoeForCausalLM"]

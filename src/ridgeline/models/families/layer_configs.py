@@ -38,7 +38,8 @@ from ridgeline.physics.rope import Rope
 _MAX_LAYERS = 4096
 NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
-_RECURRENT_KINDS = dict.fromkeys(("conv", "linear_attention"), "recurrent")
+_RECURRENT_KINDS = dict.fromkeys(("conv", "linear_attention", "mamba"), "recurrent")
+_RECURRENT_KINDS |= {"attention": "full"}
 _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
 _Ropes = Mapping[str, Rope | None]  # by kind of layer: "full" or "sliding"
 
@@ -400,7 +401,7 @@ def _ropes_of_config(
 def _no_rope_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
     """Return which layers turn queries and keys at all: SmolLM3's list has 1 for those that do."""
     if "no_rope_layers" not in family.ropes:
-        return [True] * num_layers
+        return [family.read(facts, "rope").get("turns", True)] * num_layers
     every = facts.integer("no_rope_layer_interval", 4)
     flags = facts.get("no_rope_layers")
     if flags is None:

@@ -75,7 +75,8 @@ class Reader(NamedTuple):
             case "adjusted":
                 return _adjusted(facts, key)
             case "bias":
-                return any(name.endswith(self.argument) for name in facts.tensors)
+                tensor, yes, no = self.argument
+                return yes if any(name.endswith(tensor) for name in facts.tensors) else no
             case "total":
                 return sum(facts.integer(key) for key in self.keys)
             case "product":
@@ -144,7 +145,7 @@ def unless(key: str) -> Reader:
     return Reader("unless", (key,))
 
 
-def choice(*keys: str, among: Mapping[str, str], default: str | None = None) -> Reader:
+def choice(*keys: str, among: Mapping[str, Any], default: str | None = None) -> Reader:
     """A word, put into our words."""
     return Reader("choice", keys, default, among)
 
@@ -184,9 +185,9 @@ def _adjusted(facts: Facts, key: str) -> int:
     return -(-int(factor * int(2 * size / 3)) // multiple) * multiple if is_wide else size
 
 
-def has(tensor: str) -> Reader:
-    """Whether the file has a tensor whose name ends so."""
-    return Reader("bias", argument=tensor)
+def has(tensor: str, *, yes: Any = True, no: Any = False) -> Reader:
+    """Whether the file has a tensor whose name ends so, put into our words."""
+    return Reader("bias", argument=(tensor, yes, no))
 
 
 def total(*keys: str) -> Reader:
@@ -224,7 +225,7 @@ class Family:
         facts: "mixer", "latent" (see ``physics.latent``), "recurrent", "ffn", "shared" (the expert
             of all tokens), "beside" (the network beside experts), "dense" (that of the first layers
             instead of experts) or "layer", a dot and a field, or a field of the model, to its
-            reader.
+            reader. "rope.turns" says whether positions turn queries and keys at all.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
@@ -249,7 +250,7 @@ class Family:
             whole gate. Such tensors are stored as ``(experts, in, out)`` unless they are quantised.
         num_segments: parts of a text, of which each has a type of tokens of its own.
         transposed: matrices of layers are stored as ``(in, out)``.
-        heads_inside: rows of q, k and v in one tensor are sorted by head first.
+        heads_inside: rows of q, k and v in one tensor are sorted by key head first.
         defaults: values of keys that a config may leave out.
         aliases: the family's names of keys that all others call alike.
         buffers: ends of names of tensors that hold no weights.
