@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -99,8 +99,12 @@ def test_what_the_document_allows_and_forbids(
         case.validate_response(response, checks=checks)
 
     check()
-    if mode is GenerationMode.POSITIVE:
-        assert statuses[200] or "{name}" in path, statuses
+    if mode is GenerationMode.POSITIVE and "{name}" not in path:
+        # What is drawn changes with the code that is loaded, and all of it may contradict itself.
+        for number in range(1, 10):
+            if not statuses[200]:
+                seed(number)(check)()
+        assert statuses[200], statuses
 
 
 def test_every_route_is_tried(small: Served) -> None:
