@@ -45,7 +45,7 @@ class Seen:
 
 
 def seen_of(ended: Sequence[Ended], slos: Sequence[Slo], begin_s: float = 0.0) -> Seen:
-    """Return what the requests of a simulation saw, if each begins so many seconds later."""
+    """Return what the requests of a simulation saw, if each begins `begin_s` later."""
     rows = [_latencies_ms(one, begin_s) for one in ended]
     good = sum(
         all(row.get(slo.metric, 0.0) <= slo.limit_ms for slo in slos) and not one.is_lost
