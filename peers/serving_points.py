@@ -22,19 +22,19 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.format_bytes import storage_of_config
 from ridgeline.planner import plan
-from ridgeline.planner.candidate import bounds_of
+from ridgeline.planner.candidate import Candidate, bounds_of
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.load import Load, LoadWishes, load_of
+from ridgeline.planner.choice_search import factors_of, settled_of
+from ridgeline.planner.load import LoadWishes, load_of
 from ridgeline.planner.place import place
-from ridgeline.planner.steady import steady_closed
 from ridgeline.planner.step_times import clock_of
 from ridgeline.planner.subject import subject_of
 from ridgeline.planner.wishes import Wishes
@@ -67,6 +67,18 @@ class Point:
     row: Mapping[str, str]
     clients: int
     measured_ms: Mapping[str, float]
+
+
+class NotDescribedError(ValueError):
+    """A plan cannot be asked for a point."""
+
+
+class Asked(NamedTuple):
+    """What a plan is asked: the model's config, flags of memory and of the load."""
+
+    config: dict[str, Any]
+    of_memory: dict[str, Any]
+    of_load: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +126,18 @@ def read_points(path: Path) -> tuple[list[Point], Counter[str]]:
 
 def predict(point: Point, configs: Path, *, is_simulated: bool) -> Predicted | str:
     """Return what a plan says of a point, or why it says nothing."""
-    row = point.row
-    config = config_of(configs, row["model_path"])
-    if config is None:
-        return "no config of the model"
-    device = row["system"].replace("_", "-")
-    if device not in devices():
-        return f"no {device} in the catalogue"
-    intervals: dict[str, Interval | None] = {}
-    of_memory: dict[str, Any] = {
-        "on": device,
-        "engine": row["backend"],
-        "dtype": dtype_of(config, row["precision"]),
-        "tensor_parallel_size": row["tp_size"],
-    }
-    of_load: dict[str, Any] = {
-        "prompt_tokens": row["isl"], "new_tokens": row["osl"], "max_concurrency": point.clients,
-    }  # fmt: skip
     try:
+        asked = asked_of(point, configs)
         if is_simulated:
-            choices = plan(config, **of_memory, **of_load, replicas="1").choices
-            for name in METRICS if choices else ():
-                intervals[name] = choices[0].interval_ms(name, "mean")
+            choices = plan(asked.config, **asked.of_memory, **asked.of_load, replicas="1").choices
+            intervals = {n: c.interval_ms(n, "mean") for c in choices[:1] for n in METRICS}
         else:
-            intervals |= _by_formula(config, Wishes(**of_memory), load_of(LoadWishes(**of_load)))
+            candidate = candidate_of(asked)
+            intervals = {} if candidate is None else intervals_of(candidate)
+    except NotDescribedError as error:
+        return str(error)
     except ValueError as error:
-        return f"refused: {error}"
+        return f"{point.row['model_path']} is refused: {error}"
     if not intervals:
         return "does not fit, says the plan"
     if any(interval is None for interval in intervals.values()):
@@ -147,24 +145,52 @@ def predict(point: Point, configs: Path, *, is_simulated: bool) -> Predicted | s
     return Predicted(point, {name: ms for name, ms in intervals.items() if ms is not None})
 
 
-def _by_formula(config: Mapping[str, Any], wishes: Wishes, load: Load) -> dict[str, Interval]:
-    """Return the intervals of the formula that a plan compares devices with; empty: no room."""
-    subject = subject_of(config, stores())
-    wishes = replace(wishes, context=load.longest)
-    placement = place(subject, devices()[wishes.on or ""], wishes, default_ranks="1")
+def asked_of(point: Point, configs: Path) -> Asked:
+    """Return what a plan is asked for a point. Raises NotDescribedError where it cannot be."""
+    row = point.row
+    config = config_of(configs, row["model_path"])
+    if config is None:
+        raise NotDescribedError("no config of the model")
+    device = row["system"].replace("_", "-")
+    if device not in devices():
+        raise NotDescribedError(f"no {device} in the catalogue")
+    of_memory = {
+        "on": device,
+        "engine": row["backend"],
+        "dtype": dtype_of(config, row["precision"]),
+        "tensor_parallel_size": row["tp_size"],
+    }
+    of_load = {
+        "prompt_tokens": row["isl"], "new_tokens": row["osl"], "max_concurrency": point.clients,
+    }  # fmt: skip
+    return Asked(config, of_memory, of_load)
+
+
+def candidate_of(asked: Asked) -> Candidate | None:
+    """Return the division that a plan compares by formula; None if it does not fit."""
+    load = load_of(LoadWishes(**asked.of_load))
+    wishes = Wishes(**asked.of_memory, context=load.longest)
+    subject = subject_of(asked.config, stores())
+    placement = place(subject, devices()[asked.of_memory["on"]], wishes, default_ranks="1")
     bounds = bounds_of(placement)
     if not placement.ledger.fits or bounds.most_seqs(load) < 1:
-        return {}
-    clock = clock_of(subject, placement)
-    settled = [
-        steady_closed(clock.at(factor), load, bounds, load.concurrency or 1)
-        for factor in (clock.low, 1.0, clock.high)
-    ]
-    low, middle, high = (one for one in settled if one is not None)
-    return {
-        "ttft": (1e3 * low.ttft_s, 1e3 * middle.ttft_s, 1e3 * high.ttft_s),
-        "tpot": (1e3 * low.tpot_s, 1e3 * middle.tpot_s, 1e3 * high.tpot_s),
-    }
+        return None
+    return Candidate(placement, clock_of(subject, placement), bounds, None, load, lambda: None)
+
+
+def intervals_of(candidate: Candidate) -> dict[str, Interval | None]:
+    """Return the intervals of the formula that a plan compares devices with."""
+    load, clock = candidate.load, candidate.clock
+    settled = {f: settled_of(candidate, load, 1, f) for f in (clock.low, 1.0, clock.high)}
+    middle, factors = settled[1.0], factors_of(clock, load, settled)
+    if middle is None:
+        return dict.fromkeys(METRICS)
+    intervals: dict[str, Interval | None] = {}
+    for name, seconds in (("ttft", middle.ttft_s), ("tpot", middle.tpot_s)):
+        low, high = factors[name]
+        ms = 1e3 * seconds
+        intervals[name] = ms * low, ms, None if high is None else ms * high
+    return intervals
 
 
 def config_of(configs: Path, model: str) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 Run as ``python tools/fit_device_time.py``. It reads tests/data/known_speed.json and writes
 src/ridgeline/physics/data/efficiency.csv. Errors are of figures that were left out: of each
 generation one by one, and for "all" a generation at a time, which is what a device of a new one
-has to expect. Figures of other engines are fitted to by none; they say how far theirs may be off.
+has to expect. Rows of other engines stay as they are: ``peers.serving_fit`` prints those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.physics.config_shape import shape_of_config
-from ridgeline.physics.device_time import DeviceTime, Efficiency, batch_seconds, device_time
+from ridgeline.physics.device_time import (
+    OLDER,
+    DeviceTime,
+    Efficiency,
+    batch_seconds,
+    device_time,
+)
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices
 
@@ -26,7 +32,6 @@ ROOT = Path(__file__).parents[1]
 KNOWN = ROOT / "tests" / "data" / "known_speed.json"
 CONFIGS = ROOT / "tests" / "data" / "configs.json"
 TABLE = ROOT / "src" / "ridgeline" / "physics" / "data" / "efficiency.csv"
-FITTED = "trtllm"  # the engine with figures enough
 POWERS = (1.0, 1.5, 2.0, 3.0, 6.0)
 LOWEST, HIGHEST = np.log([1e-6, 0.1, 0.1]), np.log([1e-3, 1.0, 1.0])
 START = np.log([5e-5, 0.7, 0.7])
@@ -37,7 +42,7 @@ Case = tuple[dict[str, Any], DeviceTime]
 def constants(logs: Floats, power: float) -> Efficiency:
     """Return constants from their logarithms."""
     layer_s, memory, compute = (float(value) for value in np.exp(logs))
-    return Efficiency("", "", layer_s, memory, compute, power, 0, 0.0, 1.0, "")
+    return Efficiency("", "", layer_s, memory, compute, power, 0.0, 0.0, 0, 0.0, 1.0, 1.0, "")
 
 
 def cases() -> list[Case]:
@@ -47,8 +52,10 @@ def cases() -> list[Case]:
     configs = known["models"] | {name: model["config"] for name, model in hub.items()}
     pairs = []
     for point in known["points"]:
+        if point["engine"] != OLDER:
+            continue
         shape = shape_of_config(configs[point["model"]])
-        kv_bytes = 1.0 if point["dtype"] == "fp8" and point["engine"] == FITTED else 2.0
+        kv_bytes = 1.0 if point["dtype"] == "fp8" else 2.0
         device, storage = devices()[point["device"]], storage_of_dtype(point["dtype"])
         times = device_time(shape, storage, kv_bytes, device, constants(START, 2.0), point["tp"])
         pairs.append((point, times))
@@ -62,8 +69,6 @@ def error(case: Case, with_: Efficiency) -> float:
     seconds = batch_seconds(replace(times, efficiency=with_), batch, point["prompt"], new)
     if "ttft_ms" in point:
         return math.log(point["ttft_ms"] / 1e3 / seconds)
-    if "tpot_ms" in point:  # of a closed loop: while one answers, each of the others is read once
-        return math.log(point["tpot_ms"] / 1e3 * new / seconds)
     return math.log(batch * new / point["tp"] / point["tokens_per_s_per_device"] / seconds)
 
 
@@ -109,13 +114,14 @@ def left_out(known: list[Case], groups: list[str]) -> list[float]:
     return [error(case, fitted[group]) for case, group in zip(known, groups, strict=True)]
 
 
-def row(engine: str, name: str, efficiency: Efficiency, errors: list[float], source: str) -> str:
-    """Return a line of the table."""
+def row(name: str, efficiency: Efficiency, errors: list[float]) -> str:
+    """Return a line of the table. The figures are an engine's own, without a server around it."""
     mean = float(np.mean(np.abs(errors)))
     factor = math.ceil(100 * math.exp(quantile_90(errors))) / 100
     return (
-        f"{engine},{name},{efficiency.layer_s * 1e6:.1f},{efficiency.memory:.3f},"
-        f'{efficiency.compute:.3f},{efficiency.power:g},{len(errors)},{mean:.3f},{factor:.2f},"{source}"'
+        f"{OLDER},{name},{efficiency.layer_s * 1e6:.1f},{efficiency.memory:.3f},"
+        f"{efficiency.compute:.3f},{efficiency.power:g},0,0,{len(errors)},{mean:.3f},{factor:.2f},"
+        f'{factor:.2f},"TensorRT-LLM v0.6.1, performance.md"'
     )
 
 
@@ -128,24 +134,21 @@ def show(line: str, errors: list[float], known: list[Case]) -> None:
 
 def main(table: Path = TABLE) -> None:
     """Fit each generation and all of them; write the table."""
-    published = cases()
-    every = [case for case in published if case[0]["engine"] == FITTED]
+    every = cases()
     generation = {case[0]["id"]: devices()[case[0]["device"]].generation for case in every}
     parts = {
         name: [case for case in every if generation[case[0]["id"]] == name]
         for name in sorted(set(generation.values()))
     }
     fitted = {name: fit(known) for name, known in {**parts, "all": every}.items()}
-    rows = ["engine,generation,o_us,e_m,e_c,p,num_points,loo_error,factor_90,source"]
+    head, *kept = TABLE.read_text(encoding="utf-8").splitlines()
+    rows = [head]
     for name, known in {**parts, "all": every}.items():
         groups = [generation[c[0]["id"]] if name == "all" else c[0]["id"] for c in known]
         errors, efficiency = left_out(known, groups), fitted[name]
-        rows.append(row(FITTED, name, efficiency, errors, "TensorRT-LLM v0.6.1, performance.md"))
+        rows.append(row(name, efficiency, errors))
         show(rows[-1], errors, known)
-    others = [case for case in published if case[0]["engine"] != FITTED]
-    errors = [error(case, fitted[devices()[case[0]["device"]].generation]) for case in others]
-    rows.append(row("other", "all", fitted["all"], errors, "vLLM; see tests/data/known_speed.json"))
-    show(rows[-1], errors, others)
+    rows += [line for line in kept if not line.startswith(f"{OLDER},")]
     table.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 

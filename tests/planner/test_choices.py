@@ -25,7 +25,7 @@ from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.load import Load, LoadWishes, Slo, load_of, parse_slo
 from ridgeline.planner.pareto import pareto_svg
 from ridgeline.planner.plan import plan_for
-from ridgeline.planner.steady import Bounds, knee, steady, steady_closed
+from ridgeline.planner.steady import Bounds, knee, queue_s, steady, steady_closed
 from ridgeline.planner.subject import Subject
 from ridgeline.planner.verdict import per_second
 from ridgeline.simulator.fleet import serve_fleet
@@ -393,3 +393,32 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     assert interval is not None
     assert interval[2] is not None
     assert interval[2] / interval[0] == pytest.approx(1.1 / 0.9, rel=0.05)
+
+
+# --- first tokens ------------------------------------------------------------------------------
+
+
+def test_prompts_of_clients_that_begin_at_once_wait_for_each_other() -> None:
+    times = times_of("llama-3.1-8b", "l4", "bf16", engine="vllm")
+    one, ten, twenty = (queue_s(times, load(), BOUNDS, n) for n in (1, 10, 20))
+    assert one == 0
+    assert ten > 0
+    assert 1.8 < twenty / ten < 2.2
+
+
+def test_a_first_token_takes_a_server_more_than_its_steps() -> None:
+    """Its interval is its own, and an answer's end is as unsure as what it is made of."""
+    closed = {"request_rate": None, "on": "h100-sxm", "replicas": "1", "tensor_parallel_size": "1"}
+    (few,), (many,) = (planned(**closed, max_concurrency=n).choices for n in (1, 16))
+    assert few.seen is not None
+    assert many.seen is not None
+    assert few.seen.ms["ttft"]["mean"] > 1e3 * few.clock.request_s > 0
+    assert many.seen.ms["ttft"]["mean"] > few.seen.ms["ttft"]["mean"]
+    low, high = few.factors["ttft"]
+    assert high is not None
+    assert low <= few.clock.first_low
+    assert high >= few.clock.first_high > few.clock.high
+    (_, tpot), (_, e2el) = few.factors["tpot"], few.factors["e2el"]
+    assert tpot is not None
+    assert e2el is not None
+    assert tpot < e2el < high

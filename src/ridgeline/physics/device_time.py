@@ -6,6 +6,8 @@ Bytes and flops come from a model's shape, F and B from the catalogue. ``o`` is 
 however little it does, ``e_c`` and ``e_m`` are what kernels reach, ``p`` rounds the corner (after
 Williams, Waterman and Patterson, "Roofline", 2009). Constants were fitted to published figures of
 one engine on one generation of devices and carry their own error, so a time is always an interval.
+A first token takes a server more than its step: time for the request itself, and for a share of the
+prompts of clients that begin at the same time.
 What ranks send each other is added where the link is known. It names no device and opens no file.
 """
 
@@ -21,8 +23,9 @@ from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import Matrix, Shape
 
-_ALL = "all"  # the row of constants for generations without figures of their own
-_OTHER = "other"  # the row that says how far engines may be off to which nothing was fitted
+_ALL = "all"  # the row of an engine's constants for generations without figures of their own
+_OTHER = "other"  # the row that says how far servers may be off to which nothing was fitted
+OLDER = "trtllm-0.6.1"  # whose constants are taken for engines to which nothing was fitted
 _HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
 _TYPICAL_REACH = 0.78  # of a dense peak that was not measured: the median of those measured
 _STATE_BYTES = 4  # states of sequences are kept in f32
@@ -62,9 +65,13 @@ class Efficiency:
         layer_s: seconds that a layer takes for nothing (``o``).
         memory, compute: parts of bandwidth and arithmetic that kernels reach (``e_m``, ``e_c``).
         power: rounds the corner between both (``p``).
+        request_s: seconds that a server takes for a request before its first token, besides steps.
+        queue_share: of the prompts that are there when all clients begin at once, how much a
+            first token waits for in the mean.
         num_points: published figures behind them.
         error: mean of abs(log(actual / predicted)) of figures that were left out.
         factor_90: nine in ten figures that were left out are within this factor.
+        first_factor_90: the same, of times to the first token.
         source: of the figures.
     """
 
@@ -74,9 +81,12 @@ class Efficiency:
     memory: float
     compute: float
     power: float
+    request_s: float
+    queue_share: float
     num_points: int
     error: float
     factor_90: float
+    first_factor_90: float
     source: str
 
 
@@ -93,9 +103,12 @@ def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
                     memory=float(row["e_m"]),
                     compute=float(row["e_c"]),
                     power=float(row["p"]),
+                    request_s=float(row["request_ms"]) * 1e-3,
+                    queue_share=float(row["queue_share"]),
                     num_points=int(row["num_points"]),
                     error=float(row["loo_error"]),
                     factor_90=float(row["factor_90"]),
+                    first_factor_90=float(row["first_factor_90"]),
                     source=row["source"],
                 )
             )
@@ -105,19 +118,25 @@ def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
 
 
 def efficiency_of(device: Device, engine: str, rows: tuple[Efficiency, ...]) -> Efficiency:
-    """Return the constants for a device: of its generation, else of all that were measured.
+    """Return the constants of an engine on a device: of its generation, else of all generations.
 
-    Where either engine or generation has no figures of its own, the error is that of engines to
-    which nothing was fitted, if that is more.
+    Engines without a row take the older constants, those of ``OLDER``. Where a generation or an
+    engine has no figures of its own, the error is that of servers to which nothing was fitted, if
+    that is more.
     """
-    fitted = [row for row in rows if row.engine != _OTHER]
-    of_all = next(row for row in fitted if row.generation == _ALL)
-    constants = next((row for row in fitted if row.generation == device.generation), of_all)
-    if constants.engine == engine and constants is not of_all:
-        return constants
-    unfitted = next(row for row in rows if row.engine == _OTHER)
-    worse = max(constants, of_all, unfitted, key=lambda row: row.factor_90)
-    return replace(constants, error=worse.error, factor_90=worse.factor_90)
+    known = {(row.engine, row.generation): row for row in rows}
+    own = known.get((engine, device.generation))
+    if own is not None:
+        return own
+    unfitted, of_all = known[_OTHER, _ALL], known.get((engine, _ALL))
+    if of_all is None:
+        older = known.get((OLDER, device.generation), known[OLDER, _ALL])
+        of_all = replace(
+            older, request_s=unfitted.request_s, queue_share=unfitted.queue_share
+        )  # fmt: skip
+    worse = max(of_all, unfitted, key=lambda row: row.factor_90)
+    first = max(of_all.first_factor_90, unfitted.first_factor_90)
+    return replace(of_all, error=worse.error, factor_90=worse.factor_90, first_factor_90=first)
 
 
 class Experts(NamedTuple):

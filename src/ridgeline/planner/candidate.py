@@ -9,7 +9,7 @@ from ridgeline.core.records import EngineRecord
 from ridgeline.physics.hardware import Price
 from ridgeline.planner.load import Load
 from ridgeline.planner.place import Placement
-from ridgeline.planner.steady import Bounds, knee
+from ridgeline.planner.steady import Bounds, knee, queue_s
 from ridgeline.planner.step_times import Clocked
 from ridgeline.simulator.run import Times
 from ridgeline.simulator.steptime import Features
@@ -49,6 +49,17 @@ class Candidate:
         if factor not in self.knees:
             self.knees[factor] = knee(self.clock.at(factor), self.load, self.bounds)
         return self.knees[factor]
+
+    def begin_s(self, replicas: int, factor: float = 1.0) -> float:
+        """Return what a first token takes a server besides steps that take `factor` longer.
+
+        Clients of a closed loop begin at once.
+        """
+        clock, clients = self.clock, self.load.concurrency
+        if clients is None or not clock.queue_share:
+            return clock.request_s
+        queued_s = queue_s(clock.at(factor), self.load, self.bounds, clients / replicas)
+        return clock.request_s + clock.queue_share * queued_s
 
     def usd_per_hour(self, replicas: int) -> float | None:
         """Return what this number of replicas costs on demand; None without a price."""

@@ -44,9 +44,9 @@ class Seen:
         return factor * self.ms[slo.metric][slo.percentile] / slo.limit_ms
 
 
-def seen_of(ended: Sequence[Ended], slos: Sequence[Slo]) -> Seen:
-    """Return what the requests of a simulation saw."""
-    rows = [_latencies_ms(one) for one in ended]
+def seen_of(ended: Sequence[Ended], slos: Sequence[Slo], begin_s: float = 0.0) -> Seen:
+    """Return what the requests of a simulation saw, if each begins `begin_s` later."""
+    rows = [_latencies_ms(one, begin_s) for one in ended]
     good = sum(
         all(row.get(slo.metric, 0.0) <= slo.limit_ms for slo in slos) and not one.is_lost
         for row, one in zip(rows, ended, strict=True)
@@ -55,12 +55,12 @@ def seen_of(ended: Sequence[Ended], slos: Sequence[Slo]) -> Seen:
     return Seen(ms, good / len(ended), is_simulated=True)
 
 
-def _latencies_ms(ended: Ended) -> dict[str, float]:
+def _latencies_ms(ended: Ended, begin_s: float) -> dict[str, float]:
     if ended.first_token_s is None or ended.is_lost:
         return {}
     latencies_ms = {
-        "ttft": 1e3 * (ended.first_token_s - ended.arrival_s),
-        "e2el": 1e3 * (ended.finish_s - ended.arrival_s),
+        "ttft": 1e3 * (begin_s + ended.first_token_s - ended.arrival_s),
+        "e2el": 1e3 * (begin_s + ended.finish_s - ended.arrival_s),
     }
     if ended.num_new > 1:
         latencies_ms["tpot"] = 1e3 * (ended.finish_s - ended.first_token_s) / (ended.num_new - 1)

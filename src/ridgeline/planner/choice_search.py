@@ -8,7 +8,7 @@ above 85 % of what replicas bear, no latency is given, only where the knee is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -23,7 +23,7 @@ from ridgeline.planner.place import Placement, place
 from ridgeline.planner.spot import SHOWN
 from ridgeline.planner.spot_choice import with_spot
 from ridgeline.planner.steady import Steady, knee, steady, steady_closed
-from ridgeline.planner.step_times import clock_of
+from ridgeline.planner.step_times import Clocked, clock_of
 from ridgeline.planner.subject import Subject
 from ridgeline.planner.wishes import AUTO, Wishes
 from ridgeline.simulator.fleet import serve_fleet
@@ -130,14 +130,19 @@ def _divisions(subject: Subject, wishes: Wishes, device: Device) -> Iterator[Pla
 # --- how many ----------------------------------------------------------------------------------
 
 
-def _settled(candidate: Candidate, load: Load, replicas: int, factor: float = 1.0) -> Steady | None:
+def settled_of(
+    candidate: Candidate, load: Load, replicas: int, factor: float = 1.0
+) -> Steady | None:
     """Return where each of the replicas settles; None above 85 % of the knee."""
-    times, bounds = candidate.clock.at(factor), candidate.bounds
-    if load.concurrency is not None:
-        return steady_closed(times, load, bounds, load.concurrency / replicas)
+    times, bounds, settled = candidate.clock.at(factor), candidate.bounds, None
     rate = (load.rate_per_s or 0.0) / replicas
-    knee_per_s = candidate.knee(factor)
-    return steady(times, load, bounds, rate) if rate <= MOST_BUSY * knee_per_s else None
+    if load.concurrency is not None:
+        settled = steady_closed(times, load, bounds, load.concurrency / replicas)
+    elif rate <= MOST_BUSY * candidate.knee(factor):
+        settled = steady(times, load, bounds, rate)
+    if settled is None:
+        return None
+    return replace(settled, ttft_s=settled.ttft_s + candidate.begin_s(replicas, factor))
 
 
 def _by_formula(settled: Steady, load: Load) -> Seen:
@@ -163,7 +168,7 @@ def _replicas(candidate: Candidate, load: Load, slos: Sequence[Slo], asked: Load
         fewest = max(1, math.ceil(load.rate_per_s / most_per_s)) if most_per_s else _MOST_REPLICAS
 
     def does(replicas: int) -> bool:
-        settled = _settled(candidate, load, replicas)
+        settled = settled_of(candidate, load, replicas)
         return settled is not None and _by_formula(settled, load).meets(slos)
 
     low, high = fewest, fewest
@@ -181,7 +186,7 @@ def _cost(
     candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo]
 ) -> tuple[bool, bool, float]:
     """Return what to look at first: what meets bounds, what has a price, what is cheap."""
-    settled = _settled(candidate, load, replicas)
+    settled = settled_of(candidate, load, replicas)
     does = settled is not None and _by_formula(settled, load).meets(slos)
     usd = candidate.usd_per_hour(replicas)
     if usd is None:
@@ -202,7 +207,7 @@ def _order(choice: Choice) -> tuple[bool, bool, float, float]:
 
 def _simulated(candidate: Candidate, load: Load, replicas: int, slos: Sequence[Slo]) -> Seen | None:
     """Return what requests of one of the replicas see; None above 85 % of the knee."""
-    settled = _settled(candidate, load, replicas)
+    settled = settled_of(candidate, load, replicas)
     if settled is None:
         return None
     held = math.ceil(settled.num_seqs)
@@ -215,7 +220,7 @@ def _simulated(candidate: Candidate, load: Load, replicas: int, slos: Sequence[S
     asked = load.share(replicas, num, is_read=candidate.is_ours)
     ended = serve_fleet(asked, candidate.settings(), candidate.times, 1, concurrency=clients)
     first = len(ended) // 4 if clients is None else min(clients, len(ended) // 2)
-    return seen_of(ended[first:], slos)
+    return seen_of(ended[first:], slos, candidate.begin_s(replicas))
 
 
 def _decide(
@@ -224,7 +229,7 @@ def _decide(
     slos = asked.slos()
     seen = None
     if not is_simulated:
-        settled = _settled(candidate, load, replicas)
+        settled = settled_of(candidate, load, replicas)
         seen = _by_formula(settled, load) if settled is not None else None
     else:
         seen = _simulated(candidate, load, replicas, slos)
@@ -264,9 +269,9 @@ def _choice(
     candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo], seen: Seen | None
 ) -> Choice:
     clock = candidate.clock
-    settled = {f: _settled(candidate, load, replicas, f) for f in (clock.low, 1.0, clock.high)}
+    settled = {f: settled_of(candidate, load, replicas, f) for f in (clock.low, 1.0, clock.high)}
     middle = settled[1.0]
-    factors = _factors(settled[clock.low], middle, settled[clock.high])
+    factors = factors_of(clock, load, settled)
     worst = {m: high for m, (_, high) in factors.items()}
     rates = _rates(candidate, load, replicas, settled)
     borne = middle is not None and seen is not None
@@ -296,15 +301,31 @@ def _choice(
     )
 
 
-def _factors(
-    low: Steady | None, middle: Steady | None, high: Steady | None
+def factors_of(
+    clock: Clocked, load: Load, settled: Mapping[float, Steady | None]
 ) -> dict[str, tuple[float, float | None]]:
-    """Return what each metric is multiplied by at both ends, by formula."""
+    """Return what each metric is multiplied by at both ends, by formula.
+
+    ``settled`` are where a replica settles at the ends of the clock and in its middle. A first
+    token may be as far off as the clock says of them, or further where steps take it there.
+    """
+    low, middle, high = (settled[factor] for factor in (clock.low, 1.0, clock.high))
     if middle is None or low is None:
         return dict.fromkeys(METRICS, (1.0, None))
-    tpot = low.tpot_s / middle.tpot_s, high.tpot_s / middle.tpot_s if high is not None else None
-    ttft = low.ttft_s / middle.ttft_s, high.ttft_s / middle.ttft_s if high is not None else None
-    return {"ttft": ttft, "tpot": tpot, "e2el": tpot}
+    first_low = min(clock.first_low, low.ttft_s / middle.ttft_s)
+    tpot_low, answer_s = low.tpot_s / middle.tpot_s, (load.mean_new - 1) * middle.tpot_s
+    whole_s = middle.ttft_s + answer_s
+    e2el_low = (first_low * middle.ttft_s + tpot_low * answer_s) / whole_s
+    if high is None:
+        return {"ttft": (first_low, None), "tpot": (tpot_low, None), "e2el": (e2el_low, None)}
+    first_high = max(clock.first_high, high.ttft_s / middle.ttft_s)
+    tpot_high = high.tpot_s / middle.tpot_s
+    e2el_high = (first_high * middle.ttft_s + tpot_high * answer_s) / whole_s
+    return {
+        "ttft": (first_low, first_high),
+        "tpot": (tpot_low, tpot_high),
+        "e2el": (e2el_low, e2el_high),
+    }
 
 
 def _rates(

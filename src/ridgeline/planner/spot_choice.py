@@ -91,7 +91,8 @@ def _simulated(
     drained = eviction(*args, notice_s, start_s, drain=True)
     cut = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
     shares = [
-        seen_of(ended, asked.slos()).good_share for ended in (serve_fleet(*args), drained.ended)
+        seen_of(ended, asked.slos(), candidate.begin_s(1)).good_share
+        for ended in (serve_fleet(*args), drained.ended)
     ]
     all_per_hour = per_hour * choice.placement.num_devices * num
     return Spoilt(

@@ -125,6 +125,13 @@ def steady_closed(times: Times, load: Load, bounds: Bounds, num_clients: float) 
     return settled
 
 
+def queue_s(times: Times, load: Load, bounds: Bounds, num_clients: float) -> float:
+    """Return the seconds that a prompt waits, in the mean, if all clients begin at once."""
+    together = min(num_clients, max(1.0, bounds.max_num_batched_tokens / load.mean_prompt))
+    step_s = times.seconds(_step(0.0, together, load.mean_prompt, 0.0))
+    return max(0.0, num_clients - 1) / 2 * step_s / together
+
+
 def _held(settled: Steady, load: Load) -> float:
     """Return the clients that wait for an answer, in the mean."""
     return settled.rate_per_s * (settled.ttft_s + load.mean_new * settled.tpot_s)

@@ -35,6 +35,9 @@ class Clocked:
     Attributes:
         times: seconds of steps.
         low, high: nine in ten times lie between these multiples of what it says.
+        first_low, first_high: the same of times to the first token, whatever steps take.
+        request_s: what a server takes for a request, before its first token, besides its steps.
+        queue_share: the part of what all clients' prompts take that a first token waits for.
         source: "calibrated", "published" or "assumed".
         note: where it comes from, a sentence.
     """
@@ -44,6 +47,10 @@ class Clocked:
     high: float
     source: str
     note: str
+    first_low: float = 1.0
+    first_high: float = 1.0
+    request_s: float = 0.0
+    queue_share: float = 0.0
 
     def at(self, factor: float) -> DeviceTime | StepTime:
         """Return the model of time with all times multiplied."""
@@ -65,20 +72,20 @@ def clock_of(subject: Subject, placement: Placement) -> Clocked:
         *(subject.shape, placement.storage, setting.kv_value_bytes, device, efficiency),
         *(setting.tp, setting.pp),
     )
-    factor = efficiency.factor_90
+    factor, first = efficiency.factor_90, efficiency.first_factor_90
     return Clocked(
         times,
         1 / factor,
         factor,
         "published",
         f"times of {device.id} come from a formula fitted to {efficiency.num_points} figures "
-        f"({efficiency.source}); nine in ten{_whose(efficiency, setting.engine.name)} are within "
-        f"{_per_cent(factor)} of it",
+        f"({efficiency.source}); nine in ten of models that were left out are within "
+        f"{_per_cent(factor)} of it, first tokens within {_per_cent(first)}",
+        first_low=1 / first,
+        first_high=first,
+        request_s=efficiency.request_s,
+        queue_share=efficiency.queue_share,
     )
-
-
-def _whose(efficiency: Efficiency, engine: str) -> str:
-    return "" if efficiency.engine == engine else " of other engines"
 
 
 def _per_cent(factor: float) -> str:
@@ -109,7 +116,8 @@ def _by_roof(subject: Subject, placement: Placement) -> Clocked:
         )
     low, high = ASSUMED_FACTORS
     reached = Efficiency(
-        "ridgeline", "cpu", LAYER_S, MEMORY_SHARE, COMPUTE_SHARE, 2, 0, 0.0, high, "assumed"
+        *("ridgeline", "cpu", LAYER_S, MEMORY_SHARE, COMPUTE_SHARE, 2, 0.0, 0.0),
+        *(0, 0.0, high, high, "assumed"),
     )
     times = device_time(
         subject.shape, placement.storage, setting.kv_value_bytes, device, reached
