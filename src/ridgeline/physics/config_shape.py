@@ -51,6 +51,7 @@ class Family:
         qk_norm: as in ``layers.attention``.
         optional_qk_norm: the same, only where ``use_qk_norm`` is set.
         sinks: as in ``layers.attention``.
+        output_gate: as in ``layers.attention``.
         window: which layers see a window where ``layer_types`` is silent: "" none, "all", "switch"
             (with ``use_sliding_window``, not the lower ones), or every layer but each N-th.
         default_window: where the config does not mention one, tokens.
@@ -75,6 +76,7 @@ class Family:
     qk_norm: str = ""
     optional_qk_norm: str = ""
     sinks: bool = False
+    output_gate: bool = False
     window: str | int = ""
     default_window: int = 0
     head_dim: int = 0
@@ -90,6 +92,7 @@ class Family:
 
 _LLAMA = Family(mlp_switch=True)
 _PLAIN = Family()
+_GATED = Family(qk_norm="head", output_gate=True)
 _DEEPSEEK = Family(router_bias=True)
 _GPT = Family(gated=False, norm_bias=True, mlp_switch=True)
 _FALCON = replace(_GPT, tied=True)
@@ -97,6 +100,7 @@ FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
     "granitemoe": _LLAMA,
+    "granitemoehybrid": _LLAMA,
     "smollm3": replace(_LLAMA, tied=True),
     "stablelm": Family(norm_bias=True, o_bias=False),
     "seed_oss": Family(o_bias=False, mlp_switch=True),
@@ -110,7 +114,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family(qkv_bias=True, o_bias=False, window="switch", default_window=4096),
     "qwen3": Family(qk_norm="head", window="switch", default_window=4096, head_dim=128),
     "qwen3_moe": Family(qk_norm="head", window="switch", default_window=4096),
-    "qwen3_next": Family(qk_norm="head"),
+    "qwen3_next": _GATED,
+    "qwen3_5_text": _GATED,
+    "qwen3_5_moe_text": _GATED,
     "gemma": Family(head_dim=256, tied=True),
     "gemma2": Family(norms=4, window=2, head_dim=256, tied=True),
     "gemma3_text": Family(norms=4, qk_norm="head", window=6, head_dim=256, tied=True),
@@ -317,7 +323,7 @@ def _mixers(config: Fields, name: str, family: Family, count: int, hidden: int) 
             o_bias=biased and family.o_bias,
             qk_norm=qk_norm,
             sinks=family.sinks,
-            output_gate=name == "qwen3_next",
+            output_gate=family.output_gate,
             keeps_cache=keeps,
         )
         for window in dict.fromkeys(windows)
@@ -442,7 +448,9 @@ def _mlp(config: Fields, name: str, family: Family, i: int, count: int, hidden: 
         width = config.integer("moe_intermediate_size", "expert_ffn_hidden_size", default=0, low=0)
         width = width or config.integer("intermediate_size")
         shared = config.integer("n_shared_experts", "num_shared_experts", default=0, low=0) * width
-        shared = config.integer("shared_expert_intermediate_size", default=shared, low=0)
+        shared = config.integer(
+            "shared_expert_intermediate_size", "shared_intermediate_size", default=shared, low=0
+        )
         if name == "llama4_text":
             shared = width
         active = config.integer("num_experts_per_tok", "experts_per_token", "moe_topk")
@@ -459,6 +467,8 @@ def _mlp(config: Fields, name: str, family: Family, i: int, count: int, hidden: 
             router_bias=config.flag("use_expert_bias", default=family.router_bias),
         )
     width = config.integer("block_ff_dim", "intermediate_size", "n_inner")
+    if name == "granitemoehybrid":  # without experts, what they would share is all there is
+        width = config.integer("shared_intermediate_size", default=width)
     if name == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
         if config.get("block_ffn_dim_multiplier") not in (None, 1):
             config.fail("block_ffn_dim_multiplier is set, which is not supported")
