@@ -114,8 +114,10 @@ def test_each_change_is_one_request_and_stands_in_the_address(
     before = len([line for line in planner.lines if "path=/v1/plan " in line])
     find(plans, "[name=context]").send_keys("2048")  # four keys, one change
     sees(lambda: says(plans, "#answer", "sequences of 2,048 tokens"))
+    as_stored = rows(plans, "lines")
     Select(find(plans, "[name=dtype]")).select_by_value("int4")
     sees(lambda: "dtype=int4" in plans.current_url)
+    sees(lambda: rows(plans, "lines") != as_stored)
     sees(lambda: len([one for one in planner.lines if "path=/v1/plan " in one]) == before + 2)
     weights = rows(plans, "lines")
     answer = texts(plans, "#answer")
