@@ -29,7 +29,7 @@ def test_rates_are_said_in_units_that_people_know() -> None:
 
 def test_the_sizes_lie_in_the_file_and_older_files_get_them(tmp_path: Path) -> None:
     home, checkpoint = tmp_path / "home", load_checkpoint(write_model(tmp_path / "tiny"))
-    config = resolve(Options(), checkpoint.arch)
+    config = resolve(Options(), checkpoint)
     new = replace(
         assume(checkpoint.path, checkpoint.arch, config), source="measured", measured_at=1.0
     )

@@ -273,7 +273,7 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "was not calibrated here in this form: run ridgeline calibrate" in refused.stderr
     checkpoint = load_checkpoint(model)
-    config = resolve(Options(), checkpoint.arch)
+    config = resolve(Options(), checkpoint)
     assumed = assume(checkpoint.path, checkpoint.arch, config)
     measured = replace(assumed, source="measured", times=TIMES.scaled(3.0))
     measured.save(tmp_path / "home")

@@ -97,13 +97,29 @@ def with_blocks(dtype: str) -> Checkpoint:
     ],
 )
 def test_few_bits_of_gguf_say_both_sizes(dtype: str, wish: str, wanted: str) -> None:
-    config = resolve(Options(dtype=wish, kv_cache_memory="1MiB"), BROAD)
-    line = conversion_line("m", with_blocks(dtype), config)
+    model = with_blocks(dtype)
+    config = resolve(Options(dtype=wish, kv_cache_memory="1MiB"), model)
+    line = conversion_line("m", model, config)
     assert line.startswith(f"{dtype} runs as {wanted}")
     assert line.endswith(BENCH)
 
 
+def test_a_file_of_four_bits_starts_where_eight_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights are counted as they will lie in memory, in the blocks of their file."""
+    model, sizes = with_blocks("Q4_K"), {"max_model_len": 64, "max_num_batched_tokens": 16}
+    narrow, wide = (resolve(Options(dtype=dtype, **sizes), model) for dtype in ("auto", "int8"))
+    assert narrow.weights_bytes < 0.7 * wide.weights_bytes
+    room = narrow.total_bytes * 20 // 19 + 20
+    monkeypatch.setattr("ridgeline.engine_setup.resolve.available_bytes", lambda: room)
+    assert resolve(Options(**sizes), model).total_bytes <= narrow.total_bytes
+    with pytest.raises(ValueError, match="not enough memory"):
+        resolve(Options(dtype="int8", **sizes), model)
+
+
 @pytest.mark.parametrize("dtype", ["Q4_K", "Q6_K", "IQ4_XS"])
 def test_what_runs_as_it_is_needs_no_line(dtype: str) -> None:
-    config = resolve(Options(kv_cache_memory="1MiB"), BROAD)
-    assert conversion_line("m", with_blocks(dtype), config) == ""
+    model = with_blocks(dtype)
+    config = resolve(Options(kv_cache_memory="1MiB"), model)
+    assert conversion_line("m", model, config) == ""

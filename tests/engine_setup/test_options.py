@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,28 @@ from ridgeline.core.policies import Orca, SplitFuse, Static
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes
-from ridgeline.engine_setup.resolve import EngineConfig, resolve
+from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import usable_cpus
+from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics import costs
-from tests.tiny import ENCODERS, LATENT, PLAIN, RECURRENT, changed
+from ridgeline.physics.arch import ModelArch
+from tests.tiny import ENCODERS, LATENT, PLAIN, RECURRENT, changed, checkpoint
 
 MIB = 1 << 20
 # 48 KiB of K/V per token: cache sizes of some MiB matter, as with real models.
 ARCH = changed(PLAIN, windows=(None,) * 24, head_dim=128, max_position=4096)
 TOKEN_BYTES = costs.kv_bytes_per_token(ARCH, 4)
 WEIGHT_BYTES = costs.weight_bytes(ARCH, 4)
+
+
+def resolve(options: Options, arch: ModelArch, **limits: Any) -> EngineConfig:
+    return resolving.resolve(options, stored(arch), **limits)
+
+
+@cache
+def stored(arch: ModelArch) -> Checkpoint:
+    return checkpoint(arch)
 
 
 @pytest.fixture
@@ -328,7 +340,7 @@ def test_states_have_slots_for_sequences_and_checkpoints(memory: pytest.MonkeyPa
 
 def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup("f32", "f32", 16, usable_cpus(), 1024, 256, 2048)
-    least = sum(footprint(WITH_STATES, setup)[:2])
+    least = costs.weight_bytes(WITH_STATES, 4) + footprint(WITH_STATES, setup).step_bytes
     room = 100 * STATE_BYTES
     monkeypatch.setattr(resolving, "available_bytes", lambda: (least + room) * 20 // 19)
     config = resolved()

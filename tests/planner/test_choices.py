@@ -383,7 +383,7 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     found = plan_for(subject, wishes, asked=asked, today=TODAY)
     assert found.as_dict()["time"]["source"] == "assumed"
     assert any("ridgeline calibrate" in note for note in found.assumptions)
-    config = resolve(Options(), subject.checkpoint.arch)  # type: ignore[union-attr]
+    config = resolve(Options(), subject.checkpoint)  # type: ignore[arg-type]
     path = subject.checkpoint.path  # type: ignore[union-attr]
     own = assume(path, subject.checkpoint.arch, config)  # type: ignore[union-attr]
     replace(own, source="measured", factors=(0.9, 1.0, 1.1)).save(tmp_path)

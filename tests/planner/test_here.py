@@ -57,7 +57,7 @@ def test_a_config_with_a_load_needs_the_roof_of_this_machine(home: Path) -> None
 
 def test_what_was_not_calibrated_starts_from_the_roof(home: Path) -> None:
     model = checkpoint(ARCHS["plain"])
-    config = resolve(Options(), model.arch)
+    config = resolve(Options(), model)
     assumed = known(home, model.path, model.arch, config)
     keep(home, 1e6, 1e15)  # a memory so slow that reading is all
     by_roof = known(home, model.path, model.arch, config)

@@ -33,7 +33,7 @@ def test_plan_engine_and_arrays_agree_on_windows_in_turn(backend: str, tmp_path:
     quantizers.write_safetensors(tmp_path / "model.safetensors", stored)
     checkpoint = load_checkpoint(tmp_path)
     options = Options(backend=backend, kv_cache_memory="1MiB", max_num_batched_tokens=16)
-    made = resolve(options, checkpoint.arch)
+    made = resolve(options, checkpoint)
     windows = tuple(group.window for group in made.groups)
     assert windows == (None, 20, 20, 20)
     runner = BACKENDS[backend].new_runner(

@@ -90,7 +90,7 @@ class LLM:
         lora = read_adapters(wishes.adapters, Base.of(checkpoint))
         max_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
         self.config = resolve(
-            wishes, checkpoint.arch, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
+            wishes, checkpoint, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
         )
         if line := conversion_line(str(model), checkpoint, self.config):
             say(line)

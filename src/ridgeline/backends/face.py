@@ -49,11 +49,10 @@ class Setup(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Memory in bytes: of the weights at most, of the longest step, of a token in a block of the
-    cache, which is one group's, and of a sequence's state in recurrent layers.
+    """Memory in bytes beside the weights: of the longest step, of a token in a block of the cache,
+    which is one group's, and of a sequence's state in recurrent layers.
     """
 
-    weights_bytes: int
     step_bytes: int
     kv_bytes_per_token: int
     state_bytes_per_seq: int = 0

@@ -430,7 +430,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
         4 * sum(arch.layers[i].known_attention.cache_size for i in group.layers)
         for group in setup.groups or one_group(arch)
     )
-    return Footprint(_weight_bytes(arch), step_bytes, kv_bytes, state_bytes_per_seq(arch))
+    return Footprint(step_bytes, kv_bytes, state_bytes_per_seq(arch))
 
 
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:

@@ -266,7 +266,7 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 def _load(checkpoint: Checkpoint, format: Format, options: Options) -> Candidate:
     options = replace(options, **format._asdict())
-    config = resolve(options, checkpoint.arch, keeps_all=True)
+    config = resolve(options, checkpoint, keeps_all=True)
     if config.max_model_len < (options.max_model_len or 0):
         raise ValueError("; ".join(config.notes))
     with bytes_bar(f"Loading {format}") as report:

@@ -95,7 +95,7 @@ class Simulator:
         Raises ValueError if options contradict the model, or a file is not what it should be.
         """
         arch = self.checkpoint.arch
-        config = resolve(options, arch)
+        config = resolve(options, self.checkpoint)
         calibration = known(default_home(), self.checkpoint.path, arch, config)
         planned, num_left_out = read_plan(question.load)
         key = (question.load, question.endpoint, question.prompt_tokens)

@@ -175,7 +175,7 @@ def _check_options(options: Options, model: str | None) -> None:
 
 def _calibrated(model: str, options: Options) -> Calibration:
     checkpoint = load_checkpoint(locate(model).path)
-    config = resolve(options, checkpoint.arch)
+    config = resolve(options, checkpoint)
     calibration = known(default_home(), checkpoint.path, checkpoint.arch, config)
     if calibration.source == "assumed":
         raise ValueError(

@@ -57,7 +57,7 @@ def find_small_model(options: Options, target: Checkpoint) -> SmallModel | None:
             max_model_len=min(longest, checkpoint.arch.max_position),
             enable_contrastive_search=False,
         ),
-        checkpoint.arch,
+        checkpoint,
         keeps_all=True,  # what is drafted is rolled back further than windows allow
     )
     if config.num_checkpoints is not None:

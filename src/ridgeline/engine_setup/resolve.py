@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.face import Footprint, Setup
+from ridgeline.backends.face import Setup
 from ridgeline.backends.states import STATE_BYTES
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.machine import available_bytes, usable_cpus
+from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.cache_groups import CacheGroup, cache_groups, one_group
 from ridgeline.physics.kv_plan import fit_kv_cache
@@ -48,6 +49,7 @@ class EngineConfig:
     num_blocks: int
     num_checkpoints: int | None
     groups: tuple[CacheGroup, ...]
+    weights_bytes: int
     kv_bytes: int
     total_bytes: int
     enable_prefix_caching: bool
@@ -61,7 +63,7 @@ class EngineConfig:
 
 def resolve(
     options: Options,
-    arch: ModelArch,
+    checkpoint: Checkpoint,
     *,
     taken_bytes: int = 0,
     most_bytes: int | None = None,
@@ -75,6 +77,7 @@ def resolve(
     ``keeps_all`` gives nothing back behind windows. Raises ValueError if an option contradicts
     another or the model, or if nothing fits.
     """
+    arch = checkpoint.arch
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
     model_len = _model_len(options, arch)
@@ -94,9 +97,12 @@ def resolve(
         arch,
     )
     footprint = backend.footprint(arch, setup)
+    weights_bytes = sum(backend.packed_bytes(checkpoint, setup).values())
     kv_bytes_per_block = max(options.block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
     left_bytes = _left_bytes(taken_bytes, most_bytes)
-    states = _fit_states(footprint, left_bytes, options, max_num_seqs)
+    fixed_bytes = weights_bytes + footprint.step_bytes
+    room = left_bytes - left_bytes // 20 - fixed_bytes
+    states = _fit_states(footprint.state_bytes_per_seq, room, options, max_num_seqs)
     max_num_seqs = states.num_seqs
     wanted_kv_bytes = (
         None if options.kv_cache_memory is None else parse_bytes(options.kv_cache_memory)
@@ -106,7 +112,7 @@ def resolve(
     one_sequence = cache.most_blocks(model_len, batched) * kv_bytes_per_block
     plan = fit_kv_cache(
         available_bytes=left_bytes,
-        weights_bytes=footprint.weights_bytes,
+        weights_bytes=weights_bytes,
         step_bytes=footprint.step_bytes + states.num_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=options.block_size,
@@ -129,8 +135,9 @@ def resolve(
         num_blocks=plan.num_blocks,
         num_checkpoints=states.num_checkpoints,
         groups=groups,
+        weights_bytes=weights_bytes,
         kv_bytes=kv_bytes,
-        total_bytes=footprint.weights_bytes + footprint.step_bytes + states.num_bytes + kv_bytes,
+        total_bytes=fixed_bytes + states.num_bytes + kv_bytes,
         enable_prefix_caching=options.enable_prefix_caching and not arch.reads_whole,
         threads=threads,
         seed=options.seed or 0,
@@ -175,18 +182,18 @@ class _States(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _fit_states(footprint: Footprint, left_bytes: int, options: Options, most: int) -> _States:
-    """Return how many states are kept, of at most ``most`` sequences.
+def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _States:
+    """Return how many states of ``size`` bytes are kept, of at most ``most`` sequences.
 
-    They take at most a quarter of what weights and steps leave, unless the sequences that the user
-    wants need more. Of checkpoints there are at most four for each sequence. Drafts need the slot
-    of one. Raises ValueError if they do not fit.
+    They take at most a quarter of the room that weights and steps leave, unless the sequences that
+    the user wants need more. Of checkpoints there are at most four for each sequence. Drafts need
+    the slot of one. Raises ValueError if they do not fit.
     """
     speculative = parse_speculative(options.speculative_config)
-    size, wanted = footprint.state_bytes_per_seq, options.max_num_seqs
+    wanted = options.max_num_seqs
     if not size:
         return _States(most, speculative)
-    room = (left_bytes - left_bytes // 20 - footprint.weights_bytes - footprint.step_bytes) // size
+    room = room_bytes // size
     num_seqs = wanted or max(1, min(most, room // 8))
     if num_seqs > room:
         raise ValueError(

@@ -64,7 +64,7 @@ class Calibration:
             each predicted with the speed just before it; None if not known.
         factors: actual over predicted seconds, of two seconds each, the newest last.
         samples: steps that it was fitted to, and ``after`` what followed steps.
-        weights_bytes: of all weights in memory, at most; 0 if not known, as in older files.
+        weights_bytes: of all weights in memory; 0 if not known, as in older files.
         kv_bytes_per_token: in the cache; 0 if not known.
     """
 
@@ -213,13 +213,13 @@ def assume(
 
 
 def bytes_of(arch: ModelArch, config: EngineConfig) -> tuple[int, int]:
-    """Return the bytes of all weights in memory, at most, and of a token in the cache."""
+    """Return the bytes of all weights in memory, and of a token in the cache."""
     setup = Setup(
         *(config.dtype, config.kv_cache_dtype, config.block_size, config.threads),
         *(config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens),
     )
     footprint = BACKENDS[config.backend].footprint(arch, setup)
-    return footprint.weights_bytes, footprint.kv_bytes_per_token
+    return config.weights_bytes, footprint.kv_bytes_per_token
 
 
 def _roofline(arch: ModelArch, config: EngineConfig, roof: KeptRoof | None) -> StepTime:

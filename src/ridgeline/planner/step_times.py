@@ -95,7 +95,7 @@ def _per_cent(factor: float) -> str:
 def _here(subject: Subject, placement: Placement) -> Clocked:
     if subject.checkpoint is None:
         return _by_roof(subject, placement)
-    config = resolve(Options(), subject.checkpoint.arch)
+    config = resolve(Options(), subject.checkpoint)
     calibration = known(default_home(), subject.checkpoint.path, subject.checkpoint.arch, config)
     low, _, high = calibration.interval()
     if calibration.source == "assumed":

@@ -252,9 +252,11 @@ class Pool:
         self, model: str, taken_bytes: int, most_bytes: int | None
     ) -> tuple[EngineConfig | None, str]:
         """Return how a model would be loaded, or None and why it cannot be."""
-        arch = load_checkpoint(locate(model).path).arch
+        checkpoint = load_checkpoint(locate(model).path)
         try:
-            config = resolve(self._options, arch, taken_bytes=taken_bytes, most_bytes=most_bytes)
+            config = resolve(
+                self._options, checkpoint, taken_bytes=taken_bytes, most_bytes=most_bytes
+            )
         except ValueError as error:
             return None, str(error)
         return config, ""

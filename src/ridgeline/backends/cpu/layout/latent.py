@@ -61,12 +61,6 @@ class LatentHeads:
         """Of the weights of "k_b" and "v_b"."""
         return np.float32 if self.is_wide else np.float16
 
-    def num_bytes(self, num_heads: int, apart_from: float = 0.0) -> float:
-        """Return the bytes of "k_b" and "v_b"; of each weight ``apart_from`` count elsewhere."""
-        shapes = (head_shape(name, self) for name in ("k_b", "v_b"))
-        num_weights = num_heads * sum(inputs * outputs for inputs, outputs in shapes)
-        return num_weights * (self.weight_type().itemsize - apart_from)
-
     def columns(self, num_heads: int) -> dict[str, int]:
         """Return where in a row results of matrices begin, in floats, and where all end ("")."""
         key_at = padded(num_heads * self.q_head)

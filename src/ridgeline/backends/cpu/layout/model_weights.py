@@ -19,7 +19,7 @@ from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.cache_places import part_bytes
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
-from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
+from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.head_places import head_places
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.latent import per_head
@@ -36,7 +36,6 @@ from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.cache_groups import CacheGroup, one_group
-from ridgeline.physics.costs import weight_bytes
 from ridgeline.physics.rope import Rope
 
 Floats = NDArray[np.float32]
@@ -123,31 +122,21 @@ def footprint(
     max_num_seqs: int,
     max_rank: int = 0,
     groups: tuple[CacheGroup, ...] = (),
-) -> tuple[int, int, int, int]:
-    """Return bytes of the weights at most, of a step, a token in a block, and a sequence's state.
+) -> tuple[int, int, int]:
+    """Return bytes of a step, a token in a block, and a sequence's state.
 
     ``num_tokens`` is how many a step has.
     """
     sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
-    kind = dtype if dtype in ("f32", "bf16") else "w8"
-    per_weight = FORMATS[kind].record_bytes / TILE**2
-    embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride + sizes.mixed_stride
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
-    weights_bytes = weight_bytes(arch, per_weight) + embedding + sizes.latent_bytes(per_weight)
-    if arch.is_encoder:  # it has no head: neither its weights nor logits
-        weights_bytes -= round(arch.vocab_size * arch.hidden_size * per_weight)
-    else:
+    if not arch.is_encoder:  # which has neither a head nor logits
         step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
         step_bytes += PRUNED_ROWS * sizes.proxy_stride
-        if kind == "w8":
-            of_proxy = FORMATS["s5"].record_bytes
-            weights_bytes += arch.vocab_size * sizes.hidden * of_proxy // TILE**2
-    weights_bytes -= int(per_weight * arch.vocab_size * arch.num_layers * arch.input_size)
     kv_bytes = part_bytes(sizes, groups or one_group(arch)) // TOKENS
-    return weights_bytes, step_bytes, kv_bytes, 4 * sizes.state_ends[-1]
+    return step_bytes, kv_bytes, 4 * sizes.state_ends[-1]
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach

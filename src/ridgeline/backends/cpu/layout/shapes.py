@@ -429,11 +429,6 @@ class Sizes:
             at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
         return offsets | {"scores": at}
 
-    def latent_bytes(self, apart_from: float) -> int:
-        """Return the bytes of all "k_b" and "v_b"; of a weight ``apart_from`` do not count."""
-        latents = ((kind.heads.num_heads, kind.heads.latent) for kind in self.layers)
-        return round(sum(one.num_bytes(num, apart_from) for num, one in latents if one))
-
     def _latent_bytes(self) -> dict[str, int]:
         """Return room for a group's absorbed queries, and for the latents that its tile saw."""
         shapes = [heads for heads in self.all_heads if heads.latent]
