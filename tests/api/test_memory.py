@@ -135,11 +135,10 @@ def test_nearly_all_growth_of_a_real_model_has_a_name(model: Path, tmp_path: Pat
         )  # fmt: skip
         before, loaded, used = json.loads(done.stdout)
         weights = [one for one in used["lines"] if one["name"].startswith("weights.")]
-        is_mapped = start == "mapped"
-        assert any(one["mapped"] for one in weights) == is_mapped
+        assert any(one["mapped"] for one in weights)
         assert sum(one["resident_bytes"] for one in weights) > 120e6
         for one in (loaded, used):
             unnamed = one["resident_bytes"] - before - named_bytes(one)
             assert abs(unnamed) < 0.01 * one["grown_bytes"], (start, unnamed, one)
         grown = used["resident_bytes"] - loaded["resident_bytes"]
-        assert grown > (120e6 if is_mapped else 10e6)  # weights are read when they are needed
+        assert grown > 120e6  # weights are read when they are needed

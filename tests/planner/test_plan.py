@@ -192,6 +192,10 @@ def test_a_model_of_the_engine_is_known_from_its_file(tmp_path: Path) -> None:
         packed_bytes(load_checkpoint(path), "auto", "int8").values()
     )
     assert weight_params(here.subject.shape) == weight_params(stored.subject.shape)
+    assert not any("read from the disk" in warning for warning in here.warnings)
+    missing = plan(path, overhead_memory="99999GiB").warnings  # what fits on no machine
+    (warning,) = [one for one in missing if "read from the disk whenever" in one]
+    assert warning.startswith("it starts here all the same, with a short cache: weights that")
 
 
 @pytest.mark.parametrize("dtype", ["auto", "f32", "bf16", "int8", "int8-row", "int4"])

@@ -50,12 +50,14 @@ class Setup(NamedTuple):
 
 class Footprint(NamedTuple):
     """Memory in bytes beside the weights: of the longest step, of a token in a block of the cache,
-    which is one group's, and of a sequence's state in recurrent layers.
+    which is one group's, and of a sequence's state in recurrent layers. ``maps_weights`` says
+    whether they may be larger than memory, as they are mapped from a file.
     """
 
     step_bytes: int
     kv_bytes_per_token: int
     state_bytes_per_seq: int = 0
+    maps_weights: bool = False
 
 
 class Held(NamedTuple):

@@ -23,7 +23,7 @@ from ridgeline.planner.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.planner.verdict import verdict
 from ridgeline.planner.wishes import AUTO, Wishes
-from ridgeline.planner.words import sentence
+from ridgeline.planner.words import gib, sentence
 
 _MANY = 2  # devices: then sizes of divisions are chosen
 
@@ -149,7 +149,7 @@ def plan_for(
         if compare_published
         else None
     )
-    assumptions, warnings = [*_assumptions(subject, wishes, best)], [*_warnings(best)]
+    assumptions, warnings = [*_assumptions(subject, wishes, best)], [*_warnings(subject, best)]
     choices: tuple[Choice, ...] = ()
     if load is not None and asked is not None:
         day = today or date.today()
@@ -158,7 +158,7 @@ def plan_for(
         best = choices[0].placement if choices else best
         assumptions = [*_assumptions(subject, wishes, best), *chosen.notes]
         assumptions += _of_load(asked, load, choices)
-        warnings = [*_warnings(best), *chosen.warnings]
+        warnings = [*_warnings(subject, best), *chosen.warnings]
     return Plan(
         subject=subject,
         placements=placements,
@@ -283,7 +283,7 @@ def _assumptions(subject: Subject, wishes: Wishes, best: Placement) -> Iterator[
         yield "driver, graphs and the like are of this size on most machines: see --overhead-memory"
 
 
-def _warnings(best: Placement) -> Iterator[str]:
+def _warnings(subject: Subject, best: Placement) -> Iterator[str]:
     device, form = best.device, best.storage.linear.name.partition(" ")[0]
     if not device.is_measured:
         yield f"{device.id}: its capacity is its label in decimal GB, and not measured"
@@ -294,6 +294,12 @@ def _warnings(best: Placement) -> Iterator[str]:
         yield f"{device.id} has no {form} units: weights are {becomes} as they are used"
     if best.setting.engine.name == "ridgeline" and device.kind != "cpu":
         yield f"ridgeline computes on processors: on {device.id} this is what its rules would take"
+    if device.id == "here" and subject.checkpoint is not None and not best.ledger.fits:
+        missing = max(0, -best.ledger.spare_bytes)
+        yield (
+            f"it starts here all the same, with a short cache: weights that do not fit, at least "
+            f"{gib(missing)}, are read from the disk whenever a step needs them"
+        )
     if device.is_sram:
         needed = -(-(best.ledger.weights_bytes + best.ledger.kv_bytes) // device.usable_bytes)
         yield f"{device.id} has SRAM alone: weights and cache take {needed:,} chips"

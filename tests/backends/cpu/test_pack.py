@@ -363,6 +363,32 @@ def test_rows_go_where_they_are_wanted(dtype: str, wish: str) -> None:
     assert not got[len(PLACES) :].any()
 
 
+@pytest.mark.parametrize(
+    "dtype", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q8_0", "Q6_K", "F16", "INT4_ZERO", "MXFP4"]
+)
+@pytest.mark.parametrize("wish", ["auto", "f32", "bf16", "int8-row", "int4"])
+@pytest.mark.parametrize("places", [None, np.array([33, -1, 2, *range(90, 40, -1), -1, 5])])
+def test_pieces_are_the_whole(
+    dtype: str, wish: str, places: NDArray[np.intp] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = encoded(dtype, (100, 256))
+    whole = pack(tensor, wish, places)
+    monkeypatch.setattr("ridgeline.backends.cpu.layout.pack._WEIGHTS_AT_ONCE", 1)
+    pieces = pack(tensor, wish, places)
+    assert pieces.kind == whole.kind
+    np.testing.assert_array_equal(pieces.data, whole.data)
+    tensor = tensor.reordered(np.roll(np.arange(100), 7))
+    np.testing.assert_array_equal(
+        pack(tensor, wish, places).data[0], _at_once(tensor, wish, places)
+    )
+
+
+def _at_once(tensor: Tensor, wish: str, places: NDArray[np.intp] | None) -> NDArray[np.uint8]:
+    """The first tile, packed alone."""
+    rows = (np.arange(100) if places is None else places)[:32]
+    return pack(tensor, wish, rows).data[0]
+
+
 @pytest.mark.parametrize("dtype", ["Q4_0", "Q8_0", "F32"])
 @pytest.mark.parametrize("wish", ["auto", "f32", "int8"])
 def test_columns_go_where_they_are_wanted(dtype: str, wish: str) -> None:

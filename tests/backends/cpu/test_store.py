@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -43,7 +44,7 @@ ARRAYS = {
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "new folder" / "key.weights"
-    packed.write(path, ARRAYS)
+    assert packed.write(path, ARRAYS.items())
     return path
 
 
@@ -87,7 +88,7 @@ def test_no_file_and_nonsense_are_not_used(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    packed.write(tmp_path / "file" / "key.weights", ARRAYS)
+    assert not packed.write(tmp_path / "file" / "key.weights", ARRAYS.items())
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
@@ -150,7 +151,7 @@ def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Pat
     sys.setprofile(note)
     try:
         load_checkpoint(model.path)
-        weights._pack_all(model, sizes, "auto", lambda done, total: None)
+        dict(weights._pack_all(model, sizes, "auto", lambda done, total: None))
     finally:
         sys.setprofile(before)
     ours, gguf = Path(ridgeline.__file__).parent, Path(gguf_package.__file__).parent
@@ -202,7 +203,7 @@ def test_what_is_out_of_date_goes_and_nothing_else(tmp_path: Path) -> None:
     ):  # fmt: skip
         path.write_bytes(content)
         names.append(packed.file_name(path, dtype))
-        packed.write(cache / names[-1], ARRAYS)
+        packed.write(cache / names[-1], ARRAYS.items())
     assert sorted(file.name for file in cache.iterdir()) == sorted(names[1:])
 
 
@@ -221,12 +222,45 @@ def test_only_models_worth_it_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", model.nbytes)
     first, again = load(), load()
     assert len(packs) == 2
+    assert first.is_mapped
+    assert again.is_mapped
     assert first.arrays.keys() == again.arrays.keys()
     for name, (kind, data) in first.arrays.items():
         assert (kind, data.tobytes()) == (
             again.arrays[name].kind,
             again.arrays[name].data.tobytes(),
         )
+
+
+def test_what_cannot_be_kept_is_packed_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packed").write_text("in the way")
+    model = replace(checkpoint(PLAIN), path=tmp_path / "tiny.gguf")
+    model.path.write_bytes(b"as good as any")
+    monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", 1)
+    sizes = weights.model_sizes(PLAIN, "int8", "int8")
+    found = weights.load_weights(
+        model, sizes, "int8", 64, tmp_path / "packed", lambda done, total: None
+    )
+    assert not found.is_mapped
+    assert found.arrays["embedding"].data.any()
+
+
+def test_packing_needs_no_memory_for_all_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each matrix goes to the file when it is packed: a model may be larger than memory."""
+    arch = changed(PLAIN, windows=(None,) * 24)
+    model = replace(checkpoint(arch), path=tmp_path / "tiny.gguf")
+    model.path.write_bytes(b"as good as any")
+    monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", 1)
+    sizes = weights.model_sizes(arch, "f32", "int8")
+    tracemalloc.start()
+    found = weights.load_weights(model, sizes, "f32", 64, tmp_path, lambda done, total: None)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < sum(data.nbytes for _, data in found.arrays.values()) / 3
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "auto", "int8-row", "int4"])

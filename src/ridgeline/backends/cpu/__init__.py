@@ -83,7 +83,8 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
             setup.max_num_seqs,
             setup.max_lora_rank,
             setup.groups,
-        )
+        ),
+        maps_weights=True,
     )
 
 

@@ -5,7 +5,7 @@ It turns a ``Checkpoint`` into one array of layer words and keeps the memory the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
-from ridgeline.machine import give_back
+from ridgeline.machine import available_bytes, give_back
 from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
@@ -148,45 +148,48 @@ def load_weights(
     cache: Path | None,
     progress: Callable[[int, int], None],
 ) -> Weights:
-    """Return the weights, from the directory ``cache``, if given, if they were packed before.
+    """Return the weights, mapped from a file in the directory ``cache``; it is made if need be.
 
-    Small models are packed each time: otherwise each place they are moved to would leave a file.
-    ``progress`` is told how many of how many bytes of the file are packed.
+    They are packed into that file one by one, so memory for all of them at once is not needed.
+    Small models are packed into memory each time, for each place they are moved to would leave a
+    file; so are all where no file can be kept. ``progress`` is told how many of how many bytes of
+    the model's file are packed. Raises ValueError if they fit neither there nor into memory.
     """
-    arrays = path = None
+    arrays = None
     if cache is not None and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
         path = cache / packed.file_name(checkpoint.path, dtype)
         arrays = packed.read(path)
+        if arrays is None and packed.write(path, _pack_all(checkpoint, sizes, dtype, progress)):
+            arrays = packed.read(path)
     is_mapped = arrays is not None
     if arrays is None:
-        arrays = _pack_all(checkpoint, sizes, dtype, progress)
-        give_back()
-        if path is not None:
-            packed.write(path, arrays)
+        if checkpoint.nbytes > available_bytes():
+            raise ValueError(
+                f"the weights do not fit into memory, and {cache} has no room for a file of them: "
+                f"it needs {checkpoint.nbytes / 1e9:,.1f} GB and more; set RIDGELINE_HOME to a "
+                f"directory with room"
+            )
+        parts = _pack_all(checkpoint, sizes, dtype, progress)
+        arrays = {name: Packed(kind, aligned_copy(data)) for name, (kind, data) in parts}
+    give_back()
     return _assemble(arrays, checkpoint.arch, sizes, max_model_len, is_mapped=is_mapped)
 
 
 def _pack_all(
     checkpoint: Checkpoint, sizes: Sizes, dtype: str, progress: Callable[[int, int], None]
-) -> dict[str, Packed]:
-    """Pack every tensor, by canonical name."""
+) -> Iterator[tuple[str, Packed]]:
+    """Pack the tensors one after another; yield their canonical names with them."""
     arch = checkpoint.arch
     total, done = checkpoint.nbytes, 0
-    arrays: dict[str, Packed] = {}
 
     def matrix(
-        name: str,
-        rows: Index | None = None,
-        columns: Index | None = None,
-        dtype: str = dtype,
-        put: str = "",
-    ) -> None:
+        name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
+    ) -> Packed:
         nonlocal done
         tensor = checkpoint.tensors[name]
         done += tensor.nbytes
         progress(done, total)
-        kind, data = pack(tensor, dtype, rows, columns)
-        arrays[put or name] = Packed(kind, aligned_copy(data))
+        return Packed(*pack(tensor, dtype, rows, columns))
 
     vector = partial(_vector, checkpoint)
     for i, kind in enumerate(sizes.layers):
@@ -202,44 +205,40 @@ def _pack_all(
         }
         for name, size in vector_sizes(kind, norm_bias=sizes.norm_bias).items():
             to = places.get(name.removesuffix("_bias"), (None, None))[0]
-            arrays[prefix + name] = Packed("", vector(prefix + name, size, to))
-        mixer = arch.layers[i].attention
-        if mixer is not None and mixer.in_scale != 1.0:
-            arrays[prefix + "attn_norm"].data[:] *= np.float32(mixer.in_scale)
-        arrays |= _of_heads(checkpoint, prefix, heads, head_rows)
+            values = vector(prefix + name, size, to)
+            mixer = arch.layers[i].attention
+            if mixer is not None and name == "attn_norm":
+                values *= np.float32(mixer.in_scale)
+            yield prefix + name, Packed("", values)
+        yield from _of_heads(checkpoint, prefix, heads, head_rows).items()
         tensor = partial(_floats, checkpoint, prefix)
         made: dict[str, NDArray[np.floating]] = {}
         made |= recurrent_vectors(kind.recurrence, tensor) if kind.recurrence else {}
         made |= per_head(tensor, heads.num_heads, heads.latent) if heads.latent else {}
-        arrays |= {prefix + n: Packed("", aligned_copy(v)) for n, v in made.items()}
+        yield from ((prefix + name, Packed("", values)) for name, values in made.items())
         names = file_names(kind)
         for name in kind.matrices:
             of_file = prefix + names.get(name, name)
-            matrix(of_file, *places.get(name, (None, None)), put=prefix + name)
+            yield prefix + name, matrix(of_file, *places.get(name, (None, None)))
         for name in sorted(PLAIN & arch.layers[i].ffn.shapes(arch.hidden_size).keys()):
-            arrays[prefix + name] = _plain_rows(checkpoint, prefix + name, sizes)
+            yield prefix + name, _plain_rows(checkpoint, prefix + name, sizes)
     for name, size in outer_sizes(arch, sizes).items():
-        arrays[name] = Packed("", vector(name, size))
+        yield name, Packed("", vector(name, size))
     if sizes.inputs:
         stacked = _stacked(arch.num_layers, arch.input_size, sizes.inputs.size)
-        matrix("inputs_proj", stacked)
-        arrays["inputs_norm"] = Packed("", vector("inputs_norm", sizes.inputs.size))
+        yield "inputs_proj", matrix("inputs_proj", stacked)
+        yield "inputs_norm", Packed("", vector("inputs_norm", sizes.inputs.size))
     if arch.position_rows:
-        arrays["positions"] = _plain_rows(checkpoint, "positions", sizes)
+        yield "positions", _plain_rows(checkpoint, "positions", sizes)
+    yield "embedding", Packed("", _embedding(checkpoint, sizes, dtype))
     if not arch.is_encoder:
-        head = "embed" if arch.tied_embeddings else "head"
-        matrix(head, dtype=head_dtype(dtype, checkpoint.tensors[head].dtype))
-        arrays["head"] = arrays.pop(head)
-        if (
-            arrays["head"].kind == "w8"
-            and not arch.head_bias
-            and (of_proxy := proxy(Matrix(*arrays["head"])))
-        ):
-            arrays["proxy"] = Packed(of_proxy[0].kind, aligned_copy(of_proxy[0].data))
-            arrays["distances"] = Packed("", aligned_copy(of_proxy[1]))
-    arrays["embedding"] = Packed("", _embedding(checkpoint, sizes, dtype))
+        name = "embed" if arch.tied_embeddings else "head"
+        head = matrix(name, dtype=head_dtype(dtype, checkpoint.tensors[name].dtype))
+        yield "head", head
+        if head.kind == "w8" and not arch.head_bias and (of_proxy := proxy(Matrix(*head))):
+            yield "proxy", Packed(of_proxy[0].kind, of_proxy[0].data)
+            yield "distances", Packed("", of_proxy[1])
     progress(total, total)
-    return arrays
 
 
 def _of_heads(

@@ -42,6 +42,7 @@ _KEPT = {
     "auto": tuple(_KINDS.values()), "int4": ("s4", "z4", "t4", "w4", "k4"), "int8": ("w8",),
 }  # fmt: skip
 _T = TypeVar("_T", bound=np.generic)
+_WEIGHTS_AT_ONCE = 1 << 24
 
 
 class Matrix(NamedTuple):
@@ -69,9 +70,25 @@ def pack(
     """Pack a matrix ``[out, in]`` for a dtype: auto is as the file has it.
 
     ``rows`` and ``columns`` say which output and input of the tensor stands where; -1 is zero.
-    Without them both are padded with zeros to whole tiles.
+    Without them both are padded with zeros to whole tiles. A large matrix is packed piece by piece,
+    for its weights as floats may take more memory than there is.
     """
     rows = _extended(tensor.shape[0], rows)
+    at_once = max(1, _WEIGHTS_AT_ONCE // tensor.shape[1] // TILE) * TILE
+    if len(rows) <= at_once or tensor.parts or tensor.make:  # these two are made whole each time
+        return _pack(tensor, dtype, rows, columns)
+    kind, data = "", np.empty(0, np.uint8)
+    for low in range(0, len(rows), at_once):
+        places = rows[low : low + at_once]
+        piece = tensor.rows(np.maximum(places, 0))
+        kind, part = _pack(piece, dtype, np.where(places < 0, -1, np.arange(len(places))), columns)
+        if not low:
+            data = np.empty((len(rows) // TILE, *part.shape[1:]), np.uint8)
+        data[low // TILE : low // TILE + len(part)] = part
+    return Matrix(kind, data)
+
+
+def _pack(tensor: Tensor, dtype: str, rows: Index, columns: Index | None) -> Matrix:
     columns_moved = columns is not None
     columns = _extended(tensor.shape[1], columns)
     whole_blocks = not columns_moved and tensor.shape[1] % TILE == 0

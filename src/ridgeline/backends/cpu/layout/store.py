@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.machine import available_bytes
 from ridgeline.models.gguf_parts import part_paths
 
 _ALIGNMENT = 4096
@@ -78,7 +79,7 @@ def read(path: Path) -> dict[str, Packed] | None:
             end = file.seek(size - index_bytes)
             index = json.loads(file.read(index_bytes))
             area = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
-        if hasattr(mmap, "MADV_WILLNEED"):
+        if hasattr(mmap, "MADV_WILLNEED") and end < available_bytes():
             area.madvise(mmap.MADV_WILLNEED)
         arrays, content = {}, np.frombuffer(area, np.uint8)
         for name, (kind, dtype, shape, begin) in index.items():
@@ -90,15 +91,16 @@ def read(path: Path) -> dict[str, Packed] | None:
     return arrays
 
 
-def write(path: Path, arrays: Mapping[str, Packed]) -> None:
-    """Keep arrays for the next start, if the directory can be written and has room.
+def write(path: Path, arrays: Iterable[tuple[str, Packed]]) -> bool:
+    """Write arrays, each with its name, into a file as they come; return whether it is there.
 
-    Older files of the same model and dtype, of another version of either, go.
+    It is not if the directory cannot be written or has no room. Older files of the same model and
+    dtype, of another version of either, go.
     """
 
     def content(file: IO[bytes]) -> None:
         index = {}
-        for name, (kind, data) in arrays.items():
+        for name, (kind, data) in arrays:
             file.write(bytes(-file.tell() % _ALIGNMENT))
             index[name] = (kind, data.dtype.str, data.shape, file.tell())
             file.write(np.ascontiguousarray(data).data)
@@ -106,11 +108,15 @@ def write(path: Path, arrays: Mapping[str, Packed]) -> None:
         text = json.dumps(index).encode()
         file.write(text + len(text).to_bytes(8, "little"))
 
-    with suppress(OSError):
+    try:
         write_whole(path, content)
+    except OSError:
+        return False
+    with suppress(OSError):
         for old in path.parent.glob(f"{glob.escape(path.name.rsplit('.', 2)[0])}.*.weights"):
             if old != path:
                 old.unlink(missing_ok=True)
+    return True
 
 
 def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
