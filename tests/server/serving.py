@@ -130,6 +130,19 @@ def serving(model: Path, engine: dict[str, Any] | None = None, **options: Any) -
         assert not served.thread.is_alive()
 
 
+def hold(served: Served, after: int, pace_s: float = 0.0) -> threading.Event:
+    """Let so many more steps run, each so slowly, and then none until what is returned is set."""
+    first, go_on = served.valve.num_steps, threading.Event()
+
+    def before(step: Step) -> None:
+        time.sleep(pace_s)
+        if served.valve.num_steps > first + after:
+            go_on.wait(60)
+
+    served.valve.before = before
+    return go_on
+
+
 def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until something holds: long enough for a busy machine, for only a failure waits."""
     end_s = time.monotonic() + timeout_s
