@@ -12,7 +12,8 @@ WITH_SERVER := examples/openai_client.py examples/tool_calls.py
 PARITY := .venv-parity/bin
 STEP := sh tools/step.sh
 TWO := -n 2 --dist loadfile  # files of tests, shared out among two processes
-REST := $(TWO) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
+# By name, not those with most tests first: at the end one process would wait for the other's longest.
+REST := $(TWO) --no-loadscope-reorder --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
 PIP := -m pip --disable-pip-version-check --quiet
 
 .PHONY: help serve demo test test-full test-parity test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
@@ -109,4 +110,5 @@ test-parity: .venv-parity/ready
 
 clean:
 	rm -rf .venv .venv-clients .venv-parity .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf "$${RIDGELINE_HOME:-$$HOME/.cache/ridgeline}/kernels-of-tests"
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

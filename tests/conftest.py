@@ -1,12 +1,16 @@
-"""Hypothesis profiles, so that every run tries the same examples; Ctrl-C and widths as usual."""
+"""What holds for every run: Hypothesis profiles, Ctrl-C and widths as usual, kept bytecode."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 
 from hypothesis import HealthCheck, Phase, settings
 
+# Every run tries the same examples.
 settings.register_profile(
     "ci",
     derandomize=True,
@@ -26,3 +30,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tables are as wide as what they are written to allows. A worker of xdist says 80 to all.
 os.environ.pop("COLUMNS", None)
+
+# Tests start hundreds of programs. Where Python is told to keep no bytecode, each would compile the
+# package anew, for half a second: it is kept in a folder that goes with the run. Workers find it.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
+    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="ridgeline-bytecode-")
+    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)

@@ -16,6 +16,7 @@ from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
+from tests.kept_kernels import KERNELS
 from tests.tiny import ENCODERS, changed, checkpoint, plain_states, random_arrays
 
 MAX_LEN = 96
@@ -36,8 +37,8 @@ Make = Callable[..., CpuRunner]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
-    kernels, made = tmp_path_factory.mktemp("kernels"), []
+def make() -> Iterator[Make]:
+    made: list[CpuRunner] = []
 
     def build(name: str, kind: str, num_threads: int = 1) -> CpuRunner:
         dtype, cache_dtype, _ = FORMATS[kind]
@@ -50,7 +51,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
             max_model_len=MAX_LEN,
             max_num_batched_tokens=512,
             num_threads=num_threads,
-            kernel_cache=kernels,
+            kernel_cache=KERNELS,
         )
         made.append(runner)
         return runner

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from ridgeline.decoding.search import new_search
 from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.cache_groups import CacheGroup, cache_groups
 from tests.core.harness import POLICIES, finish
+from tests.kept_kernels import KERNELS
 from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint
 
 MAX_LEN = 240
@@ -54,7 +54,7 @@ SHORT = SamplingParams(temperature=0, max_tokens=20, logprobs=1)
 REQUESTS = [(prompt, GREEDY) for prompt in PROMPTS]
 
 
-def make(arch: ModelArch, form: str, groups: tuple[CacheGroup, ...], kernels: Path) -> Runner:
+def make(arch: ModelArch, form: str, groups: tuple[CacheGroup, ...]) -> Runner:
     settings: dict[str, Any] = {
         "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN,
         "groups": groups,
@@ -67,14 +67,9 @@ def make(arch: ModelArch, form: str, groups: tuple[CacheGroup, ...], kernels: Pa
         cache_dtype=form,
         max_num_batched_tokens=256,
         num_threads=1,
-        kernel_cache=kernels,
+        kernel_cache=KERNELS,
         **settings,
     )
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
 
 
 Pair = tuple[Runner, Runner, tuple[CacheGroup, ...]]
@@ -86,11 +81,11 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=[*ARCHITECTURES])
-def pair(request: pytest.FixtureRequest, form: str, kernels: Path) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, form: str) -> Iterator[Pair]:
     """Yield a runner that keeps all blocks in one table, and one with groups."""
     arch = ARCHITECTURES[request.param]
     groups = cache_groups(arch)
-    runners = [make(arch, form, of, kernels) for of in ((), groups)]
+    runners = [make(arch, form, of) for of in ((), groups)]
     yield runners[0], runners[1], groups
     for runner in runners:
         getattr(runner, "close", lambda: None)()

@@ -7,6 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from ridgeline.bench.load.stats import Outcome, summarise, warnings
 from ridgeline.simulator.workload import Planned
 from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage
 
-SLACK_S = 0.25  # a busy machine; only upper bounds need it
+SLACK_S = 0.75  # a busy machine; only upper bounds need it
 
 
 def scripted(first_s: float, gap_s: float, num: int) -> Script:
@@ -63,7 +64,14 @@ def run(
 
 
 def test_a_closed_loop_keeps_so_many_running_and_asks_each_prompt_once_in_order() -> None:
-    with serving(scripted(0.03, 0.0, 2)) as server:
+    all_four = threading.Barrier(4)
+
+    def script(number: int, body: JSON) -> Iterator[Any]:
+        if number < 4:
+            all_four.wait(60)
+        yield from scripted(0.03, 0.0, 2)(number, body)
+
+    with serving(script) as server:
         outcomes, _ = run(target(server), planned([None] * 20), workers=4)
     assert server.peak == 4
     assert len(server.connections) == 4  # used again, not opened for each
@@ -108,7 +116,14 @@ def test_a_turn_asks_behind_the_answers_before_it_once_they_are_there() -> None:
         Planned(i, f"prompt {i}", 5, None, turn=i % 3, think_s=0.05 if i % 3 else 0.0)
         for i in range(6)
     ]
-    with serving(scripted(0.02, 0.0, 2)) as server:
+    both = threading.Barrier(2)
+
+    def script(number: int, body: JSON) -> Iterator[Any]:
+        if number < 2:
+            both.wait(60)
+        yield from scripted(0.02, 0.0, 2)(number, body)
+
+    with serving(script) as server:
         outcomes, _ = run(target(server), plan, workers=2)
         run(target(server, is_chat=False), plan[:2], workers=1)
     assert server.peak == 2
@@ -138,19 +153,19 @@ def test_a_turn_behind_one_that_failed_fails_and_is_not_sent() -> None:
 
 
 def test_latencies_are_those_of_the_script() -> None:
-    with serving(scripted(0.2, 0.04, 6)) as server:
+    with serving(scripted(1.0, 0.2, 6)) as server:
         outcomes, _ = run(target(server), planned([0.0, 0.02, 0.04]))
     found = summarise(outcomes, {})
     assert (found["num_successful"], found["token_source"]) == (3, "server_usage")
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (21, 18)
     assert found["total_cached_input_tokens"] == 9
     assert found["total_output_chunks"] == 18  # neither the role, the end nor usage is text
-    assert 200 <= found["ttft_from_send"]["min_ms"] < 200 + 1e3 * SLACK_S
+    assert 1000 <= found["ttft_from_send"]["min_ms"] < 1000 + 1e3 * SLACK_S
     assert found["ttft_from_scheduled_arrival"]["min_ms"] >= found["ttft_from_send"]["min_ms"]
     assert found["itl_chunk_pooled"]["num"] == 15
-    assert 38 <= found["itl_chunk_pooled"]["mean_ms"] < 40 + 1e3 * SLACK_S / 5
-    assert 38 <= found["tpot_excl_first"]["mean_ms"] < 40 + 1e3 * SLACK_S / 5
-    assert 395 <= found["e2e"]["min_ms"] < 400 + 1e3 * SLACK_S
+    assert 190 <= found["itl_chunk_pooled"]["mean_ms"] < 200 + 1e3 * SLACK_S / 5
+    assert 190 <= found["tpot_excl_first"]["mean_ms"] < 200 + 1e3 * SLACK_S / 5
+    assert 1975 <= found["e2e"]["min_ms"] < 2000 + 1e3 * SLACK_S
 
 
 def test_without_usage_chunks_are_counted() -> None:

@@ -156,7 +156,7 @@ def t36(model: Path, count: int, rng: random.Random) -> str:
                 status, answer = watch.ask({"messages": HELLO, name: value}, CHAT)
                 assert (status, answer["error"]["param"].split(".")[0]) == (400, name)
         assert watch.send(CHAT, ask)[0] == 200
-    assert slowest_s < 4
+    assert slowest_s < 20  # each is stopped after two; a process is started anew
     return f"{count}/{count} templates refused, the slowest after {slowest_s:.1f} s"
 
 

@@ -200,11 +200,11 @@ def test_a_hostile_file_is_refused_at_once(lie: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.gguf"
     path.write_bytes(content)
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.thread_time()
     try:
         with pytest.raises(ModelFileError) as caught:
             read_gguf(path)
-        assert time.perf_counter() - begin < 1
+        assert time.thread_time() - begin < 1
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -223,14 +223,14 @@ def test_a_sparse_file_cannot_back_a_lie(element: int, tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"
     path.write_bytes(build([key("a", 9, array(element, 2**28, b""))]))
     os.truncate(path, 1 << 32)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with pytest.raises(ModelFileError, match="'a' claims"):
         read_gguf(path)
     path.write_bytes(build([key("a", 8, u64(2**31))]))
     os.truncate(path, 1 << 32)
     with pytest.raises(ModelFileError, match="'a' reaches past"):
         read_gguf(path)
-    assert time.perf_counter() - begin < 1
+    assert time.thread_time() - begin < 1
 
 
 def test_a_vocabulary_is_read_quickly() -> None:
@@ -242,9 +242,9 @@ def test_a_vocabulary_is_read_quickly() -> None:
             key("s", 9, array(6, 150_000, scores.tobytes())),
         ]
     )
-    begin = time.perf_counter()
+    begin = time.thread_time()
     metadata, _ = parse_gguf(content, "x")
-    assert time.perf_counter() - begin < 1  # 0.1 as a rule; the square of it would be minutes
+    assert time.thread_time() - begin < 1  # 0.1 as a rule; the square of it would be minutes
     assert metadata["words"][149_999] == "word149999"
     np.testing.assert_array_equal(metadata["s"], scores)
 

@@ -28,10 +28,10 @@ def write_raw(path: Path, header: dict[str, Any] | bytes, data: bytes, claim: in
 
 
 def refusal(path: Path) -> str:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with pytest.raises(ModelFileError) as caught:
         load_directory(path)
-    assert time.perf_counter() - begin < 1
+    assert time.thread_time() - begin < 1
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

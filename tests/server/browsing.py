@@ -16,6 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
+from ridgeline.core.step import Step
 from tests.server.serving import Served, eventually, serving
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -27,11 +28,15 @@ SETTINGS = {"temperature": 0, "max_tokens": 60}  # the model is small, and so is
 PHONE, DESK = (390, 844), (1440, 900)
 
 
+def draw_slowly(step: Step) -> None:
+    time.sleep(0.04)
+
+
 @pytest.fixture(scope="module")
 def slow(model: Path) -> Iterator[Served]:
     """A server whose steps take so long that a person, or a test, can see them."""
     with serving(model) as served:
-        served.valve.before = lambda step: time.sleep(0.04)
+        served.valve.before = draw_slowly
         yield served
 
 
@@ -69,6 +74,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 @pytest.fixture
 def page(browser: Chrome, slow: Served) -> Iterator[Chrome]:
     """A page that nobody has used; at the end the browser's log has no complaint."""
+    slow.valve.before = draw_slowly
     browser.get(slow.url)
     keep(browser)
     yield browser
@@ -126,4 +132,4 @@ def picture(browser: Chrome, selector: str) -> str:
 
 
 def sees(condition: Callable[[], object]) -> None:
-    eventually(condition, 30)  # a busy machine draws a background tab late
+    eventually(condition)  # a busy machine draws a background tab late

@@ -119,19 +119,32 @@ def serving(model: Path, engine: dict[str, Any] | None = None, **options: Any) -
     with LLM(model, **base | (engine or {})) as llm:
         served = Served(llm, ServeOptions(**options))
         served.thread.start()
-        assert served.ready.wait(10)
+        assert served.ready.wait(60)
         try:
             yield served
         finally:
             served.valve.before = lambda step: None
             if served.thread.is_alive():
                 served.loop.call_soon_threadsafe(served.running.stop)
-            served.thread.join(20)
+            served.thread.join(60)
         assert not served.thread.is_alive()
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Wait until something holds."""
+def hold(served: Served, after: int, pace_s: float = 0.0) -> threading.Event:
+    """Let so many more steps run, each so slowly, and then none until what is returned is set."""
+    first, go_on = served.valve.num_steps, threading.Event()
+
+    def before(step: Step) -> None:
+        time.sleep(pace_s)
+        if served.valve.num_steps > first + after:
+            go_on.wait(60)
+
+    served.valve.before = before
+    return go_on
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Wait until something holds: long enough for a busy machine, for only a failure waits."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it never came true"

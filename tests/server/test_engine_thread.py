@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,11 @@ def test_a_client_that_leaves_is_forgotten_within_a_step(
     def before(step: Step) -> None:
         if served.valve.num_steps - first > at_step and not reached.is_set():
             reached.set()
-            go_on.wait(10)
+            go_on.wait(60)
 
     served.valve.before = before
     connection = post(served.port, LONG | {"stream": stream})
-    assert reached.wait(10)
+    assert reached.wait(60)
     LEAVE[how](connection)
     eventually(lambda: not served.running.bridge.num_streams)  # while the step is computed
     go_on.set()
@@ -95,10 +96,10 @@ def test_who_shuts_only_its_sending_side_is_answered(
     served: Served, stream: bool, stays: bool
 ) -> None:
     held = threading.Event()
-    served.valve.before = lambda step: held.wait(10) and None
+    served.valve.before = lambda step: held.wait(60) and None
     connection = post(served.port, LONG | {"stream": stream}, close=False)
     connection.shutdown(socket.SHUT_WR)
-    connection.settimeout(10)
+    connection.settimeout(60)
     try:
         assert connection.recv(len(INTERIM)) == INTERIM  # it was noticed
         if not stays:
@@ -126,13 +127,13 @@ def test_who_shuts_its_sending_side_where_no_probe_can_be_sent_has_left(
     def before(step: Step) -> None:
         if served.valve.num_steps - first > 5:
             reached.set()
-            go_on.wait(10)
+            go_on.wait(60)
 
     served.valve.before = before
     connection = post(served.port, LONG | {"stream": stream}, version=version)
     if stream:
         assert connection.recv(10) == b"HTTP/1.1 2"
-    assert reached.wait(10)
+    assert reached.wait(60)
     connection.shutdown(socket.SHUT_WR)
     eventually(lambda: not served.running.bridge.num_streams)
     go_on.set()
@@ -143,7 +144,7 @@ def test_who_shuts_its_sending_side_where_no_probe_can_be_sent_has_left(
 def test_a_client_that_leaves_while_it_is_queued(model: Path) -> None:
     with serving(model, {"max_num_seqs": 1}) as served:
         held = threading.Event()
-        served.valve.before = lambda step: held.wait(10) and None
+        served.valve.before = lambda step: held.wait(60) and None
         first = post(served.port, LONG)
         eventually(lambda: served.valve.num_steps == 1)
         second = post(served.port, LONG | {"prompt": [[50], [51]]})
@@ -176,7 +177,7 @@ def test_prompts_come_first_while_nobody_reads_along(
 
 def test_pipelined_requests_of_a_client_that_leaves_all_end(served: Served) -> None:
     held = threading.Event()
-    served.valve.before = lambda step: held.wait(10) and None
+    served.valve.before = lambda step: held.wait(60) and None
     connection = post(served.port, LONG | {"stream": True}, close=False)
     connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     eventually(lambda: served.running.bridge.num_streams == 1)
@@ -231,7 +232,7 @@ def test_who_does_not_read_at_all_is_cut(model: Path) -> None:
     with serving(model, {"max_num_seqs": 64}, stall_timeout=0.5) as served:
         served.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         held = threading.Event()
-        served.valve.before = lambda step: held.wait(10) and None
+        served.valve.before = lambda step: held.wait(60) and None
         sleepers = [post(served.port, BIG, rcvbuf=4096) for _ in range(3)]
         eventually(lambda: served.running.bridge.num_streams == 3)
         reader = post(served.port, LONG)
@@ -277,15 +278,15 @@ def test_the_engine_changes_nothing_that_the_loop_reads(model: Path) -> None:
 
         served.valve.before = before
         go = threading.Event()
-        served.running.bridge.between_steps(lambda: go.wait(10) and None)
+        served.running.bridge.between_steps(lambda: go.wait(60) and None)
         connection = post(served.port, LONG | {"prompt": [[40], [50]], "max_tokens": 10})
         eventually(lambda: served.running.bridge.num_streams == 1)
         (stream,) = served.running.bridge._streams
-        served.loop.call_soon_threadsafe(held.wait, 10)
+        served.loop.call_soon_threadsafe(held.wait, 60)
         state = vars(stream).items()
         was = {name: copy(v) if isinstance(v, dict | list) else v for name, v in state}
         go.set()
-        assert at_second.wait(10)
+        assert at_second.wait(60)
         assert vars(stream) == was
         held.set()
         assert rest(connection).count(b'"finish_reason":"length"') == 2
@@ -435,12 +436,14 @@ def test_an_engine_that_cannot_go_on_says_so(model: Path, monkeypatch: pytest.Mo
 
 
 def test_a_step_that_takes_too_long_shows_in_health(model: Path) -> None:
-    with serving(model, step_timeout=0.2) as served:
+    with serving(model, step_timeout=600) as served:
         held = threading.Event()
-        served.valve.before = lambda step: held.wait(10) and None
+        served.valve.before = lambda step: held.wait(60) and None
         connection = post(served.port, LONG)
         eventually(lambda: served.valve.num_steps == 1)
         assert served.call("/health")[0] == 200
+        service = served.running.service
+        service.options = replace(service.options, step_timeout=0.01)
         eventually(lambda: served.call("/health")[0] == 503)
         held.set()
         eventually(lambda: served.call("/health")[0] == 200)

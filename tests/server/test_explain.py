@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ridgeline.core.step import Step
 from ridgeline.planner.explain import CAUSES
 from ridgeline.server.recent_records import Forgotten, History
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, eventually, serving
 
 ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
 SECRET = "zebra"
@@ -26,6 +27,18 @@ def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield served
 
 
+def queued_beside(served: Served, number: int, step_s: float) -> Callable[[Step], None]:
+    """Return what makes steps so slow; the third waits until so many others are queued."""
+    first = served.valve.num_steps
+
+    def before(step: Step) -> None:
+        if served.valve.num_steps == first + 3:
+            eventually(lambda: served.running.bridge.num_queued == number)
+        time.sleep(step_s)
+
+    return before
+
+
 def why(served: Served, name: str, key: str = "key-of-ann", query: str = "") -> tuple[int, dict]:
     path = f"/v1/requests/{name}/explain{query}"
     status, answer, _ = served.call(path, authorization=f"Bearer {key}")
@@ -35,7 +48,7 @@ def why(served: Served, name: str, key: str = "key-of-ann", query: str = "") -> 
 def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
     """By the answer's id and by x-request-id; the pieces are the time that its record says."""
     slow = keyed.client("key-of-bob").completions.create
-    keyed.valve.before = lambda step: time.sleep(0.02)
+    keyed.valve.before = queued_beside(keyed, 1, step_s=0.02)
     with slow(model="tiny", prompt="before", stream=True, **ASK) as before:
         next(iter(before))
         answer = keyed.client("key-of-ann").chat.completions.create(
@@ -70,7 +83,7 @@ def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
 
 def test_what_would_have_helped_is_simulated(keyed: Served) -> None:
     """Two at a time in place of one after the other: who waited gains what it waited."""
-    keyed.valve.before = lambda step: time.sleep(0.01)
+    keyed.valve.before = queued_beside(keyed, 3, step_s=0.01)
     more = ASK | {"max_tokens": 40}
     with ThreadPoolExecutor(4) as pool:
         create = keyed.client("key-of-ann").completions.create

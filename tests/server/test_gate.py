@@ -225,7 +225,7 @@ def test_tokens_per_minute_count_prompt_and_answer(model: Path) -> None:
 def test_requests_at_a_time(model: Path) -> None:
     with serving(model, api_key=["a", "b"], max_concurrent_requests=1) as served:
         held = threading.Event()
-        served.valve.before = lambda step: held.wait(10) and None
+        served.valve.before = lambda step: held.wait(60) and None
         first = threading.Thread(target=served.call, args=(COMPLETE, GO_ON), kwargs=bearer("a"))
         first.start()
         eventually(lambda: served.running.bridge.num_streams == 1)
@@ -239,7 +239,7 @@ def test_requests_at_a_time(model: Path) -> None:
 def test_a_full_queue_says_so(model: Path) -> None:
     with serving(model, {"max_num_seqs": 1}, max_queued_requests=2) as served:
         held = threading.Event()
-        served.valve.before = lambda step: held.wait(10) and None
+        served.valve.before = lambda step: held.wait(60) and None
         threads = [threading.Thread(target=served.call, args=(COMPLETE, GO_ON)) for _ in range(3)]
         for i, thread in enumerate(threads):
             thread.start()
@@ -262,7 +262,7 @@ def test_a_flood_of_one_key_does_not_delay_another(model: Path) -> None:
         held, order = threading.Event(), []
 
         def note_order(step: Step) -> None:  # the engine's own: answers may overtake each other
-            held.wait(10)
+            held.wait(60)
             started = {seq_id for seq_id, _ in step.admitted}
             ends = [w.start + len(w.tokens) for w in step.work if w.seq_id in started]
             order.extend("a" if end == 60 else "b" for end in ends)
@@ -327,5 +327,5 @@ def test_a_trace_id_stands_in_the_log(served: Served) -> None:
     ):
         before = len(served.lines)
         served.call("/version", None, traceparent=given)
-        eventually(lambda before=before: len(served.lines) > before)
-        assert (f"trace_id={trace}" in served.lines[-1]) == found
+        eventually(lambda before=before: any("/version" in x for x in served.lines[before:]))
+        assert any(f"trace_id={trace}" in line for line in served.lines[before:]) == found

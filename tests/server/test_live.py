@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ridgeline.server.live import _PERIOD_S
 from ridgeline.server.static import FILES
 from tests.server.serving import Served, eventually, serving
 
@@ -22,7 +22,7 @@ ASK = {"prompt": SECRET * 8, "max_tokens": 24, "temperature": 0, "ignore_eos": T
 
 @contextmanager
 def watching(served: Served) -> Iterator[Iterator[dict[str, Any]]]:
-    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
         connection.request("GET", "/v1/live")
         response = connection.getresponse()
         assert response.getheader("content-type", "").startswith("text/event-stream")
@@ -47,20 +47,20 @@ def blocks_of(view: dict[str, Any]) -> dict[str, int]:
 def test_a_watcher_sees_what_runs(served: Served) -> None:
     pool = served.llm.engine.scheduler.queues.kv.pool
     served.valve.before = lambda step: time.sleep(0.03)
+    began_s = time.monotonic()
     with watching(served) as live:
         idle = next(live)
         assert (idle["num_running"], idle["sequences"], idle["steps"]) == (0, [], [])
         asking = threading.Thread(target=served.call, args=("/v1/completions", ASK))
         asking.start()
-        times_s, seen = [], []
+        seen = []
         for view in live:
-            times_s.append(time.monotonic())
             seen.append(view)
             assert sum(blocks_of(view).values()) == len(pool.refs)
             if not view["num_running"] and view["steps"]:
                 break
         asking.join()
-    assert min(b - a for a, b in pairwise(times_s)) > 0.2
+    assert len(seen) * _PERIOD_S <= time.monotonic() - began_s, "more views than there is time for"
     steps = [step for view in seen for step in view["steps"]]
     prompt_len = len(served.llm.tokenizer.encode(SECRET * 8))
     assert sum(step[1] for step in steps) == prompt_len
@@ -102,13 +102,12 @@ def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
 
 
 def test_a_watcher_does_not_delay_the_end(model: Path) -> None:
-    with serving(model) as served, watching(served) as live:
+    with serving(model, shutdown_timeout=600) as served, watching(served) as live:
         next(live)
-        start_s = time.monotonic()
         served.loop.call_soon_threadsafe(served.running.stop)
-        assert list(live) == []
-        served.thread.join(5)
-        assert time.monotonic() - start_s < 1.5
+        assert list(live) == []  # else its client gives up after a minute without a word
+        served.thread.join(60)
+        assert not served.thread.is_alive()
 
 
 def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:

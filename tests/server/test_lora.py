@@ -181,7 +181,10 @@ def test_coming_and_going_under_load_loses_no_request(served: Served) -> None:
     ]
     for client in clients:
         client.start()
-    for _ in range(15):
+    num_rounds = 0
+    while num_rounds < 15 or not (lost or all(count > 5 for count in counts.values())):
+        num_rounds += 1
+        assert num_rounds < 1000, counts
         assert served.call(LOAD, {"lora_name": "c", "lora_path": "c"})[0] == 200
         time.sleep(0.03)
         assert served.call(UNLOAD, {"lora_name": "c"})[0] == 200
@@ -189,7 +192,6 @@ def test_coming_and_going_under_load_loses_no_request(served: Served) -> None:
     for client in clients:
         client.join()
     assert not lost
-    assert all(count > 5 for count in counts.values()), counts
     two = sum(one.num_bytes for one in served.llm.adapters._kept)
     assert served.llm.adapters.names == ["a", "b"]
     eventually(lambda: len(served.llm.adapters._kept) == 2)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,17 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def rests(pid: int, span_s: float, most_s: float) -> None:
+    """A process comes to rest: in such a span it uses so much of a processor at most."""
+
+    def is_at_rest() -> bool:
+        before_s = cpu_s(pid)
+        time.sleep(span_s)
+        return cpu_s(pid) - before_s <= most_s
+
+    eventually(is_at_rest)
+
+
 def test_a_server_from_start_to_end(model: Path) -> None:
     """It answers, rests at no cost while somebody is connected, and ends without a word."""
     with process(model) as (server, url):
@@ -59,12 +70,9 @@ def test_a_server_from_start_to_end(model: Path) -> None:
             answer = client.completions.create(**LONG, **NO_EOS)
             assert answer.usage is not None
             assert answer.usage.completion_tokens == 110
-            time.sleep(0.2)
-            before_s = cpu_s(server.pid)
-            time.sleep(1.5)
-            assert cpu_s(server.pid) - before_s <= 0.01  # one tick of the clock
+            rests(server.pid, 1.5, 0.01)  # one tick of the clock
         server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
         assert server.stderr is not None
         words = server.stderr.read()
     assert "status=200" in words
@@ -77,14 +85,11 @@ def test_at_the_limit_of_open_files_it_rests_and_then_goes_on(model: Path) -> No
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (40, 40))
         port = int(url.rsplit(":", 1)[1])
         crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
-        time.sleep(0.5)  # until all that fit are in
-        assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) == 40
-        before_s = cpu_s(server.pid)
-        time.sleep(3)
-        assert cpu_s(server.pid) - before_s <= 0.15  # 5 % of a core
+        eventually(lambda: len(list(Path(f"/proc/{server.pid}/fd").iterdir())) == 40)
+        rests(server.pid, 3, 0.15)  # 5 % of a core
         for connection in crowd:
             connection.close()
-        late = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        late = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         late.request("GET", "/health")
         assert late.getresponse().status == 200
         late.close()
@@ -95,10 +100,17 @@ def test_at_the_limit_of_open_files_it_rests_and_then_goes_on(model: Path) -> No
     assert "Traceback" not in words
 
 
+def free_port() -> int:
+    """Return a port that nobody is given who asks for any: those are higher."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError), bind("127.0.0.1", port):
+            return port
+    raise AssertionError("no port is free")
+
+
 def test_a_server_whose_output_nobody_can_keep_goes_on(model: Path) -> None:
     """Standard output and log on a full disk."""
-    with bind("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [str(RIDGELINE), "serve", str(model), "--port", str(port), "--threads", "1"]
     with open("/dev/full", "w") as full:
         server = subprocess.Popen([*command, "--kv-cache-memory", "1MiB"], stdout=full, stderr=full)
@@ -108,12 +120,12 @@ def test_a_server_whose_output_nobody_can_keep_goes_on(model: Path) -> None:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     try:
-        eventually(lambda: server.poll() is not None or listens(), 60)
+        eventually(lambda: server.poll() is not None or listens())
         url = f"http://127.0.0.1:{port}/v1"
         with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             assert client.completions.create(**LONG | {"max_tokens": 2}, **NO_EOS).choices
         server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
     finally:
         server.kill()
         server.wait()
@@ -130,13 +142,13 @@ def test_a_signal_lets_those_who_run_finish(model: Path, signum: signal.Signals)
             chunks = [first, *stream]
             ends = [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason]
             assert ends == ["length"] * 8
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
 
 
 def test_while_it_drains_it_takes_nothing_new(model: Path) -> None:
     with serving(model) as served:
         held = threading.Event()
-        served.valve.before = lambda step: held.wait(10) and None
+        served.valve.before = lambda step: held.wait(60) and None
         done: list[int] = []
         body = {"prompt": "hello", "max_tokens": 5}
         running = threading.Thread(
@@ -163,7 +175,7 @@ def test_who_takes_too_long_at_the_end_gets_an_error(model: Path) -> None:
         served.loop.call_soon_threadsafe(served.running.stop)
         with pytest.raises(APIError, match="stopping"):
             list(stream)
-        served.thread.join(5)
+        served.thread.join(60)
         assert not served.thread.is_alive()
 
 
@@ -176,7 +188,7 @@ def test_a_second_signal_ends_at_once(model: Path) -> None:
             served.loop.call_soon_threadsafe(served.running.stop)
         with pytest.raises(APIError, match="stopping"):
             list(stream)
-        served.thread.join(5)
+        served.thread.join(60)
         assert not served.thread.is_alive()
 
 
@@ -194,7 +206,7 @@ def test_each_start_draws_a_seed_unless_one_is_given(model: Path, tmp_path: Path
         trace = tmp_path / "trace.jsonl"
         with process(model, "--trace", str(trace), *flags) as (server, _):
             server.send_signal(signal.SIGTERM)
-            assert server.wait(10) == 0
+            assert server.wait(60) == 0
             assert server.stderr is not None
             words = server.stderr.read()
         return json.loads(trace.read_text().splitlines()[0])["seed"], words

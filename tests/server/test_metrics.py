@@ -140,7 +140,7 @@ def test_no_counter_goes_down_when_a_request_fails(model: Path, tmp_path: Path) 
 def test_gauges_show_what_runs_and_waits(model: Path) -> None:
     with serving(model, {"max_num_seqs": 2}) as served:
         held = threading.Event()
-        served.valve.before = lambda step: held.wait(10) and None
+        served.valve.before = lambda step: held.wait(60) and None
         body = {"prompt": [40] * 20, "max_tokens": 9, "ignore_eos": True}
         connections = [post(served.port, body) for _ in range(5)]
         eventually(lambda: served.running.bridge.num_streams == 5)

@@ -28,13 +28,15 @@ from tests.server.browsing import (
     set_size,
     texts,
 )
-from tests.server.serving import Served
+from tests.server.serving import Served, hold
 from tests.server.test_listening import openssl
 
 
 def test_a_request_that_has_ended_can_be_explained(page: Chrome, slow: Served) -> None:
+    go_on = hold(slow, 20, 0.04)
     ask(page, "why does it take so long")
     sees(lambda: page.find_elements(By.CSS_SELECTOR, "#sequences .running"))
+    go_on.set()
     sees(lambda: page.find_elements(By.CSS_SELECTOR, "#ended button"))
     request = slow.llm.engine._next_id - 1
     assert texts(page, "#ended button") == [str(request)]

@@ -23,7 +23,7 @@ from tests.server.browsing import (
     set_size,
     texts,
 )
-from tests.server.serving import Served
+from tests.server.serving import Served, hold
 from tests.server.test_tools import TOOLS, thinker
 
 __all__ = ["browser", "thinker"]  # fixtures
@@ -62,9 +62,11 @@ def opened(page: Chrome, served: Served, added: dict[str, Any], **settings: Any)
 
 def test_reasoning_is_open_while_it_comes_and_folded_then(parts: Chrome, thinker: Served) -> None:
     opened(parts, thinker, {"chat_template_kwargs": {"enable_thinking": True}})
+    go_on = hold(thinker, 30)
     ask(parts, "hello")
     is_open = "return document.querySelector('details.reasoning')?.open"
     sees(lambda: parts.execute_script(is_open))
+    go_on.set()
     sees(lambda: says(parts, ".facts", "cut at max tokens"))
     assert parts.execute_script(is_open) is False
     find(parts, "details.reasoning summary").click()

@@ -27,7 +27,7 @@ from ridgeline.server.responses_protocol import ResponsesRequest
 from ridgeline.server.schemas import ResponseObject
 from ridgeline.server.stream import Stream
 from tests.api.test_llm import write_model
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, eventually, hold, serving
 from tests.server.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
 
 __all__ = ["thinker"]  # a fixture
@@ -303,11 +303,14 @@ def test_keys_and_limits_hold_here_too(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_ends_its_request(thinker: Served) -> None:
     asked = ASK | {"max_output_tokens": 900, "stream": True}
+    go_on = hold(thinker, 5)
     with thinker.client() as client:
         stream = client.responses.create(**asked)
         assert next(iter(stream)).type == "response.created"
-        assert thinker.llm.engine.requests
+        eventually(lambda: thinker.llm.engine.requests)
         stream.close()
+    eventually(lambda: not thinker.running.bridge.num_streams)
+    go_on.set()
     thinker.assert_idle()
     eventually(lambda: "finish=abort" in thinker.lines[-1])
 

@@ -22,9 +22,10 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.emit.compile import Kernels, Target, compile_object, host_target
+from ridgeline.backends.cpu.emit.compile import Kernels, Target, host_target
 from ridgeline.backends.cpu.emit.isa import emit_half_floats
 from ridgeline.backends.cpu.layout.arrays import address, aligned
+from tests.kept_kernels import compiled
 
 Emit = Callable[[ir.Module], None]
 Array = NDArray[Any]
@@ -70,7 +71,7 @@ class Machine:
             pytest.skip(f"ARM kernels need {' and '.join(MISSING)} to run here")
         module = _module(emit, target)
         initialize_all()
-        code = compile_object(str(module), target)
+        code = compiled(str(module), target)
         if self.is_local:
             self._kernels = Kernels(code, target)
             return
@@ -137,7 +138,7 @@ def prefetched(emit: Emit, name: str, *words: int) -> list[int]:
     log = at(np.zeros(1 << 16, np.int64))
     text = re.sub(r'declare void @"llvm.prefetch.*', _RECORD.format(log=address(log)), source(emit))
     text = re.sub(r'@"llvm.prefetch.p0"\((.*), i32 0, i32 ., i32 1\)', r'@"record"(\1)', text)
-    kernels = Kernels(compile_object(text, HOST), HOST)
+    kernels = Kernels(compiled(text, HOST), HOST)
     kernels.function(name, len(words))(*words)
     return [int(line) for line in log[1 : 1 + log[0]] // 64]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.models.adapters import AdapterWeights, LowRank
+from tests.kept_kernels import KERNELS
 from tests.lora import merged_arrays, random_adapter
 from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
 
@@ -35,12 +35,7 @@ Make = Callable[..., CpuRunner]
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
-@pytest.fixture(scope="module")
-def make(kernels: Path) -> Iterator[Make]:
+def make() -> Iterator[Make]:
     made = []
 
     def build(name: str = "plain", kind: str = "int8", arrays: Any = None, **options: Any) -> Any:
@@ -49,7 +44,7 @@ def make(kernels: Path) -> Iterator[Make]:
         rest = {"max_num_batched_tokens": 256, "num_threads": 1, "max_rank": RANK} | options
         runner = CpuRunner(
             checkpoint(ARCHS[name], arrays), dtype=dtype, cache_dtype=cache_dtype,
-            kernel_cache=kernels, **shape, **rest,
+            kernel_cache=KERNELS, **shape, **rest,
         )  # fmt: skip
         made.append(runner)
         return runner

@@ -17,6 +17,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.rope import Rope
+from tests.kept_kernels import KERNELS
 from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, random_arrays
 
 MODELS = ARCHS | BY_LAYER | LATENT
@@ -59,9 +60,9 @@ Make = Callable[..., CpuRunner]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+def make() -> Iterator[Make]:
     """Return a function that makes runners; they are closed in the end."""
-    kernels, made = tmp_path_factory.mktemp("kernels"), []
+    made: list[CpuRunner] = []
 
     def build(model: Checkpoint | str = "plain", kind: str = "int8", **options: Any) -> CpuRunner:
         dtype, cache_dtype, _ = FORMATS[kind]
@@ -73,7 +74,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
             "max_model_len": MAX_LEN,
             "max_num_batched_tokens": 256,
             "num_threads": 1,
-            "kernel_cache": kernels,
+            "kernel_cache": KERNELS,
         }
         model = checkpoint(MODELS[model]) if isinstance(model, str) else model
         made.append(CpuRunner(model, **base | options))

@@ -20,6 +20,7 @@ from ridgeline.server.isolate import ContainedRunner
 from tests.backends.test_memory import all_bytes
 from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways
 from tests.backends.test_reference import TOKENS, step, work
+from tests.kept_kernels import KERNELS
 from tests.tiny import RECURRENT, checkpoint
 
 BLOCK_SIZE, MAX_LEN = 16, 64
@@ -28,16 +29,16 @@ Make = Callable[..., CpuRunner]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+def make() -> Iterator[Make]:
     """Return a function that makes runners; they are closed in the end."""
-    kernels, made = tmp_path_factory.mktemp("kernels"), []
+    made: list[CpuRunner] = []
 
     def build(name: str, dtype: str = "f32", **options: Any) -> CpuRunner:
         base = {"num_threads": 2, "num_states": 20, "max_num_batched_tokens": 256} | options
         made.append(
             CpuRunner(
                 checkpoint(RECURRENT[name]), dtype=dtype, cache_dtype="f32", num_blocks=40,
-                block_size=BLOCK_SIZE, max_model_len=MAX_LEN, kernel_cache=kernels, **base,
+                block_size=BLOCK_SIZE, max_model_len=MAX_LEN, kernel_cache=KERNELS, **base,
             )
         )  # fmt: skip
         return made[-1]
