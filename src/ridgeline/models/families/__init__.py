@@ -25,6 +25,8 @@ from ridgeline.models.families.gemma4 import GGUF_FAMILIES as _GGUF_GEMMA_4
 from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
+from ridgeline.models.families.glm import FAMILIES as _GLM
+from ridgeline.models.families.glm import GGUF_FAMILIES as _GGUF_GLM
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf import ONLY
@@ -54,8 +56,10 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _ENCODERS
-GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_ENCODERS
+HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _GLM | _ENCODERS
+GGUF_FAMILIES = (
+    _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_GLM | _GGUF_ENCODERS
+)
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object

@@ -1,0 +1,92 @@
+"""What llama.cpp's converters make of families from 2025 on: metadata and tensors.
+
+Names are those of gguf-py's own map, not the ones of the code under test.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gguf
+import numpy as np
+
+ARCHITECTURES = {
+    "GlmForCausalLM": "chatglm",
+    "Glm4ForCausalLM": "glm4",
+}
+_NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+# Metadata without the architecture to keys of config.json, of which one may be there.
+_KEYS = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "feed_forward_length": ("intermediate_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+}
+_OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+Arrays = dict[str, np.ndarray]
+
+
+def converted(config: dict[str, Any], weights: Arrays) -> tuple[dict[str, Any], Arrays]:
+    """Return metadata and tensors of a GGUF file for a config.json and its float weights."""
+    arch = ARCHITECTURES[config["architectures"][0]]
+    num_layers = config["num_hidden_layers"]
+    values = {"block_count": num_layers, **_said(config)}
+    names = gguf.get_tensor_name_map(_NUMBERS[arch], values["block_count"])
+    raw = {}
+    for name, array in _stacked(weights).items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new_name is not None, name
+        raw[new_name] = array
+    values |= _of(arch, config)
+    metadata = {f"{arch}.{key}": value for key, value in values.items() if value is not None}
+    return {"general.architecture": arch} | metadata, raw
+
+
+def _said(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what all converters write."""
+    found = {}
+    for key, names in _KEYS.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        if value is not None:
+            found[key] = value
+    found["rope.freq_base"] = config["rope_parameters"]["rope_theta"]
+    return found
+
+
+def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what the converter of an architecture writes beside; None for what it leaves out."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    share = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+    turning = {"rope.dimension_count": int(head_dim * share)}
+    match arch:
+        case "chatglm":  # of the epsilon and the context it reads keys that newer configs lack
+            unsaid = dict.fromkeys(("attention.key_length", "attention.value_length"))
+            context = {"context_length": config["hidden_size"]}
+            return turning | unsaid | context | {"attention.layer_norm_rms_epsilon": 1e-5}
+        case _:
+            return turning
+
+
+def _stacked(weights: Arrays) -> Arrays:
+    """Return the weights with those of experts in one tensor of each kind and layer."""
+    found: Arrays = {}
+    experts: dict[str, dict[int, np.ndarray]] = {}
+    for name, array in weights.items():
+        if match := _OF_EXPERT.fullmatch(name):
+            where, number, part = match.groups()
+            experts.setdefault(f"{where}.{part}.weight", {})[int(number)] = array
+        else:
+            found[name] = array
+    for name, by_number in experts.items():
+        found[name] = np.stack([by_number[i] for i in range(len(by_number))])
+    return found

@@ -1,0 +1,66 @@
+"""Families from 2025 on: a GGUF file gives what the same weights give in a directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from ridgeline.models.families import model_from_config, model_from_gguf
+from ridgeline.models.tensors import ModelFileError
+from ridgeline.physics.arch import Layer
+from tests.engine.tiny_families import write_family
+from tests.models.gguf_converted import ARCHITECTURES, Arrays, converted
+from tests.models.tiny import as_tensors
+from tests.parity.modern_configs import MODERN
+
+NAMES = [name for name, (family, _) in MODERN.items() if f"{family}ForCausalLM" in ARCHITECTURES]
+
+
+def _facts(layer: Layer) -> tuple[Layer, object]:
+    """A layer but for the context that its rope was trained with, which only scaled ones need."""
+    mixer = layer.known_attention
+    turns = mixer.rope and (mixer.rope.theta, mixer.rope.dim, mixer.rope.divisors)
+    return replace(layer, mixer=replace(mixer, rope=None)), turns
+
+
+def in_directory(name: str, path: Path) -> tuple[dict[str, Any], Arrays]:
+    """Return config.json and weights of the tiny model of this name."""
+    directory = write_family(path / name, name)
+    config = json.loads((directory / "config.json").read_text())
+    return config, load_file(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_gives_what_a_directory_gives(name: str, tmp_path: Path) -> None:
+    config, weights = in_directory(name, tmp_path)
+    wanted_arch, wanted = model_from_config(config, as_tensors(weights), "model")
+    metadata, raw = converted(config, weights)
+    arch, found = model_from_gguf(metadata, as_tensors(raw), "x.gguf")
+    assert [_facts(layer) for layer in arch.layers] == [_facts(one) for one in wanted_arch.layers]
+    context = {"max_position": arch.max_position}
+    assert replace(arch, layers=()) == replace(wanted_arch, layers=(), **context)
+    assert found.keys() == wanted.keys()
+    for part in wanted:
+        np.testing.assert_array_equal(found[part].to_f32(), wanted[part].to_f32(), part)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("glm4", {"rope.dimension_sections": [4, 2, 2, 0]}, "rope.dimension_sections is "),
+        ("glm4", {"attention.scale": 0.5}, "glm4.attention.scale is set"),
+    ],
+)
+def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    """Of GLM-4V the rows of queries and keys are in another order."""
+    metadata, raw = converted(*in_directory(name, tmp_path))
+    arch = metadata["general.architecture"]
+    metadata |= {f"{arch}.{key}": value for key, value in changes.items()}
+    with pytest.raises(ModelFileError, match=named):
+        model_from_gguf(metadata, as_tensors(raw), "x.gguf")
