@@ -14,6 +14,7 @@ import numpy as np
 ARCHITECTURES = {
     "GlmForCausalLM": "chatglm",
     "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Metadata without the architecture to keys of config.json, of which one may be there.
@@ -73,8 +74,22 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             unsaid = dict.fromkeys(("attention.key_length", "attention.value_length"))
             context = {"context_length": config["hidden_size"]}
             return turning | unsaid | context | {"attention.layer_norm_rms_epsilon": 1e-5}
+        case "glm4moe":
+            return turning | _like_deepseek(config)
         case _:
             return turning
+
+
+def _like_deepseek(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what converters say of experts that are chosen as in DeepSeek V3."""
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_gating_func": 2,
+        "expert_weights_scale": config.get("routed_scaling_factor"),
+        "expert_weights_norm": config.get("norm_topk_prob"),
+    }
 
 
 def _stacked(weights: Arrays) -> Arrays:

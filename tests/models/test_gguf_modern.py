@@ -50,6 +50,23 @@ def test_a_file_gives_what_a_directory_gives(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[part].to_f32(), wanted[part].to_f32(), part)
 
 
+def test_the_layer_that_guesses_a_token_ahead_is_left_out(tmp_path: Path) -> None:
+    config, weights = in_directory("glm4-moe", tmp_path)
+    wanted_arch, wanted = model_from_config(config, as_tensors(weights), "model")
+    number, ones = config["num_hidden_layers"], np.ones(4, np.float32)
+    config["num_nextn_predict_layers"] = 1
+    more = {f"model.layers.{number}.enorm.weight": ones}
+    arch, found = model_from_config(config, as_tensors(weights | more), "model")
+    assert (arch, found.keys()) == (wanted_arch, wanted.keys())
+    metadata, raw = converted(config, weights)
+    metadata["glm4moe.nextn_predict_layers"] = 1
+    metadata["glm4moe.block_count"] = number + 1
+    raw[f"blk.{number}.nextn.enorm.weight"] = ones
+    arch, found = model_from_gguf(metadata, as_tensors(raw), "x.gguf")
+    assert arch.num_layers == number
+    assert found.keys() == wanted.keys()
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [

@@ -18,6 +18,8 @@ OTHERWISE = (
     "deepseek-v2",
     "deepseek-v2-lite",
     "gemma-3-4b-it",
+    "glm-4.5",
+    "glm-4.5-air",
     "glm-4.7-flash",
     "gpt2-medium",
     "granite-3.1-1b-a400m",

@@ -8,12 +8,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ridgeline.models.families.deepseek import (
+    GGUF_DENSE_NAMES,
+    GGUF_SPARSE,
+    GGUF_SPARSE_NAMES,
+    ROUTERS,
+    SPARSE_NAMES,
+    V3_SPARSE,
+)
 from ridgeline.models.families.gguf_names import LAYER as GGUF_LAYER
 from ridgeline.models.families.gguf_names import OUTER as GGUF_OUTER
 from ridgeline.models.families.gguf_names import PREFIX as GGUF_PREFIX
-from ridgeline.models.families.gguf_names import REFUSED
-from ridgeline.models.families.hf_parts import FUSED, LAYER, MODEL, OUTER, PREFIX
-from ridgeline.models.families.table import Family, const, flag, has, integer, number
+from ridgeline.models.families.gguf_names import REFUSED, refused_but
+from ridgeline.models.families.hf_parts import DENSE_NAMES, FUSED, LAYER, MODEL, OUTER, PREFIX
+from ridgeline.models.families.table import (
+    Family,
+    const,
+    either,
+    flag,
+    has,
+    integer,
+    number,
+    numbered,
+)
 
 _NAMES = LAYER | {name: FUSED[name] for name in ("gate", "up")}
 _FACTS = MODEL | {
@@ -33,6 +50,22 @@ FAMILIES = {
             "mlp_post_norm": "post_mlp_layernorm.weight",
         },
         facts=_FACTS | {"layer.norms": const("around")},
+    ),
+    "Glm4MoeForCausalLM": Family(
+        OUTER,
+        LAYER | SPARSE_NAMES,
+        PREFIX,
+        MODEL
+        | V3_SPARSE
+        | {
+            "mixer.qkv_bias": flag("attention_bias"),
+            "mixer.qk_norm": either("use_qk_norm", yes="head", no=""),
+        },
+        has_experts=True,
+        instead=DENSE_NAMES,
+        dense_layers="first_k_dense_replace",
+        defaults={**_HALF_TURNS, "first_k_dense_replace": 1},
+        unused=("num_nextn_predict_layers",),
     ),
 }
 
@@ -62,5 +95,22 @@ GGUF_FAMILIES = {
         _GGUF_FACTS | {"mixer.qkv_bias": has("blk.0.attn_q.bias"), "layer.norms": const("around")},
         interleaved=True,
         refuse=REFUSED,
+    ),
+    "glm4moe": Family(
+        GGUF_OUTER,
+        GGUF_LAYER | GGUF_SPARSE_NAMES | {"mlp_norm": "post_attention_norm.weight"},
+        GGUF_PREFIX,
+        _GGUF_FACTS
+        | GGUF_SPARSE
+        | {
+            "mixer.qkv_bias": has("blk.0.attn_q.bias"),
+            "mixer.qk_norm": has("blk.0.attn_q_norm.weight", yes="head", no=""),
+            "ffn.router": numbered("expert_gating_func", among=ROUTERS, default=2),
+        },
+        has_experts=True,
+        instead=GGUF_DENSE_NAMES,
+        dense_layers="leading_dense_block_count",
+        refuse=refused_but("expert_count"),
+        unused=("rope.dimension_sections",),  # of pictures; of text all are alike
     ),
 }

@@ -23,6 +23,7 @@ class Reader(NamedTuple):
         "cap",
         "numbers",
         "flag",
+        "either",
         "count",
         "optional",
         "unless",
@@ -64,6 +65,9 @@ class Reader(NamedTuple):
                 return facts.number(key) if facts.get(key) else 0.0
             case "flag":
                 return facts.flag(key, self.default)
+            case "either":
+                yes, no = self.argument
+                return yes if facts.flag(key, self.default) else no
             case "quotient":
                 return _quotient(facts, *self.keys)
             case "unless":
@@ -138,6 +142,11 @@ def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
 def flag(*keys: str, default: bool = False) -> Reader:
     """True or false."""
     return Reader("flag", keys, default)
+
+
+def either(key: str, *, yes: Any, no: Any) -> Reader:
+    """True or false, put into our words; false where it is missing."""
+    return Reader("either", (key,), False, (yes, no))
 
 
 def unless(key: str) -> Reader:
