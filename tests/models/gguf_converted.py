@@ -15,6 +15,12 @@ ARCHITECTURES = {
     "GlmForCausalLM": "chatglm",
     "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4moe",
+    "Exaone4ForCausalLM": "exaone4",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "Dots1ForCausalLM": "dots1",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Metadata without the architecture to keys of config.json, of which one may be there.
@@ -47,7 +53,7 @@ def converted(config: dict[str, Any], weights: Arrays) -> tuple[dict[str, Any], 
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
-        raw[new_name] = array
+        raw[new_name] = array.squeeze()
     values |= _of(arch, config)
     metadata = {f"{arch}.{key}": value for key, value in values.items() if value is not None}
     return {"general.architecture": arch} | metadata, raw
@@ -74,10 +80,35 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             unsaid = dict.fromkeys(("attention.key_length", "attention.value_length"))
             context = {"context_length": config["hidden_size"]}
             return turning | unsaid | context | {"attention.layer_norm_rms_epsilon": 1e-5}
+        case "glm4":
+            return turning
         case "glm4moe":
             return turning | _like_deepseek(config)
-        case _:
-            return turning
+        case "dots1":
+            return _like_deepseek(config)
+        case "exaone4" if config.get("sliding_window"):
+            slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+            window = config["sliding_window"]
+            return {"attention.sliding_window": window, "attention.sliding_window_pattern": slides}
+        case "ernie4_5-moe":
+            return {
+                "expert_count": config["moe_num_experts"],
+                "expert_used_count": config["moe_k"],
+                "expert_feed_forward_length": config["moe_intermediate_size"],
+                "expert_shared_count": config["moe_num_shared_experts"],
+                "expert_shared_feed_forward_length": (
+                    config["intermediate_size"] // config["num_key_value_heads"]
+                ),
+                "interleave_moe_layer_step": config.get("moe_layer_interval", 1),
+                "leading_dense_block_count": config["moe_layer_start_index"],
+            }
+        case "minimax-m2":
+            return {
+                "expert_feed_forward_length": config["intermediate_size"],
+                "expert_gating_func": 2,
+                "rope.dimension_count": config["rotary_dim"],
+            }
+    return {}
 
 
 def _like_deepseek(config: dict[str, Any]) -> dict[str, Any]:

@@ -302,6 +302,20 @@ BASES = [
     ("stablelm", "StableLmForCausalLM", "model.layers.1.self_attn.q_proj"),
     ("starcoder2", "Starcoder2ForCausalLM", "model.layers.1.self_attn.q_proj"),
 ]
+BASES += [
+    (name, f"{family}ForCausalLM", "model.layers.1.self_attn.q_proj")
+    for name, family in {
+        "chatglm": "Glm",
+        "glm4": "Glm4",
+        "glm4moe": "Glm4Moe",
+        "exaone4": "Exaone4",
+        "ernie4_5": "Ernie4_5",
+        "ernie4_5-moe": "Ernie4_5_Moe",
+        "seed_oss": "SeedOss",
+        "minimax-m2": "MiniMaxM2",
+        "dots1": "Dots1",
+    }.items()
+]
 
 
 @pytest.mark.parametrize(("in_gguf", "in_hf", "module"), BASES)

@@ -19,7 +19,12 @@ from tests.models.gguf_converted import ARCHITECTURES, Arrays, converted
 from tests.models.tiny import as_tensors
 from tests.parity.modern_configs import MODERN
 
-NAMES = [name for name, (family, _) in MODERN.items() if f"{family}ForCausalLM" in ARCHITECTURES]
+OTHERWISE = ("dots1-window",)  # converters leave its window out
+NAMES = [
+    name
+    for name, (family, _) in MODERN.items()
+    if f"{family}ForCausalLM" in ARCHITECTURES and name not in OTHERWISE
+]
 
 
 def _facts(layer: Layer) -> tuple[Layer, object]:
@@ -81,3 +86,33 @@ def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_pat
     metadata |= {f"{arch}.{key}": value for key, value in changes.items()}
     with pytest.raises(ModelFileError, match=named):
         model_from_gguf(metadata, as_tensors(raw), "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("ernie4.5-moe", {"moe_layer_end_index": 1}, "moe_layer_end_index is 1: dense networks"),
+        ("ernie4.5-moe", {"moe_layer_interval": 2}, "moe_layer_interval is 2"),
+        ("ernie4.5", {"use_bias": True}, "use_bias is True"),
+        ("minimax-m2", {"qk_norm_type": "per_head"}, "qk_norm_type is 'per_head'"),
+        ("minimax-m2", {"rotary_dim": 20}, "rope over 20 of a head's 16 channels"),
+        ("dots1", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("seed-oss", {"mlp_bias": True}, "mlp_bias is True"),
+    ],
+)
+def test_a_config_of_another_kind_is_refused(
+    name: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    config, weights = in_directory(name, tmp_path)
+    with pytest.raises(ModelFileError, match=named):
+        model_from_config(config | changes, as_tensors(weights), "model")
+
+
+def test_layers_of_exaone_4_turn_where_they_slide(tmp_path: Path) -> None:
+    kinds = {}
+    for name in ("exaone4", "exaone4-plain"):
+        config, weights = in_directory(name, tmp_path)
+        arch, _ = model_from_config(config, as_tensors(weights), "model")
+        kinds[name] = [(one.window, one.rope is not None) for one in arch.attentions]
+    assert kinds["exaone4"] == [(8, True)] * 3 + [(None, False)]
+    assert kinds["exaone4-plain"] == [(None, True)] * 2

@@ -36,4 +36,45 @@ MODERN: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4Moe",
         {**_SPARSE, "n_group": 3, "topk_group": 2, "rope_parameters": _HALF_ROPE},
     ),
+    "exaone4": (  # as 32B
+        "Exaone4",
+        {
+            "sliding_window": 8,
+            "num_hidden_layers": 4,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        },
+    ),
+    "exaone4-plain": (  # as 1.2B
+        "Exaone4",
+        {
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 24, "tie_word_embeddings": True}),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 48,
+            "moe_k": 2,
+            "moe_num_experts": 6,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 24, "attention_bias": True}),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "dots1": (
+        "Dots1",
+        {**_SPARSE, "n_shared_experts": 2, "routed_scaling_factor": 2.5, "sliding_window": None},
+    ),
+    "dots1-window": (
+        "Dots1",
+        {**_SPARSE, "norm_topk_prob": False, "sliding_window": 8, "max_window_layers": 1},
+    ),
 }

@@ -40,7 +40,11 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     scaling = _scaling(config)
     theta = scaling.number("rope_theta", 10_000.0)
     share = scaling.number("partial_rotary_factor", 1.0)
-    dim = checked_dim(scaling, int(head_dim * share), head_dim)
+    dim = int(head_dim * share)
+    rotary_dim = config.integer("rotary_dim", dim)  # of MiniMax
+    if scaling.get("partial_rotary_factor") is None:
+        dim = rotary_dim
+    dim = checked_dim(scaling, dim, head_dim)
     max_position = config.integer("max_position_embeddings")
     original = scaling.integer("original_max_position_embeddings", max_position, low=2)
     kind = scaling.text("rope_type", scaling.text("type", "default"))

@@ -37,6 +37,8 @@ from ridgeline.models.families.layer_configs import (
     num_guessing_layers,
 )
 from ridgeline.models.families.nearest import NEAREST
+from ridgeline.models.families.recent import FAMILIES as _RECENT
+from ridgeline.models.families.recent import GGUF_FAMILIES as _GGUF_RECENT
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
@@ -56,9 +58,15 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _GLM | _ENCODERS
+HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _GLM | _RECENT | _ENCODERS
 GGUF_FAMILIES = (
-    _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_GLM | _GGUF_ENCODERS
+    _GGUF_DECODERS
+    | _GGUF_RECURRENT
+    | _GGUF_GEMMA_4
+    | _GGUF_DEEPSEEK
+    | _GGUF_GLM
+    | _GGUF_RECENT
+    | _GGUF_ENCODERS
 )
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"

@@ -242,7 +242,8 @@ class Family:
         pattern: one layer in this many sees everything, if the config does not say it.
         full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
-            to "none", or the base of one that is not scaled: its key or its digits.
+            to "none", to "none beside windows" (if others have one), or to the base of one that is
+            not scaled: its key or its digits.
         heads_by_layer: layers that see everything have other heads than the rest, and those that
             read others' keys and values may have wider networks.
         norm_offset: norm weights lack this number.
