@@ -21,6 +21,10 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "Dots1ForCausalLM": "dots1",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "ArceeForCausalLM": "arcee",
+    "NemotronForCausalLM": "nemotron",
+    "OlmoForCausalLM": "olmo",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Metadata without the architecture to keys of config.json, of which one may be there.
@@ -46,6 +50,7 @@ def converted(config: dict[str, Any], weights: Arrays) -> tuple[dict[str, Any], 
     """Return metadata and tensors of a GGUF file for a config.json and its float weights."""
     arch = ARCHITECTURES[config["architectures"][0]]
     num_layers = config["num_hidden_layers"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     values = {"block_count": num_layers, **_said(config)}
     names = gguf.get_tensor_name_map(_NUMBERS[arch], values["block_count"])
     raw = {}
@@ -53,6 +58,10 @@ def converted(config: dict[str, Any], weights: Arrays) -> tuple[dict[str, Any], 
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
+        if arch in ("arcee", "olmo") and re.search("attn_[qk]", new_name):
+            array = _by_neighbours(array, head_dim)
+        if arch == "nemotron" and name.endswith("norm.weight"):
+            array = array + 1
         raw[new_name] = array.squeeze()
     values |= _of(arch, config)
     metadata = {f"{arch}.{key}": value for key, value in values.items() if value is not None}
@@ -102,6 +111,17 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
                 "interleave_moe_layer_step": config.get("moe_layer_interval", 1),
                 "leading_dense_block_count": config["moe_layer_start_index"],
             }
+        case "hunyuan-dense":
+            rope = config["rope_parameters"]
+            base = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
+            return {"rope.freq_base": base, "rope.scaling.type": "none"}
+        case "nemotron":
+            return turning | {
+                "attention.layer_norm_epsilon": config["norm_eps"],
+                "rope.scaling.type": "none",
+            }
+        case "olmo":
+            return {"attention.layer_norm_epsilon": 1e-5}
         case "minimax-m2":
             return {
                 "expert_feed_forward_length": config["intermediate_size"],
@@ -109,6 +129,12 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
                 "rope.dimension_count": config["rotary_dim"],
             }
     return {}
+
+
+def _by_neighbours(array: np.ndarray, head_dim: int) -> np.ndarray:
+    """Return rows of queries or keys, stored for halves that turn, in the order of neighbours."""
+    halves = array.reshape(-1, 2, head_dim // 2, *array.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
 
 
 def _like_deepseek(config: dict[str, Any]) -> dict[str, Any]:

@@ -314,6 +314,10 @@ BASES += [
         "seed_oss": "SeedOss",
         "minimax-m2": "MiniMaxM2",
         "dots1": "Dots1",
+        "hunyuan-dense": "HunYuanDenseV1",
+        "arcee": "Arcee",
+        "nemotron": "Nemotron",
+        "olmo": "Olmo",
     }.items()
 ]
 
@@ -335,7 +339,7 @@ def test_an_adapter_of_peft_is_the_same_on_files_of_both_kinds(
 def test_every_gguf_family_with_matrices_to_adapt_knows_its_names_in_peft() -> None:
     known = {in_gguf for in_gguf, *_ in BASES}
     known |= {"llama", "phi3", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2"}
-    known |= {"smollm3", "qwen3moe"}
+    known |= {"smollm3", "qwen3moe", "qwen3vl", "qwen3vlmoe"}
     nothing = {"mamba2"}  # has none of the matrices
     scaled = {"falcon-h1"}
     makes_vectors = {"bert", "nomic-bert", "gemma-embedding", "modern-bert"}

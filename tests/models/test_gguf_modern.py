@@ -30,7 +30,8 @@ NAMES = [
 def _facts(layer: Layer) -> tuple[Layer, object]:
     """A layer but for the context that its rope was trained with, which only scaled ones need."""
     mixer = layer.known_attention
-    turns = mixer.rope and (mixer.rope.theta, mixer.rope.dim, mixer.rope.divisors)
+    rope = mixer.rope
+    turns = rope and (float(np.float32(rope.theta)), rope.dim, rope.divisors)
     return replace(layer, mixer=replace(mixer, rope=None)), turns
 
 
@@ -77,6 +78,9 @@ def test_the_layer_that_guesses_a_token_ahead_is_left_out(tmp_path: Path) -> Non
     [
         ("glm4", {"rope.dimension_sections": [4, 2, 2, 0]}, "rope.dimension_sections is "),
         ("glm4", {"attention.scale": 0.5}, "glm4.attention.scale is set"),
+        ("olmo", {"attention.clamp_kqv": 8.0}, "olmo.attention.clamp_kqv is set"),
+        ("ernie4.5-moe", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2"),
+        ("minimax-m2", {"expert_gating_func": 1}, "expert_gating_func is 1"),
     ],
 )
 def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_path: Path) -> None:
@@ -98,6 +102,10 @@ def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_pat
         ("minimax-m2", {"rotary_dim": 20}, "rope over 20 of a head's 16 channels"),
         ("dots1", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ("seed-oss", {"mlp_bias": True}, "mlp_bias is True"),
+        ("hunyuan", {"use_cla": True}, "use_cla is True"),
+        ("hunyuan", {"rope_parameters": {"rope_type": "dynamic"}}, "'dynamic' is not supported"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is set"),
+        ("arcee", {"mlp_bias": True}, "mlp_bias is True"),
     ],
 )
 def test_a_config_of_another_kind_is_refused(

@@ -73,6 +73,34 @@ MODERN: dict[str, tuple[str, dict[str, Any]]] = {
         "Dots1",
         {**_SPARSE, "n_shared_experts": 2, "routed_scaling_factor": 2.5, "sliding_window": None},
     ),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10000.0,
+                "alpha": 20.0,
+                "factor": 1.0,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "arcee": ("Arcee", {}),
+    "nemotron": ("Nemotron", {"rope_parameters": _HALF_ROPE}),
+    "nemotron-bias": (
+        "Nemotron",
+        {"rope_parameters": _HALF_ROPE, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "ministral": (
+        "Ministral",
+        {
+            "head_dim": 24,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "olmo": ("Olmo", {}),
     "dots1-window": (
         "Dots1",
         {**_SPARSE, "norm_topk_prob": False, "sliding_window": 8, "max_window_layers": 1},

@@ -32,6 +32,7 @@ OTHERWISE = (
     "olmoe-1b-7b",
     "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",
+    "qwen3-vl-4b",
 )
 
 

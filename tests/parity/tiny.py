@@ -51,8 +51,13 @@ def make_model(name: str, **more: Any) -> Any:
     wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
     config = getattr(transformers, kind)(**deepcopy(wanted))  # some write into what they are given
     head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
-    model = getattr(transformers, family + head)(config).float().eval()
-    generator = torch.Generator().manual_seed(len(name))
+    return randomised(getattr(transformers, family + head)(config), seed=len(name))
+
+
+def randomised(model: Any, *, seed: int) -> Any:
+    """Return the model in float32, every parameter random."""
+    model = model.float().eval()
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

@@ -275,10 +275,12 @@ class ReferenceRunner:
         qk, v_TKD = heads[:, :num_qk], heads[:, num_q if mixer.v_is_k else num_qk :]
         if mixer.v_norm:
             v_TKD = rms_norm(v_TKD, None, eps)
-        if weights.q_norm is not None:
+        if weights.q_norm is not None and not mixer.norm_turned:
             qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         if mixer.rope is not None:
             qk = rotate(qk, *self._angles(mixer, position_T))
+        if weights.q_norm is not None and mixer.norm_turned:
+            qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         finite_T = np.ones(len(x), bool)
         if mixer.kv_of is None:
             finite_T = self.cache.write(index, slot_T, qk[:, num_q:], v_TKD)

@@ -21,10 +21,10 @@ from ridgeline.physics.rope import Rope
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 # Of an object that describes a scaling. Only pictures and sounds have positions in sections.
 _KEYS = frozenset((
-    "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned", "high_freq_factor",
-    "long_factor", "low_freq_factor", "mrope_interleaved", "mrope_section", "mscale",
-    "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta",
-    "rope_type", "short_factor", "truncate", "type",
+    "alpha", "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned",
+    "high_freq_factor", "long_factor", "low_freq_factor", "mrope_interleaved", "mrope_section",
+    "mscale", "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor",
+    "rope_theta", "rope_type", "short_factor", "truncate", "type",
 ))  # fmt: skip
 _STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
@@ -50,6 +50,10 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind == "su" or scaling.get("short_factor") is not None:
         kind = "longrope"  # its first published names were "su" and, in Phi-3, "yarn"
+    if kind == "dynamic" and scaling.get("alpha") and dim > 2:
+        # HunYuan's: another base, which the length of a text does not change.
+        theta *= power(scaling.number("alpha"), Fraction(dim, dim - 2))
+        kind = "default"
     if kind not in _KINDS:
         scaling.fail(f"rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}")
     if kind == "default":

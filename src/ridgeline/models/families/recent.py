@@ -1,4 +1,4 @@
-"""Families from 2025 on that are of no older kin, in both sorts of files. Literal tables."""
+"""Families from 2024 on that are of no older kin, in both sorts of files. Literal tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from ridgeline.models.families.gguf_names import OUTER as GGUF_OUTER
 from ridgeline.models.families.gguf_names import PREFIX as GGUF_PREFIX
 from ridgeline.models.families.gguf_names import REFUSED, refused_but
 from ridgeline.models.families.hf_parts import (
+    ACTIVATIONS,
     BIASES,
     DENSE,
     DENSE_NAMES,
     LAYER,
+    LAYER_NORM,
     MODEL,
     OLMO_NAMES,
     OUTER,
     PREFIX,
+    QWEN3,
 )
 from ridgeline.models.families.table import (
     Family,
@@ -48,6 +51,12 @@ _ERNIE = {
     "norm_eps": number("rms_norm_eps", default=1e-5),
     "tied_embeddings": flag("tie_word_embeddings", default=True),
 }
+# An MLP without gates, whose activation is the square of ReLU.
+_SQUARED = {
+    "ffn.gated": const(False),
+    "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="relu2"),
+}
+_HUNYUAN = {"mixer.qk_norm": const("head"), "mixer.norm_turned": const(True)}
 _ERNIE_THETA = {"rope_theta": 500_000.0}
 FAMILIES = {
     "Exaone4ForCausalLM": Family(
@@ -165,6 +174,68 @@ FAMILIES = {
         unused=("aux_loss_alpha", "ep_size", "seq_aux"),
         must={"moe_layer_freq": 1, "topk_method": "noaux_tc"},
     ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        OUTER,
+        LAYER
+        | {
+            "q_norm": "self_attn.query_layernorm.weight",
+            "k_norm": "self_attn.key_layernorm.weight",
+        },
+        PREFIX,
+        MODEL | BIASES | _HUNYUAN,
+        # Tokens of pictures and of other tasks, and what is said of parts that are switched off.
+        unused=(
+            "attention_head_dim",
+            "cla_share_factor",
+            "dense_list",
+            "eod_token_id",
+            "im_end_id",
+            "im_newline_id",
+            "im_start_id",
+            "mask_init_id",
+            "norm_type",
+            "num_media_embeds",
+            "org_vocab_size",
+            "pad_id",
+            "pool_type",
+            "text_end_id",
+            "text_start_id",
+            "video_end_id",
+            "video_start_id",
+        ),
+        must={
+            "add_classification_head": False,
+            "num_experts": 1,
+            "position_embedding_xdrope": False,
+            "skip_cls_token": False,
+            "use_cla": False,
+            "use_qk_norm": True,
+            "use_rotary_pos_emb": True,
+        },
+    ),
+    "ArceeForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL | BIASES | _SQUARED),
+    "NemotronForCausalLM": Family(
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL
+        | BIASES
+        | LAYER_NORM
+        | _SQUARED
+        | {"norm_eps": number("norm_eps", default=1e-5), "norm_bias": const(True)},
+        norm_offset=1.0,
+        defaults={"partial_rotary_factor": 0.5},
+    ),
+    "MinistralForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL, windows="all", default_window=4096),
+    "OlmoForCausalLM": Family(
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL | BIASES | LAYER_NORM | {"norm_eps": const(1e-5)},
+        plain_norms=True,
+        refuse=("clip_qkv",),
+    ),
+    "Qwen3VLForConditionalGeneration": Family(OUTER, LAYER, PREFIX, MODEL | BIASES | QWEN3),
 }
 
 _GGUF_MODEL = {
@@ -226,6 +297,21 @@ GGUF_FAMILIES = {
         has_experts=True,
         refuse=refused_but("expert_count"),
         must={"expert_gating_func": 2},
+    ),
+    "hunyuan-dense": Family(
+        GGUF_OUTER,
+        GGUF_LAYER,
+        GGUF_PREFIX,
+        _GGUF_MODEL | _GGUF_BIASES | _HUNYUAN,
+        refuse=REFUSED,
+    ),
+    "arcee": Family(
+        GGUF_OUTER,
+        GGUF_LAYER,
+        GGUF_PREFIX,
+        _GGUF_MODEL | _GGUF_BIASES | {"ffn.gated": const(False), "ffn.activation": const("relu2")},
+        interleaved=True,
+        refuse=REFUSED,
     ),
     "dots1": Family(
         GGUF_OUTER,

@@ -247,6 +247,7 @@ class Family:
         heads_by_layer: layers that see everything have other heads than the rest, and those that
             read others' keys and values may have wider networks.
         norm_offset: norm weights lack this number.
+        plain_norms: norms over the residual stream have no weights in the file: all are 1.
         lacks_root: canonical names within a layer whose values lack a division by the square root
             of the hidden size.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
@@ -286,6 +287,7 @@ class Family:
     ropes: Mapping[str, str] = field(default_factory=dict)
     heads_by_layer: bool = False
     norm_offset: float = 0.0
+    plain_norms: bool = False
     lacks_root: tuple[str, ...] = ()
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""

@@ -190,13 +190,20 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
 def _rotated(
     fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: HeadNorm
 ) -> list[Value]:
-    """Return a head's vectors after its norm, if any, and rope."""
+    """Return a head's vectors after rope and its norm, if any, which stands before or behind."""
+    if heads.norm_turned:
+        return _normed(fn, heads, rotated(fn, heads, x, cos, sin), of_norm)
     if heads.qk_norm:
-        norm, scale = of_norm
-        if scale is None:
-            scale = scale_of_head(heads, x)
-        x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
+        x = _normed(fn, heads, x, of_norm)
     return rotated(fn, heads, x, cos, sin)
+
+
+def _normed(fn: Function, heads: Heads, x: list[Value], of_norm: HeadNorm) -> list[Value]:
+    """Return a head's vectors after its norm."""
+    norm, scale = of_norm
+    if scale is None:
+        scale = scale_of_head(heads, x)
+    return [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
 
 
 def _store_bias_factors(
