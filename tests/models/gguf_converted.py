@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "Dots1ForCausalLM": "dots1",
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
     "ArceeForCausalLM": "arcee",
+    "Ministral3ForCausalLM": "mistral3",
     "NemotronForCausalLM": "nemotron",
     "OlmoForCausalLM": "olmo",
 }
@@ -58,7 +59,7 @@ def converted(config: dict[str, Any], weights: Arrays) -> tuple[dict[str, Any], 
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
-        if arch in ("arcee", "olmo") and re.search("attn_[qk]", new_name):
+        if arch in ("arcee", "mistral3", "olmo") and re.search("attn_[qk]", new_name):
             array = _by_neighbours(array, head_dim)
         if arch == "nemotron" and name.endswith("norm.weight"):
             array = array + 1
@@ -119,6 +120,18 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             return turning | {
                 "attention.layer_norm_epsilon": config["norm_eps"],
                 "rope.scaling.type": "none",
+            }
+        case "mistral3":
+            rope = config["rope_parameters"]
+            return {
+                "attention.temperature_scale": rope["llama_4_scaling_beta"],
+                "rope.dimension_count": head_dim,
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": rope["factor"],
+                "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+                "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+                "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+                "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
             }
         case "olmo":
             return {"attention.layer_norm_epsilon": 1e-5}

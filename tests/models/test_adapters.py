@@ -316,6 +316,7 @@ BASES += [
         "dots1": "Dots1",
         "hunyuan-dense": "HunYuanDenseV1",
         "arcee": "Arcee",
+        "mistral3": "Ministral3",
         "nemotron": "Nemotron",
         "olmo": "Olmo",
     }.items()

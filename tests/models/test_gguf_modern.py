@@ -81,6 +81,7 @@ def test_the_layer_that_guesses_a_token_ahead_is_left_out(tmp_path: Path) -> Non
         ("olmo", {"attention.clamp_kqv": 8.0}, "olmo.attention.clamp_kqv is set"),
         ("ernie4.5-moe", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2"),
         ("minimax-m2", {"expert_gating_func": 1}, "expert_gating_func is 1"),
+        ("ministral3", {"rope.scaling.type": "none"}, "temperature_scale without yarn"),
     ],
 )
 def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_path: Path) -> None:
@@ -102,6 +103,11 @@ def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_pat
         ("minimax-m2", {"rotary_dim": 20}, "rope over 20 of a head's 16 channels"),
         ("dots1", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ("seed-oss", {"mlp_bias": True}, "mlp_bias is True"),
+        (
+            "ministral3",
+            {"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta beside rope scaling 'default'",
+        ),
         ("hunyuan", {"use_cla": True}, "use_cla is True"),
         ("hunyuan", {"rope_parameters": {"rope_type": "dynamic"}}, "'dynamic' is not supported"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is set"),

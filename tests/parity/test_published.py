@@ -29,6 +29,7 @@ OTHERWISE = (
     "kimi-k2",
     "lfm2-8b-a1b",
     "minimax-m2",
+    "ministral-3-3b",
     "olmoe-1b-7b",
     "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",

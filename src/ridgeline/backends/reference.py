@@ -53,7 +53,7 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.rope import rope_tables
+from ridgeline.models.rope import query_scales, rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import Attention, Experts, ModelArch
 from ridgeline.physics.cache_groups import CacheGroup, one_group
@@ -95,6 +95,9 @@ class ReferenceRunner:
         ropes = [mixer.rope for mixer in self.arch.attentions]
         self._ropes = {  # cosines and sines
             rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
+        }
+        self._query_scales = {
+            rope: query_scales(rope, max_model_len) for rope in self._ropes if rope.query_growth
         }
         groups = groups or one_group(self.arch)
         self._num_groups = len(groups)
@@ -279,6 +282,8 @@ class ReferenceRunner:
             qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         if mixer.rope is not None:
             qk = rotate(qk, *self._angles(mixer, position_T))
+            if mixer.rope.query_growth:
+                qk[:, :num_q] *= self._query_scales[mixer.rope][position_T, None, None]
         if weights.q_norm is not None and mixer.norm_turned:
             qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         finite_T = np.ones(len(x), bool)

@@ -50,7 +50,8 @@ _HF_NAMES = {
     "exaone4": "Exaone4ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
     "minimax-m2": "MiniMaxM2ForCausalLM", "dots1": "Dots1ForCausalLM",
-    "hunyuan-dense": "HunYuanDenseV1ForCausalLM", "arcee": "ArceeForCausalLM",
+    "mistral3": "Ministral3ForCausalLM", "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+    "arcee": "ArceeForCausalLM",
     "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM",
     "qwen3vl": "Qwen3VLForConditionalGeneration", "qwen3vlmoe": "Qwen3MoeForCausalLM",
 }  # fmt: skip

@@ -77,6 +77,7 @@ FAMILIES: Mapping[str, Family] = {
     "llama4_text": _PLAIN,
     "mistral": Family(window="all", default_window=4096, bias_switch=False),
     "ministral": Family(window="all", bias_switch=False),
+    "ministral3": Family(window="all", bias_switch=False, head_dim=128),
     "mixtral": Family(window="all", bias_switch=False),
     "phi3": Family(window="all", bias_switch=False),
     "phimoe": Family(window="all", norm_bias=True),

@@ -253,7 +253,7 @@ def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *_OF_OTHER_HALVES})
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
     defaults = TEXT_DEFAULTS.get(str(of_text.get("model_type")), {})
-    return {**defaults, **of_all, **of_text, "architectures": values["architectures"]}
+    return {**defaults, **of_text, **of_all, "architectures": values["architectures"]}
 
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -104,6 +104,8 @@ def _latent_layers(
     ``scaled`` is the rope and what multiplies scores, beside the root of a head's channels.
     """
     (rope, factor), head_dim = scaled, mixer["head_dim"]
+    if rope.query_growth:
+        facts.fail("queries that grow with the position are not supported in latent attention")
     if head_dim <= rope.dim:
         facts.fail(f"heads of {head_dim} channels of which {rope.dim} turn have none to absorb")
     one = Attention(

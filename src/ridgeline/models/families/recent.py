@@ -227,6 +227,13 @@ FAMILIES = {
         defaults={"partial_rotary_factor": 0.5},
     ),
     "MinistralForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL, windows="all", default_window=4096),
+    "Ministral3ForCausalLM": Family(
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL | {"mixer.head_dim": integer("head_dim", default=128)},
+        windows="all",
+    ),
     "OlmoForCausalLM": Family(
         OUTER,
         LAYER,
@@ -304,6 +311,14 @@ GGUF_FAMILIES = {
         GGUF_PREFIX,
         _GGUF_MODEL | _GGUF_BIASES | _HUNYUAN,
         refuse=REFUSED,
+    ),
+    "mistral3": Family(
+        GGUF_OUTER,
+        GGUF_LAYER,
+        GGUF_PREFIX,
+        _GGUF_MODEL | _GGUF_BIASES,
+        interleaved=True,
+        refuse=refused_but("rope.scaling.yarn_log_multiplier"),
     ),
     "arcee": Family(
         GGUF_OUTER,
