@@ -48,7 +48,8 @@ def _config(name: str) -> dict[str, Any]:
     values["architectures"] = [f"{family}{suffix}"]
     for key in (*changes.get("unused", ()), "unused", "attn_implementation"):
         values.pop(key, None)
-    return {_family(values).facts["norm_eps"].keys[0]: 1e-5, "tie_word_embeddings": False} | values
+    epsilons = dict.fromkeys(_family(values).facts["norm_eps"].keys[:1], 1e-5)
+    return epsilons | {"tie_word_embeddings": False} | values
 
 
 def _family(values: dict[str, Any]) -> Family:
@@ -71,6 +72,8 @@ def _in_file(arch: ModelArch, family: Family, arrays: Arrays) -> Arrays:
     """Return the tensors of a file that has these values in some order."""
     parts: dict[str, list[np.ndarray[Any, Any]]] = {}
     for name, array in arrays.items():
+        if family.plain_norms and name.endswith("norm"):
+            continue
         if name in family.outer:
             parts.setdefault(family.outer[name], []).append(array)
             continue

@@ -302,6 +302,25 @@ BASES = [
     ("stablelm", "StableLmForCausalLM", "model.layers.1.self_attn.q_proj"),
     ("starcoder2", "Starcoder2ForCausalLM", "model.layers.1.self_attn.q_proj"),
 ]
+BASES += [
+    (name, f"{family}ForCausalLM", "model.layers.1.self_attn.q_proj")
+    for name, family in {
+        "chatglm": "Glm",
+        "glm4": "Glm4",
+        "glm4moe": "Glm4Moe",
+        "exaone4": "Exaone4",
+        "ernie4_5": "Ernie4_5",
+        "ernie4_5-moe": "Ernie4_5_Moe",
+        "seed_oss": "SeedOss",
+        "minimax-m2": "MiniMaxM2",
+        "dots1": "Dots1",
+        "hunyuan-dense": "HunYuanDenseV1",
+        "arcee": "Arcee",
+        "mistral3": "Ministral3",
+        "nemotron": "Nemotron",
+        "olmo": "Olmo",
+    }.items()
+]
 
 
 @pytest.mark.parametrize(("in_gguf", "in_hf", "module"), BASES)
@@ -321,7 +340,7 @@ def test_an_adapter_of_peft_is_the_same_on_files_of_both_kinds(
 def test_every_gguf_family_with_matrices_to_adapt_knows_its_names_in_peft() -> None:
     known = {in_gguf for in_gguf, *_ in BASES}
     known |= {"llama", "phi3", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2"}
-    known |= {"smollm3", "qwen3moe"}
+    known |= {"smollm3", "qwen3moe", "qwen3vl", "qwen3vlmoe"}
     nothing = {"mamba2"}  # has none of the matrices
     scaled = {"falcon-h1"}
     makes_vectors = {"bert", "nomic-bert", "gemma-embedding", "modern-bert"}

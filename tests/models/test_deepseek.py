@@ -208,6 +208,10 @@ def test_rows_of_what_turns_come_first_in_halves() -> None:
         ({"qk_nope_head_dim": 0}, "qk_nope_head_dim is 0"),
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
         ({"index_topk": 2048}, "index_topk is 2048"),
+        (
+            {"rope_scaling": {**CONFIG["rope_scaling"], "llama_4_scaling_beta": 0.1}},
+            "queries that grow with the position",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

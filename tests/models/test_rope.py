@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tools.record_rope_tables import CONFIGS, HEAD_DIM, PATH, digests, rope_of
 
-from ridgeline.models.rope import cos_and_sin, rope_tables
+from ridgeline.models.rope import cos_and_sin, query_scales, rope_tables
 from ridgeline.physics.rope import Rope
 
 RECORDED: dict[str, str] = json.loads(PATH.read_text())
@@ -77,3 +77,11 @@ def test_cosine_and_sine_are_within_an_ulp_of_one_in_every_quarter() -> None:
         assert np.abs(ours).max() <= 1
         same = ours.astype(np.float32) == exact.astype(np.float32)
         assert np.count_nonzero(~same) <= 1  # one in 300,000 may be on the edge between two floats
+
+
+def test_queries_grow_by_the_logarithm_of_how_often_the_context_was_filled() -> None:
+    scales = query_scales(Rope(1e4, 8, original_max_position=4, query_growth=0.5), 13)
+    assert scales.dtype == np.float32
+    wanted = [1 + 0.5 * math.log(1 + position // 4) for position in range(13)]
+    np.testing.assert_allclose(scales, wanted, rtol=1e-7)
+    assert scales[:4].tolist() == [1.0] * 4

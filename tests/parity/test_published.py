@@ -17,16 +17,23 @@ OTHERWISE = (
     "deepseek-r1",
     "deepseek-v2",
     "deepseek-v2-lite",
+    "dots.llm1",
+    "ernie-4.5-21b-a3b",
     "gemma-3-4b-it",
+    "glm-4.5",
+    "glm-4.5-air",
     "glm-4.7-flash",
     "gpt2-medium",
     "granite-3.1-1b-a400m",
     "granite-4.0-h-tiny",
     "kimi-k2",
     "lfm2-8b-a1b",
+    "minimax-m2",
+    "ministral-3-3b",
     "olmoe-1b-7b",
     "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",
+    "qwen3-vl-4b",
 )
 
 

@@ -5,6 +5,7 @@ The vocabulary is small enough that the engine can report the whole distribution
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,15 @@ def make_model(name: str, **more: Any) -> Any:
     kind = f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config"
     unused = changes.get("unused", ())
     wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
-    config = getattr(transformers, kind)(**wanted)
+    config = getattr(transformers, kind)(**deepcopy(wanted))  # some write into what they are given
     head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
-    model = getattr(transformers, family + head)(config).float().eval()
-    generator = torch.Generator().manual_seed(len(name))
+    return randomised(getattr(transformers, family + head)(config), seed=len(name))
+
+
+def randomised(model: Any, *, seed: int) -> Any:
+    """Return the model in float32, every parameter random."""
+    model = model.float().eval()
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

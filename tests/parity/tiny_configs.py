@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.parity.modern_configs import MODERN
+
 VOCAB = 96
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SIZES = {
@@ -493,3 +495,4 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+NEWER |= MODERN

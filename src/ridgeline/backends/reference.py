@@ -53,7 +53,7 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.rope import rope_tables
+from ridgeline.models.rope import query_scales, rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import Attention, Experts, ModelArch
 from ridgeline.physics.cache_groups import CacheGroup, one_group
@@ -95,6 +95,9 @@ class ReferenceRunner:
         ropes = [mixer.rope for mixer in self.arch.attentions]
         self._ropes = {  # cosines and sines
             rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
+        }
+        self._query_scales = {
+            rope: query_scales(rope, max_model_len) for rope in self._ropes if rope.query_growth
         }
         groups = groups or one_group(self.arch)
         self._num_groups = len(groups)
@@ -275,10 +278,14 @@ class ReferenceRunner:
         qk, v_TKD = heads[:, :num_qk], heads[:, num_q if mixer.v_is_k else num_qk :]
         if mixer.v_norm:
             v_TKD = rms_norm(v_TKD, None, eps)
-        if weights.q_norm is not None:
+        if weights.q_norm is not None and not mixer.norm_turned:
             qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         if mixer.rope is not None:
             qk = rotate(qk, *self._angles(mixer, position_T))
+            if mixer.rope.query_growth:
+                qk[:, :num_q] *= self._query_scales[mixer.rope][position_T, None, None]
+        if weights.q_norm is not None and mixer.norm_turned:
+            qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
         finite_T = np.ones(len(x), bool)
         if mixer.kv_of is None:
             finite_T = self.cache.write(index, slot_T, qk[:, num_q:], v_TKD)

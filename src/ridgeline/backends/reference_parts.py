@@ -254,8 +254,14 @@ def relu(x: Floats) -> Floats:
     return np.maximum(x, np.float32(0))
 
 
+def relu2(x: Floats) -> Floats:
+    """The square of x where it is positive, else 0."""
+    return np.square(relu(x))
+
+
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu,
+    "relu2": relu2,
 }  # fmt: skip
 
 

@@ -59,9 +59,10 @@ def _specials(family: Family) -> Iterator[str]:
     if norms := _NORMS.get(_standing(family)):
         yield norms
     if constants.get("norm") == "layer":
-        yield "LayerNorm"
+        yield f"LayerNorm{' without weights' if family.plain_norms else ''}"
     if qk_norm := constants.get("mixer.qk_norm"):
-        yield f"queries and keys normed over the {qk_norm}"
+        behind = " behind rope" if constants.get("mixer.norm_turned") else ""
+        yield f"queries and keys normed over the {qk_norm}{behind}"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
     if family.heads_by_layer:

@@ -46,6 +46,14 @@ _HF_NAMES = {
     "command-r": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM", "phi2": "PhiForCausalLM",
     "gptneox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel", "falcon": "FalconForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM", "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "chatglm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM", "glm4moe": "Glm4MoeForCausalLM",
+    "exaone4": "Exaone4ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5-moe": "Ernie4_5_MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
+    "minimax-m2": "MiniMaxM2ForCausalLM", "dots1": "Dots1ForCausalLM",
+    "mistral3": "Ministral3ForCausalLM", "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM",
+    "qwen3vl": "Qwen3VLForConditionalGeneration", "qwen3vlmoe": "Qwen3MoeForCausalLM",
 }  # fmt: skip
 # Converters multiply weights of these, and of their adapters, by numbers that a GGUF file does not
 # keep: an adapter of one kind does not fit a base of the other.

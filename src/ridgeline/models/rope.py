@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.portable_math import power
+from ridgeline.models.portable_math import log, power
 from ridgeline.physics.rope import Rope
 
 Floats = NDArray[np.float32]
@@ -56,6 +56,13 @@ def rope_tables(rope: Rope, max_model_len: int) -> tuple[Floats, Floats]:
         for table, values in zip((cos, sin), both, strict=True):
             table[low : low + step] = values * rope.attention_factor
     return cos, sin
+
+
+def query_scales(rope: Rope, max_model_len: int) -> Floats:
+    """Return what queries at every position are multiplied by, ``[max_model_len]``."""
+    lengths = np.arange(max_model_len) // rope.original_max_position
+    by_length = [1.0 + rope.query_growth * log(1.0 + n) for n in range(lengths.max() + 1)]
+    return np.array(by_length, np.float32)[lengths]
 
 
 def cos_and_sin(angles: Doubles) -> tuple[Doubles, Doubles]:

@@ -21,11 +21,13 @@ from ridgeline.physics.rope import Rope
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 # Of an object that describes a scaling. Only pictures and sounds have positions in sections.
 _KEYS = frozenset((
-    "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned", "high_freq_factor",
-    "long_factor", "low_freq_factor", "mrope_interleaved", "mrope_section", "mscale",
-    "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta",
-    "rope_type", "short_factor", "truncate", "type",
+    "alpha", "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned",
+    "high_freq_factor", "llama_4_scaling_beta", "long_factor", "low_freq_factor",
+    "max_position_embeddings", "mrope_interleaved", "mrope_section", "mscale", "mscale_all_dim",
+    "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type",
+    "short_factor", "truncate", "type",
 ))  # fmt: skip
+_LOG_MULTIPLIER, _GROWTH = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
 _STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
 
@@ -40,14 +42,27 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     scaling = _scaling(config)
     theta = scaling.number("rope_theta", 10_000.0)
     share = scaling.number("partial_rotary_factor", 1.0)
-    dim = checked_dim(scaling, int(head_dim * share), head_dim)
+    dim = int(head_dim * share)
+    rotary_dim = config.integer("rotary_dim", dim)  # of MiniMax
+    if scaling.get("partial_rotary_factor") is None:
+        dim = rotary_dim
+    dim = checked_dim(scaling, dim, head_dim)
     max_position = config.integer("max_position_embeddings")
     original = scaling.integer("original_max_position_embeddings", max_position, low=2)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind == "su" or scaling.get("short_factor") is not None:
         kind = "longrope"  # its first published names were "su" and, in Phi-3, "yarn"
+    if kind == "dynamic" and scaling.get("alpha") and dim > 2:
+        # HunYuan's: another base, which the length of a text does not change.
+        theta *= power(scaling.number("alpha"), Fraction(dim, dim - 2))
+        kind = "default"
     if kind not in _KINDS:
         scaling.fail(f"rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}")
+    growth = 0.0
+    if scaling.get("llama_4_scaling_beta") is not None:  # of Ministral 3
+        growth = scaling.number("llama_4_scaling_beta")
+        if kind != "yarn":
+            scaling.fail(f"llama_4_scaling_beta beside rope scaling {kind!r} is not supported")
     if kind == "default":
         return Rope(theta, dim), max_position
     factor = scaling.number("factor", max_position / original)
@@ -62,15 +77,15 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     if kind == "yarn":
         divisors = _yarn(scaling, theta, dim, factor, original)
         attention_factor = scaling.number("attention_factor", _yarn_attention(scaling, factor))
-        rope = Rope(theta, dim, divisors, attention_factor, original_max_position=original)
+        rope = Rope(theta, dim, divisors, attention_factor, (), original, growth)
         # Published configs often leave the length as it was before the extension.
         return rope, max(max_position, int(original * factor))
-    growth = max(0.0, log(factor)) / log(original)
+    stretch = max(0.0, log(factor)) / log(original)
     rope = Rope(
         theta,
         dim,
         scaling.numbers("short_factor", dim // 2),
-        scaling.number("attention_factor", math.sqrt(1 + growth)),
+        scaling.number("attention_factor", math.sqrt(1 + stretch)),
         scaling.numbers("long_factor", dim // 2),
         original,
     )
@@ -103,6 +118,8 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
     if kind == "yarn":
         divisors = _yarn(meta, theta, dim, factor, original, "rope.scaling.yarn_")
         attention_factor *= _magnitude(factor)
+        if meta.get(_LOG_MULTIPLIER):
+            attention_factor /= _magnitude(factor, meta.number(_LOG_MULTIPLIER))
     elif kind == "linear" and factor != 1.0:
         divisors = (factor,) * (dim // 2)
     elif kind not in ("none", "linear"):
@@ -112,7 +129,10 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
     if "rope_freqs.weight" in tensors:
         fixed = _factors(meta, tensors, "rope_freqs.weight", dim)
         divisors = tuple(a * b for a, b in zip(fixed, divisors or (1.0,) * len(fixed), strict=True))
-    return Rope(theta, dim, divisors, attention_factor, original_max_position=original)
+    growth = meta.number(_GROWTH) if meta.get(_GROWTH) else 0.0
+    if growth and kind != "yarn":
+        meta.fail(f"{meta.prefix}{_GROWTH} without yarn is not supported")
+    return Rope(theta, dim, divisors, attention_factor, (), original, growth)
 
 
 def yarn_score_factor(config: Facts) -> float:
@@ -134,8 +154,7 @@ def latent_rope_from_gguf(meta: Facts, tensors: Mapping[str, Tensor]) -> tuple[R
     These files keep a tenth of "mscale_all_dim"; as in llama.cpp, cosine and sine stay as they are.
     """
     rope = rope_from_gguf(meta, meta.integer("rope.dimension_count"), tensors)
-    key = "rope.scaling.yarn_log_multiplier"
-    weight = 10.0 * meta.number(key) if meta.get(key) else 0.0
+    weight = 10.0 * meta.number(_LOG_MULTIPLIER) if meta.get(_LOG_MULTIPLIER) else 0.0
     if meta.text("rope.scaling.type", "linear") != "yarn":
         return rope, 1.0
     rope = replace(rope, attention_factor=meta.number("rope.scaling.attn_factor", 1.0))

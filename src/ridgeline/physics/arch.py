@@ -13,7 +13,7 @@ from ridgeline.physics.latent import Latent
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
 from ridgeline.physics.rope import Rope
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
 Pooling = Literal["", "last", "mean", "cls"]
 
 
@@ -32,6 +32,7 @@ class Attention:
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 leaves them.
         qk_norm: RMS norm of q and k before rope: "" for none, over each "head", or over the whole
             "width" of all heads.
+        norm_turned: that norm stands behind rope.
         causal: a token sees those before it alone; else all of the text, as in an encoder.
         qkv_bias: the q, k and v projections have a bias.
         o_bias: the output projection has a bias.
@@ -56,6 +57,7 @@ class Attention:
     scale: float | None = None
     softcap: float = 0.0
     qk_norm: Literal["", "head", "width"] = ""
+    norm_turned: bool = False
     causal: bool = True
     qkv_bias: bool = False
     o_bias: bool = False
@@ -151,9 +153,9 @@ class Mlp:
 
     Attributes:
         size: inner width; 0 where there is no such network.
-        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh), "relu", or
-            "swiglu_clamped" of gates and inner values together: ``g sigmoid(1.702 g) (u + 1)``,
-            where g is at most 7 and u from -7 to 7.
+        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh), "relu", "relu2" (its
+            square; So et al., 2021), or "swiglu_clamped" of gates and inner values together:
+            ``g sigmoid(1.702 g) (u + 1)``, where g is at most 7 and u from -7 to 7.
         gated: a gate, put through the activation, multiplies the inner values; without a gate the
             activation is theirs.
         bias: all its projections have a bias.

@@ -166,6 +166,26 @@ def _minimax(config: Fields) -> dict[str, Any]:
     }
 
 
+def _exaone4(config: Fields) -> dict[str, Any]:
+    if config.has("layer_types"):
+        config.get("sliding_window_pattern")  # says the same, in letters
+    return {}
+
+
+def _ernie_of_experts(config: Fields) -> dict[str, Any]:
+    config.get("moe_layer_end_index", "moe_layer_interval", "moe_capacity")
+    return {
+        "num_experts_per_tok": config.integer("moe_k"),
+        "n_shared_experts": config.integer("moe_num_shared_experts", default=0, low=0),
+        "first_k_dense_replace": config.integer("moe_layer_start_index", default=1, low=0),
+    }
+
+
+def _dots1(config: Fields) -> dict[str, Any]:
+    first = config.integer("max_window_layers", default=62, low=0)
+    return {"use_sliding_window": True, "max_window_layers": first}
+
+
 _READERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "gpt2": _gpt2,
     "gpt_bigcode": _gpt2,
@@ -182,4 +202,7 @@ _READERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "chatglm": _chatglm,
     "minimax": _minimax,
     "minimax_m2": _minimax,
+    "exaone4": _exaone4,
+    "ernie4_5_moe": _ernie_of_experts,
+    "dots1": _dots1,
 }

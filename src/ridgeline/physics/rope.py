@@ -23,6 +23,8 @@ class Rope:
         attention_factor: multiplies cosine and sine.
         long_divisors: LongRoPE's second list, for models run beyond ``original_max_position``.
         original_max_position: context length before extension, tokens; 0 where it does not matter.
+        query_growth: queries are multiplied by ``1 + growth ln(1 + position //
+            original_max_position)``, so that scores stay sharp in long texts (Llama 4, 2025).
     """
 
     theta: float
@@ -31,6 +33,7 @@ class Rope:
     attention_factor: float = 1.0
     long_divisors: tuple[float, ...] = ()
     original_max_position: int = 0
+    query_growth: float = 0.0
 
     def divisors_for(self, max_model_len: int) -> tuple[float, ...]:
         """Return the divisors for an engine whose sequences may reach ``max_model_len`` tokens.

@@ -18,4 +18,5 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, int | float]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
     },
+    "ministral3": {"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 0},
 }

@@ -25,6 +25,8 @@ from ridgeline.models.families.gemma4 import GGUF_FAMILIES as _GGUF_GEMMA_4
 from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
+from ridgeline.models.families.glm import FAMILIES as _GLM
+from ridgeline.models.families.glm import GGUF_FAMILIES as _GGUF_GLM
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf import ONLY
@@ -35,6 +37,8 @@ from ridgeline.models.families.layer_configs import (
     num_guessing_layers,
 )
 from ridgeline.models.families.nearest import NEAREST
+from ridgeline.models.families.recent import FAMILIES as _RECENT
+from ridgeline.models.families.recent import GGUF_FAMILIES as _GGUF_RECENT
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
@@ -54,8 +58,16 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _ENCODERS
-GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_ENCODERS
+HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _GLM | _RECENT | _ENCODERS
+GGUF_FAMILIES = (
+    _GGUF_DECODERS
+    | _GGUF_RECURRENT
+    | _GGUF_GEMMA_4
+    | _GGUF_DEEPSEEK
+    | _GGUF_GLM
+    | _GGUF_RECENT
+    | _GGUF_ENCODERS
+)
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
@@ -241,7 +253,7 @@ def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *_OF_OTHER_HALVES})
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
     defaults = TEXT_DEFAULTS.get(str(of_text.get("model_type")), {})
-    return {**defaults, **of_all, **of_text, "architectures": values["architectures"]}
+    return {**defaults, **of_text, **of_all, "architectures": values["architectures"]}
 
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,6 +32,8 @@ def bind(
     if "embed_norm" in family.outer:
         raw = _with_normed_rows(facts, arch, raw, family)
     raw = _with_turned_keys(arch, raw, family)
+    if family.plain_norms:
+        raw = _with_plain_norms(arch, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
         if name in family.outer:
@@ -122,6 +124,17 @@ def _with_turned_keys(
             shape = (heads * nope, rank)
             found[name] = Tensor.converted(name, "F32", shape, tensor.nbytes, make)
     return found
+
+
+def _with_plain_norms(
+    arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+) -> dict[str, Tensor]:
+    """Return the tensors with weights of 1 for all norms over the residual stream."""
+    ones = np.ones((arch.hidden_size, 1), np.float32).view(np.uint8)
+    names = [family.outer["norm"]]
+    for i, layer in enumerate(arch.layers):
+        names += [family.prefix.format(i) + family.layer[norm] for norm in layer.norm_names]
+    return {**raw, **{name: Tensor(name, "F32", (arch.hidden_size,), ones) for name in names}}
 
 
 def _turned(tensor: Tensor) -> NDArray[np.uint8]:

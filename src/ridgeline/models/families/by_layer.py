@@ -182,6 +182,11 @@ def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
         if type(numbers) is not list or any(i not in range(num_layers) for i in numbers):
             facts.fail(f"{family.dense_layers} must be a list of numbers of layers")
         return [i in numbers or (i + 1) % every != 0 for i in range(num_layers)]
+    last = facts.get("moe_layer_end_index")  # of ERNIE
+    if last not in (None, -1, num_layers - 1):
+        facts.fail(
+            f"moe_layer_end_index is {last!r}: dense networks behind experts are not supported"
+        )
     count = facts.integer(family.dense_layers, 0, low=0)
     if count > num_layers:
         facts.fail(f"{facts.prefix}{family.dense_layers} is {count}, of {num_layers} layers")

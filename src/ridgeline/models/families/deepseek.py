@@ -24,6 +24,12 @@ from ridgeline.models.families.table import (
     total,
 )
 
+SPARSE_NAMES = {
+    "router": "mlp.gate.weight",
+    "choice_bias": "mlp.gate.e_score_correction_bias",
+    **{name: f"mlp.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{f"shared_{n}": f"mlp.shared_experts.{n}_proj.weight" for n in ("gate", "up", "down")},
+}
 _NAMES = LAYER | {
     "q_a": "self_attn.q_a_proj.weight",
     "q_a_norm": "self_attn.q_a_layernorm.weight",
@@ -32,17 +38,9 @@ _NAMES = LAYER | {
     "kv_a_norm": "self_attn.kv_a_layernorm.weight",
     "k_b": "self_attn.kv_b_proj.weight",
     "v_b": "self_attn.kv_b_proj.weight",
-    "router": "mlp.gate.weight",
-    "choice_bias": "mlp.gate.e_score_correction_bias",
-    **{name: f"mlp.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
-    **{f"shared_{n}": f"mlp.shared_experts.{n}_proj.weight" for n in ("gate", "up", "down")},
+    **SPARSE_NAMES,
 }
-_FACTS = MODEL | {
-    "norm_eps": number("rms_norm_eps", default=1e-6),
-    "mixer.head_dim": total("qk_nope_head_dim", "qk_rope_head_dim"),
-    "latent.q_rank": count("q_lora_rank"),
-    "latent.kv_rank": integer("kv_lora_rank"),
-    "latent.v_dim": integer("v_head_dim"),
+_SPARSE = {
     **DENSE,
     "ffn.num": integer("n_routed_experts", "num_local_experts"),
     "ffn.per_token": integer("num_experts_per_tok"),
@@ -52,16 +50,23 @@ _FACTS = MODEL | {
     "ffn.groups_met": groups("topk_group"),
     "shared.size": product("n_shared_experts", "moe_intermediate_size"),
 }
+V3_SPARSE = _SPARSE | {
+    "ffn.router": const("sigmoid"),
+    "ffn.choice_bias": const(True),
+    "ffn.normalised": flag("norm_topk_prob", default=True),
+}
+_LATENT = MODEL | {
+    "norm_eps": number("rms_norm_eps", default=1e-6),
+    "mixer.head_dim": total("qk_nope_head_dim", "qk_rope_head_dim"),
+    "latent.q_rank": count("q_lora_rank"),
+    "latent.kv_rank": integer("kv_lora_rank"),
+    "latent.v_dim": integer("v_head_dim"),
+}
 _V3 = Family(
     OUTER,
     _NAMES,
     PREFIX,
-    _FACTS
-    | {
-        "ffn.router": const("sigmoid"),
-        "ffn.choice_bias": const(True),
-        "ffn.normalised": flag("norm_topk_prob", default=True),
-    },
+    _LATENT | V3_SPARSE,
     interleaved=True,
     has_experts=True,
     instead=DENSE_NAMES,
@@ -80,7 +85,7 @@ _V3 = Family(
 FAMILIES = {
     "DeepseekV2ForCausalLM": replace(
         _V3,
-        facts=_FACTS | {"ffn.normalised": const(False)},
+        facts=_LATENT | _SPARSE | {"ffn.normalised": const(False)},
         defaults={"first_k_dense_replace": 0},
         must={"moe_layer_freq": 1, "norm_topk_prob": False, "scoring_func": "softmax"},
     ),
@@ -88,6 +93,26 @@ FAMILIES = {
     "Glm4MoeLiteForCausalLM": replace(_V3, defaults={"first_k_dense_replace": 1}),
 }
 
+GGUF_SPARSE_NAMES = {
+    "router": "ffn_gate_inp.weight",
+    "choice_bias": "exp_probs_b.bias",
+    **{name: f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
+    **{f"shared_{name}": f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")},
+}
+GGUF_DENSE_NAMES = {name: f"ffn_{name}.weight" for name in ("gate", "up", "down")}
+ROUTERS = {1: "softmax", 2: "sigmoid"}  # GGUF's numbers
+GGUF_SPARSE = {
+    "dense.size": integer("feed_forward_length"),
+    "ffn.num": integer("expert_count"),
+    "ffn.per_token": integer("expert_used_count"),
+    "ffn.size": integer("expert_feed_forward_length"),
+    "ffn.scale": number("expert_weights_scale", default=1.0),
+    "ffn.normalised": flag("expert_weights_norm"),
+    "ffn.choice_bias": has("exp_probs_b.bias"),
+    "ffn.num_groups": integer("expert_group_count", default=1),
+    "ffn.groups_met": integer("expert_group_used_count", default=1),
+    "shared.size": product("expert_shared_count", "expert_feed_forward_length"),
+}
 _GGUF_NAMES = {
     "attn_norm": "attn_norm.weight",
     "q": "attn_q.weight",
@@ -100,10 +125,7 @@ _GGUF_NAMES = {
     "v_b": "attn_kv_b.weight",
     "o": "attn_output.weight",
     "mlp_norm": "ffn_norm.weight",
-    "router": "ffn_gate_inp.weight",
-    "choice_bias": "exp_probs_b.bias",
-    **{name: f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
-    **{f"shared_{name}": f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")},
+    **GGUF_SPARSE_NAMES,
 }
 GGUF_FAMILIES = {
     "deepseek2": Family(
@@ -119,26 +141,15 @@ GGUF_FAMILIES = {
             "latent.q_rank": count("attention.q_lora_rank"),
             "latent.kv_rank": integer("attention.kv_lora_rank"),
             "latent.v_dim": integer("attention.value_length_mla", "attention.value_length"),
-            "dense.size": integer("feed_forward_length"),
-            "ffn.num": integer("expert_count"),
-            "ffn.per_token": integer("expert_used_count"),
-            "ffn.size": integer("expert_feed_forward_length"),
-            "ffn.scale": number("expert_weights_scale", default=1.0),
-            "ffn.normalised": flag("expert_weights_norm"),
-            "ffn.router": numbered(
-                "expert_gating_func", among={1: "softmax", 2: "sigmoid"}, default=1
-            ),
-            "ffn.choice_bias": has("exp_probs_b.bias"),
-            "ffn.num_groups": integer("expert_group_count", default=1),
-            "ffn.groups_met": integer("expert_group_used_count", default=1),
-            "shared.size": product("expert_shared_count", "expert_feed_forward_length"),
+            **GGUF_SPARSE,
+            "ffn.router": numbered("expert_gating_func", among=ROUTERS, default=1),
         },
         interleaved=True,
         has_experts=True,
         instead={
             "k_b": "attn_k_b.weight",
             "v_b": "attn_v_b.weight",
-            **{name: f"ffn_{name}.weight" for name in ("gate", "up", "down")},
+            **GGUF_DENSE_NAMES,
         },
         dense_layers="leading_dense_block_count",
         refuse=("attention.scale", "embedding_scale", "logit_scale", "attn_logit_softcapping"),

@@ -270,6 +270,14 @@ FAMILIES["lfm2moe"] = replace(
     dense_layers="leading_dense_block_count",
     refuse=refused_but("expert_count"),
 )
+# Of models that also see: sections of positions are those of pictures, and so are the deep stacks.
+FAMILIES |= {
+    f"qwen3vl{kind}": replace(
+        FAMILIES[f"qwen3{kind}"],
+        unused=(*_SWITCHED_OFF, "n_deepstack_layers", "rope.dimension_sections"),
+    )
+    for kind in ("", "moe")
+}
 HARMLESS = frozenset((
     "attention.key_length_swa", "attention.value_length_swa",
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",

@@ -114,6 +114,30 @@ FAMILIES = {
         refuse=REFUSED,
         must={"tensor_data_layout": "jploski"},  # queries first, then keys, then values
     ),
+    "nemotron": Family(
+        _OUTER,
+        _LAYER,
+        PREFIX,
+        _MODEL
+        | _ALL_BIASES
+        | {
+            "mixer.qkv_bias": has("blk.0.attn_q.bias"),
+            "mixer.o_bias": has("blk.0.attn_output.bias"),
+            "ffn.bias": has("blk.0.ffn_up.bias"),
+            "ffn.activation": const("relu2"),
+        },
+        refuse=REFUSED,
+        unused=("attention.layer_norm_rms_epsilon",),  # converters write it twice
+    ),
+    "olmo": Family(
+        _OUTER,
+        _LAYER,
+        PREFIX,
+        _MODEL,
+        interleaved=True,
+        plain_norms=True,
+        refuse=(*REFUSED, "attention.clamp_kqv"),
+    ),
     "gpt2": Family(
         _OUTER | {"positions": "position_embd.weight"},
         _LAYER | _QKV,

@@ -72,6 +72,8 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
         kinds[-1] = "full"  # transformers has no other last layer, whatever the config says
     by_kind = heads_of_config(config, family, kinds, heads, Heads(kv_heads, head_dim))
     ropes, max_position = _ropes_of_config(config, family, by_kind)
+    if _stands_still(family, window):
+        ropes = {**ropes, "full": None}
     mixer = _without_doubles(mixer, family)
     attentions = {
         kind: Attention(heads, rope=None, **of_kind._asdict(), **mixer)
@@ -102,6 +104,8 @@ def _latent_layers(
     ``scaled`` is the rope and what multiplies scores, beside the root of a head's channels.
     """
     (rope, factor), head_dim = scaled, mixer["head_dim"]
+    if rope.query_growth:
+        facts.fail("queries that grow with the position are not supported in latent attention")
     if head_dim <= rope.dim:
         facts.fail(f"heads of {head_dim} channels of which {rope.dim} turn have none to absorb")
     one = Attention(
@@ -153,7 +157,7 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
     by_kind = heads_of_gguf(meta, family, kinds, kv_heads, raw)
     rope = rope_from_gguf(meta, by_kind["full"].head_dim, raw)
     ropes: dict[str, Rope | None] = {"full": rope, "sliding": rope}
-    if family.ropes.get("full") == "none":
+    if _stands_still(family, window):
         ropes["full"] = None
     if "sliding" in family.ropes:
         local = family.ropes["sliding"]
@@ -393,9 +397,13 @@ def _ropes_of_config(
         ropes = {"full": rope, "sliding": rope}
         if local := family.ropes.get("sliding"):
             ropes["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)
-    if family.ropes.get("full") == "none":
-        ropes["full"] = None
     return ropes, max_position
+
+
+def _stands_still(family: Family, window: int | None) -> bool:
+    """Return whether positions do not turn queries and keys in layers that see everything."""
+    rope = family.ropes.get("full")
+    return rope == "none" or (rope == "none beside windows" and bool(window))
 
 
 def _no_rope_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:

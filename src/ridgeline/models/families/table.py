@@ -23,6 +23,7 @@ class Reader(NamedTuple):
         "cap",
         "numbers",
         "flag",
+        "either",
         "count",
         "optional",
         "unless",
@@ -64,6 +65,9 @@ class Reader(NamedTuple):
                 return facts.number(key) if facts.get(key) else 0.0
             case "flag":
                 return facts.flag(key, self.default)
+            case "either":
+                yes, no = self.argument
+                return yes if facts.flag(key, self.default) else no
             case "quotient":
                 return _quotient(facts, *self.keys)
             case "unless":
@@ -138,6 +142,11 @@ def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
 def flag(*keys: str, default: bool = False) -> Reader:
     """True or false."""
     return Reader("flag", keys, default)
+
+
+def either(key: str, *, yes: Any, no: Any) -> Reader:
+    """True or false, put into our words; false where it is missing."""
+    return Reader("either", (key,), False, (yes, no))
 
 
 def unless(key: str) -> Reader:
@@ -233,10 +242,12 @@ class Family:
         pattern: one layer in this many sees everything, if the config does not say it.
         full_first: of those in turn the first sees everything; else the last does.
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
-            to "none", or the base of one that is not scaled: its key or its digits.
+            to "none", to "none beside windows" (if others have one), or to the base of one that is
+            not scaled: its key or its digits.
         heads_by_layer: layers that see everything have other heads than the rest, and those that
             read others' keys and values may have wider networks.
         norm_offset: norm weights lack this number.
+        plain_norms: norms over the residual stream have no weights in the file: all are 1.
         lacks_root: canonical names within a layer whose values lack a division by the square root
             of the hidden size.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
@@ -276,6 +287,7 @@ class Family:
     ropes: Mapping[str, str] = field(default_factory=dict)
     heads_by_layer: bool = False
     norm_offset: float = 0.0
+    plain_norms: bool = False
     lacks_root: tuple[str, ...] = ()
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""

@@ -320,8 +320,8 @@ class Thread:
         key_bias = layer["key_bias"] + kv_head * (heads.half * 8)
         self.of_heads(ROPE).call(
             self.fn, row=qkv, bias=layer["qkv_bias"], key_bias=key_bias, cos=layer["cos"] + angle,
-            sin=layer["sin"] + angle, norms=layer["qk_norms"],
-            query=args["queries"] + row * heads.query_bytes, record=record,
+            sin=layer["sin"] + angle, query_scale=layer["query_scales"] + position * 4,
+            norms=layer["qk_norms"], query=args["queries"] + row * heads.query_bytes, record=record,
             token=position & (TOKENS - 1), kv_head=kv_head, non_finite=args["non_finite"] + row * 4,
         )  # fmt: skip
 

@@ -76,7 +76,7 @@ from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 ROPE = Kernel(
     "rope",
     (
-        "row", "bias", "key_bias", "cos", "sin", "norms",
+        "row", "bias", "key_bias", "cos", "sin", "query_scale", "norms",
         "query", "record", "token", "kv_head", "non_finite",
     ),
 )  # fmt: skip
@@ -138,12 +138,14 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
     ``row`` has the floats of all query heads, keys and values, ``bias`` what is added to them,
     ``key_bias`` what is kept out of the cache of this head's keys; ``record`` is where its keys and
     values of these 16 tokens are, ``token`` the place among them. ``norms`` are the weights of the
-    norms of q and k. A model without them ignores ``bias``, ``key_bias`` and ``norms``. A layer
-    that reads another's keys and values stores none. If any result is not finite, the f32 at
+    norms of q and k, and ``query_scale`` is where the number is that multiplies queries here. A
+    model without them ignores ``bias``, ``key_bias``, ``norms`` and ``query_scale``. A layer that
+    reads another's keys and values stores none. If any result is not finite, the f32 at
     ``non_finite`` becomes 1.
     """
     fn = ROPE.of(number).begin(module)
-    row, bias, key_bias, cos, sin, norms, query, record, token, kv_head, non_finite = fn.args
+    row, bias, key_bias, cos, sin, query_scale, norms, *places = fn.args
+    query, record, token, kv_head, non_finite = places
 
     def load(offset: Value) -> list[Value]:
         at = [offset + 64 * i for i in range(heads.size // 16)]
@@ -165,6 +167,9 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
 
     for g in range(heads.group):
         x = _rotated(fn, heads, load(q_heads + g * head_bytes), cos, sin, of_queries(g))
+        if heads.grows:
+            growth = fn.load(query_scale, F32, 4).splat(16)
+            x = [value * growth for value in x]
         head = kv_head * heads.group + g
         store_query(fn, heads, x, query, head)
         if heads.splits_key_bias:
@@ -190,13 +195,20 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
 def _rotated(
     fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: HeadNorm
 ) -> list[Value]:
-    """Return a head's vectors after its norm, if any, and rope."""
+    """Return a head's vectors after rope and its norm, if any, which stands before or behind."""
+    if heads.norm_turned:
+        return _normed(fn, heads, rotated(fn, heads, x, cos, sin), of_norm)
     if heads.qk_norm:
-        norm, scale = of_norm
-        if scale is None:
-            scale = scale_of_head(heads, x)
-        x = [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
+        x = _normed(fn, heads, x, of_norm)
     return rotated(fn, heads, x, cos, sin)
+
+
+def _normed(fn: Function, heads: Heads, x: list[Value], of_norm: HeadNorm) -> list[Value]:
+    """Return a head's vectors after its norm."""
+    norm, scale = of_norm
+    if scale is None:
+        scale = scale_of_head(heads, x)
+    return [value * scale * fn.load(norm + 64 * i, FLOATS, 4) for i, value in enumerate(x)]
 
 
 def _store_bias_factors(

@@ -35,7 +35,7 @@ _NORMS = (
 )  # fmt: skip
 LAYER = (
     "number", "kind", "group", "cache_at",
-    "window", "cos", "sin", *_NORMS, *(f"{norm}_bias" for norm in _NORMS),
+    "window", "cos", "sin", "query_scales", *_NORMS, *(f"{norm}_bias" for norm in _NORMS),
     "qkv_bias", "qk_norms", "sinks", "o_bias", "key_bias", "key_bias_pairs",
     "k_b", "v_b", "q_a_norm", "kv_a_norm",
     "gate_bias", "up_bias", "down_bias", "router", "router_bias", "choice_bias",

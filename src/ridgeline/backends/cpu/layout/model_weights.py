@@ -28,15 +28,14 @@ from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
 from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
+from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import available_bytes, give_back
-from ridgeline.models.rope import rope_tables
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.cache_groups import CacheGroup, one_group
-from ridgeline.physics.rope import Rope
 
 Floats = NDArray[np.float32]
 PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows
@@ -70,7 +69,7 @@ class Weights:
     head: Matrix | None  # None of an encoder: nobody draws from it
     proxy: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
-    ropes: list[Floats]  # cosines and sines of each kind of layer, [positions, half]
+    ropes: list[Floats]  # of each kind of layer: see ``tables_of_ropes``
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
     inputs: Matrix | None  # what makes all layers' own inputs, and the weights of their norm
     inputs_norm: Floats
@@ -323,11 +322,12 @@ def _assemble(
         for word, data in zip(("qkv_bias", "key_bias", "key_bias_pairs"), parts, strict=True):
             layers[i, column_of[word]] = address(data)
             biases.append(data)
-    tables = _rope_tables(arch, sizes, max_model_len)
+    tables = tables_of_ropes(arch, sizes, max_model_len)
     for row, one, of_layer in zip(layers, arch.layers, sizes.layers, strict=True):
         if one.attention is not None:
             of_rope = tables[one.attention.rope, of_layer.heads.half]
-            row[[column_of["cos"], column_of["sin"]]] = [address(table) for table in of_rope]
+            words = [column_of[word] for word in ("cos", "sin", "query_scales")]
+            row[words] = [address(table) for table in of_rope]
     final_norm, final_norm_bias, head_bias = (
         _scaled(arrays[name].data, arch.logit_scale) if name in arrays else np.zeros(0, np.float32)
         for name in ("norm", "norm_bias", "head_bias")
@@ -335,7 +335,7 @@ def _assemble(
     split_heads = [heads for heads in sizes.all_heads if heads.splits_key_bias]
     by_pair = np.zeros((2, 1, 0), np.float32)
     if split_heads:  # then there is one rope
-        pairs, (cos, sin) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
+        pairs, (cos, sin, _) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
         by_pair = rope_by_pair(split_heads[0], cos[:, :pairs], sin[:, :pairs])
     return Weights(
         layers=layers,
@@ -347,7 +347,7 @@ def _assemble(
         head=Matrix(*arrays["head"]) if "head" in arrays else None,
         proxy=Matrix(*arrays["proxy"]) if "proxy" in arrays else None,
         distances=arrays["distances"].data if "proxy" in arrays else np.zeros(0, np.float32),
-        ropes=[table for both in tables.values() for table in both],
+        ropes=[table for of_rope in tables.values() for table in of_rope],
         rope_by_pair=by_pair,
         inputs=Matrix(*arrays["inputs_proj"]) if sizes.inputs else None,
         inputs_norm=arrays["inputs_norm"].data if sizes.inputs else np.zeros(0, np.float32),
@@ -429,29 +429,6 @@ def outer_sizes(arch: ModelArch, sizes: Sizes) -> dict[str, int]:
     if arch.head_bias:
         lengths["head_bias"] = padded(arch.vocab_size)
     return lengths
-
-
-def _rope_tables(
-    arch: ModelArch, sizes: Sizes, max_model_len: int
-) -> dict[tuple[Rope | None, int], tuple[Floats, Floats]]:
-    """Return cosines and sines of each rope, padded to a number of pairs.
-
-    Where nothing turns they are 1 and 0.
-    """
-    tables: dict[tuple[Rope | None, int], tuple[Floats, Floats]] = {}
-    for layer, kind in zip(arch.layers, sizes.layers, strict=True):
-        if layer.attention is None:
-            continue
-        rope, half = key = layer.attention.rope, kind.heads.half
-        if key in tables:
-            continue
-        shape = (max_model_len, half)
-        cos, sin = np.ones(shape, np.float32), np.zeros(shape, np.float32)
-        if rope:
-            padding = ((0, 0), (0, half - rope.dim // 2))
-            cos, sin = (np.pad(table, padding) for table in rope_tables(rope, max_model_len))
-        tables[key] = cos, sin
-    return tables
 
 
 def _plain_rows(checkpoint: Checkpoint, name: str, sizes: Sizes) -> Packed:

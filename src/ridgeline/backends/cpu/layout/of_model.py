@@ -128,6 +128,8 @@ def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
         scale=attention.scale,
         softcap=attention.softcap,
         sinks=attention.sinks,
+        grows=bool(attention.rope and attention.rope.query_growth),
+        norm_turned=attention.norm_turned,
         causal=attention.causal,
         owns=attention.kv_of is None,
         v_norm=attention.v_norm,

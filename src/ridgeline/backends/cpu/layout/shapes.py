@@ -43,6 +43,8 @@ class Heads:
     scale: float | None = None  # of scores, if it does not follow from the number of channels
     softcap: float = 0.0  # of scores; 0 for none
     sinks: bool = False  # each query head has a score without a value
+    grows: bool = False  # queries are multiplied by a number of their position
+    norm_turned: bool = False  # the norm of queries and keys stands behind rope
     causal: bool = True  # a token does not see those that follow it
     owns: bool = True  # keys and values of its own
     v_norm: bool = False

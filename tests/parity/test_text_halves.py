@@ -1,0 +1,56 @@
+"""Models that also see, asked about text alone: the half that runs says what the whole says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.parity import tiny
+from tests.parity.compare import check
+from tests.parity.modern_configs import MODERN
+from tests.parity.tiny_configs import ROPE, SIZES
+
+_VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "deepstack_visual_indexes": [0, 1],
+    "num_position_embeddings": 16,
+}
+
+
+def test_qwen3_vl(tmp_path: Path) -> None:
+    rope = {**ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    text = SIZES | {"head_dim": 16, "rope_parameters": rope}
+    kind = tiny.transformers.Qwen3VLConfig
+    config = kind(text_config=text, vision_config=_VISION, attn_implementation="eager")
+    model = tiny.randomised(tiny.transformers.Qwen3VLForConditionalGeneration(config), seed=3)
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7)]
+    check(tiny.save(model, tmp_path), answers)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_ministral_3(is_tied: bool, tmp_path: Path) -> None:
+    """What the whole config says of the head counts, whatever its text half says."""
+    text = SIZES | MODERN["ministral3"][1] | {"model_type": "ministral3"}
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    kind = tiny.transformers.Mistral3Config
+    config = kind(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=is_tied,
+        attn_implementation="eager",
+    )
+    model = tiny.randomised(tiny.transformers.Mistral3ForConditionalGeneration(config), seed=4)
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7)]
+    check(tiny.save(model, tmp_path), answers)
