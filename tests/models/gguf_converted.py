@@ -47,9 +47,14 @@ _OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 Arrays = dict[str, np.ndarray]
 
 
-def converted(config: dict[str, Any], weights: Arrays) -> tuple[dict[str, Any], Arrays]:
-    """Return metadata and tensors of a GGUF file for a config.json and its float weights."""
-    arch = ARCHITECTURES[config["architectures"][0]]
+def converted(
+    config: dict[str, Any], weights: Arrays, arch: str = ""
+) -> tuple[dict[str, Any], Arrays]:
+    """Return metadata and tensors of a GGUF file for a config.json and its float weights.
+
+    ``arch`` is the file's architecture, if it does not follow from the config's.
+    """
+    arch = arch or ARCHITECTURES[config["architectures"][0]]
     num_layers = config["num_hidden_layers"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     values = {"block_count": num_layers, **_said(config)}
@@ -135,6 +140,12 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             }
         case "olmo":
             return {"attention.layer_norm_epsilon": 1e-5}
+        case "qwen3vl" | "qwen3vlmoe":
+            return {
+                "expert_feed_forward_length": config.get("moe_intermediate_size"),
+                "n_deepstack_layers": 3,
+                "rope.dimension_sections": [4, 2, 2, 0],
+            }
         case "minimax-m2":
             return {
                 "expert_feed_forward_length": config["intermediate_size"],

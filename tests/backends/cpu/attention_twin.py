@@ -40,17 +40,22 @@ class Cached:
 
 
 def rotated(heads: Heads, x: Array, norm: Array, cos: Array, sin: Array) -> Array:
-    """Norm, if any, and rope, of ``[tokens, heads, channels]``."""
-    if heads.qk_norm:
-        vectors = x.reshape(*x.shape[:2], -1, 16)
-        total = vectors[:, :, 0] * vectors[:, :, 0]
-        for i in range(1, vectors.shape[2]):
-            total = fma(vectors[:, :, i], vectors[:, :, i], total)
-        mean = halves(total) * F32(1 / heads.num_channels)
-        x = x * (F32(1) / np.sqrt(mean + F32(heads.eps)))[..., None] * norm
+    """Norm, if any, and rope, of ``[tokens, heads, channels]``; or rope, and the norm behind it."""
+    if heads.qk_norm and not heads.norm_turned:
+        x = _normed(heads, x, norm)
     a, b, rest = np.split(x, [heads.half, 2 * heads.half], axis=2)
     c, s = cos[:, None], sin[:, None]
-    return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
+    turned = np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
+    return _normed(heads, turned, norm) if heads.norm_turned else turned
+
+
+def _normed(heads: Heads, x: Array, norm: Array) -> Array:
+    vectors = x.reshape(*x.shape[:2], -1, 16)
+    total = vectors[:, :, 0] * vectors[:, :, 0]
+    for i in range(1, vectors.shape[2]):
+        total = fma(vectors[:, :, i], vectors[:, :, i], total)
+    mean = halves(total) * F32(1 / heads.num_channels)
+    return x * (F32(1) / np.sqrt(mean + F32(heads.eps)))[..., None] * norm
 
 
 def spans_to_bytes(heads: Heads, x: Array) -> tuple[Array, Array]:

@@ -38,6 +38,9 @@ SHAPES = {
     ),
     "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm="head"),
     "group 2, sinks": replace(PLAIN, num_heads=4, num_kv_heads=2, sinks=True),
+    "group 2, norms behind rope": replace(
+        PLAIN, num_heads=4, num_kv_heads=2, qk_norm="head", norm_turned=True, grows=True
+    ),
 }
 WIDE = {"group 1, wide": replace(PLAIN, num_heads=1, half=128, num_channels=256)}
 # As group 4, which compiles for half a minute where a processor has no instruction for it.
@@ -78,6 +81,7 @@ class Text:
     norms: Array
     cos: Array
     sin: Array
+    growth: Array  # [tokens]: what queries are multiplied by
     q: Array
     key_bias: Array  # [kv heads, first and second channels of pairs]: what is kept out of keys
     pairs: Array  # [kv heads, how many and which]
@@ -110,9 +114,11 @@ def text(shape: str, kind: str) -> Text:
     x = rows + bias if heads.qkv_bias else rows
     q, k, v = np.split(x, [heads.num_heads, heads.num_heads + heads.num_kv_heads], axis=1)
     q = twin.rotated(heads, q, norms[0], cos, sin)
+    growth = np.linspace(1, 2, LENGTH, dtype=np.float32)
+    q = q * growth[:, None, None] if heads.grows else q
     k = twin.rotated(heads, k, norms[1], cos, sin)
     return Text(
-        heads, at(rows), at(bias), at(norms), cos, sin, q, at(key_bias), at(pairs),
+        heads, at(rows), at(bias), at(norms), cos, sin, growth, q, at(key_bias), at(pairs),
         at(np.linspace(-3, 12, heads.num_heads, dtype=np.float32)), twin.cached(heads, k, v),
     )  # fmt: skip
 
@@ -152,7 +158,7 @@ class Attention:
         for kv_head in range(heads.num_kv_heads):
             self.machine.run(
                 "rope", row, known.bias, known.key_bias[kv_head],
-                at(known.cos[position]), at(known.sin[position]),
+                at(known.cos[position]), at(known.sin[position]), at(known.growth[position:]),
                 known.norms, self.queries[position], self.records[block, kv_head], token, kv_head,
                 self.non_finite,
             )  # fmt: skip
