@@ -58,7 +58,7 @@ def test_every_family_has_a_published_config() -> None:
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
     }
-    not_at_hand = {"BambaForCausalLM"}
+    not_at_hand = {"BambaForCausalLM", "GraniteMoeSharedForCausalLM"}
     families = {name.partition(" ")[0] for name in HF_FAMILIES}
     assert families - ENCODERS.keys() - named == same_as_another | not_at_hand
 

@@ -22,6 +22,7 @@ CASES += [
         "gemma4-moe",
         "granite",
         "granite-moe",
+        "granite-moe-shared",
         "lfm2",
         "lfm2-moe",
         "gpt-oss",

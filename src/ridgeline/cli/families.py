@@ -89,7 +89,8 @@ def _specials(family: Family) -> Iterator[str]:
     if family.has_experts:
         yield "a mixture of experts"
     if "shared.size" in family.facts:
-        yield "an expert that all tokens meet"
+        one = "an expert that all tokens meet"
+        yield f"{one}, if any" if family.facts["shared.size"].how == "count" else one
     if "dense.size" in family.facts:
         yield f"{'also' if family.experts_every else 'first'} layers without experts"
     if "beside.size" in family.facts:

@@ -101,6 +101,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": _LLAMA,
     "granitemoe": _LLAMA,
     "granitemoehybrid": _LLAMA,
+    "granitemoeshared": _LLAMA,
     "smollm3": replace(_LLAMA, tied=True),
     "stablelm": Family(norm_bias=True, o_bias=False),
     "seed_oss": Family(o_bias=False, mlp_switch=True),

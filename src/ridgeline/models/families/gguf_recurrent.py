@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.models.families.gguf import FAMILIES as _PLAIN
+from ridgeline.models.families.gguf_names import SHARED
 from ridgeline.models.families.table import Family, const, has, integer, number, quotient
 
 _SSM_LAYER = {
@@ -30,7 +31,6 @@ _SSM = {
     "recurrent.kernel": integer("ssm.conv_kernel"),
     "recurrent.conv_bias": has("blk.0.ssm_conv1d.bias"),
 }
-_SHARED_LAYER = {f"shared_{name}": f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")}
 _DELTA_LAYER = {
     "mlp_norm": "post_attention_norm.weight",
     "q_gate": "attn_q.weight",
@@ -43,7 +43,7 @@ _DELTA_LAYER = {
     "a_log": "ssm_a",
     "gated_scale": "ssm_norm.weight",
     "out": "ssm_out.weight",
-    **_SHARED_LAYER,
+    **SHARED,
     "shared_scale": "ffn_gate_inp_shexp.weight",
 }
 _DELTA = {
@@ -79,7 +79,7 @@ def _granite(family: Family) -> Family:
     """
     return replace(
         family,
-        layer={**family.layer, **_SSM_LAYER, **_SHARED_LAYER},
+        layer={**family.layer, **_SSM_LAYER, **SHARED},
         facts={
             **family.facts,
             **_SSM,
