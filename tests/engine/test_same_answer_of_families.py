@@ -40,7 +40,7 @@ OFTEN = {
 ON_REFERENCE_ALONE = ("gemma4-keys",)
 ON_CPU = [name for name in CONFIGS | NEWER if name not in ON_REFERENCE_ALONE]
 KEEP_STATES = (  # no draft is tried then
-    "bamba", "falcon-h1", "granite-hybrid", "lfm2", "mamba2", "qwen3-next", "qwen3.5",
+    "bamba", "falcon-h1", "granite-hybrid", "lfm2", "mamba2", "nemotron-h", "qwen3-next", "qwen3.5",
 )  # fmt: skip
 CONTEXT, NUM_TOKENS, BLOCK = 64, 12, 16
 _GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)

@@ -24,6 +24,8 @@ OTHERWISE = (
     "granite-4.0-h-tiny",
     "kimi-k2",
     "lfm2-8b-a1b",
+    "nemotron-3-nano-30b-a3b",
+    "nemotron-h-8b",
     "olmoe-1b-7b",
     "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+_NEMOTRON_H = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "chunk_size": 8,
+    "unused": ("num_hidden_layers", "rope_parameters"),
+}
+_SSM, _FULL = "linear_attention", "full_attention"
+
 BY_HALVES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe-shared": (
         "GraniteMoeShared",
@@ -15,6 +27,27 @@ BY_HALVES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.7,
             "logits_scaling": 1.5,
             "attention_multiplier": 0.3,
+        },
+    ),
+    "nemotron-h": (  # as 8B and Nano 2
+        "NemotronH",
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": [_SSM, "mlp", _SSM, _FULL, "mlp", _FULL, _SSM],
+            "use_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "nemotron-h-moe": (  # as Nano 3
+        "NemotronH",
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": [_SSM, "moe", _SSM, _FULL, "moe", _SSM, "mlp"],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 80,
+            "routed_scaling_factor": 1.5,
         },
     ),
 }

@@ -254,8 +254,13 @@ def relu(x: Floats) -> Floats:
     return np.maximum(x, np.float32(0))
 
 
+def relu2(x: Floats) -> Floats:
+    """Return the square of x where it is positive, else 0 (So et al., "Primer", 2021)."""
+    return np.square(relu(x))
+
+
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
-    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu,
+    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2,
 }  # fmt: skip
 
 
@@ -366,10 +371,11 @@ def _met_experts(
     shares, out = routes(routed, weights, experts), np.zeros_like(x)
     if weights.expert_scales is not None:
         shares *= weights.expert_scales
-    gates, ups = np.split(weights.gate_up, 2)
-    of_gates, of_ups = (None, None)
+    parts = 2 if experts.gated else 1
+    inner = np.split(weights.gate_up, parts)
+    biases: list[Floats | None] = [None] * parts
     if weights.gate_up_bias is not None:
-        of_gates, of_ups = np.split(weights.gate_up_bias, 2)
+        biases = list(np.split(weights.gate_up_bias, parts))
 
     def of_expert(stack: Floats | None, e: int, size: int) -> Any:
         return None if stack is None else stack[e * size : (e + 1) * size]
@@ -378,11 +384,14 @@ def _met_experts(
         rows = np.flatnonzero(shares[:, e])
         if len(rows):
             size, hidden = experts.size, x.shape[1]
-            gate, up = (
+            products = [
                 linear(x[rows], of_expert(matrix, e, size), of_expert(bias, e, size))
-                for matrix, bias in ((gates, of_gates), (ups, of_ups))
-            )
-            made = gated(experts.activation, gate, up)
+                for matrix, bias in zip(inner, biases, strict=True)
+            ]
+            if experts.gated:
+                made = gated(experts.activation, *products)
+            else:
+                made = ACTIVATIONS[experts.activation](products[0])
             down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
             out[rows] += shares[rows, e, None] * linear(made, down, bias)
     if weights.shared is not None and experts.shared is not None:

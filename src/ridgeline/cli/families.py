@@ -78,7 +78,9 @@ def _specials(family: Family) -> Iterator[str]:
         yield "soft-capped scores and logits"
     if "residual_scale" in family.facts:
         yield "scaled embedding, residuals and logits"
-    if constants.get("ffn.gated") is False:
+    if family.by_halves:
+        yield "no rope"
+    if constants.get("ffn.gated") is False and not family.has_experts:
         yield "an MLP without gates"
     if "latent.kv_rank" in family.facts:
         yield "latent attention"
@@ -92,6 +94,7 @@ def _specials(family: Family) -> Iterator[str]:
         one = "an expert that all tokens meet"
         yield f"{one}, if any" if family.facts["shared.size"].how == "count" else one
     if "dense.size" in family.facts:
-        yield f"{'also' if family.experts_every else 'first'} layers without experts"
+        every_kind = family.experts_every or family.by_halves
+        yield f"{'also' if every_kind else 'first'} layers without experts"
     if "beside.size" in family.facts:
         yield "a dense network beside them"

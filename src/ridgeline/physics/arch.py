@@ -13,7 +13,7 @@ from ridgeline.physics.latent import Latent
 from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
 from ridgeline.physics.rope import Rope
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
 Pooling = Literal["", "last", "mean", "cls"]
 
 
@@ -151,9 +151,9 @@ class Mlp:
 
     Attributes:
         size: inner width; 0 where there is no such network.
-        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh), "relu", or
-            "swiglu_clamped" of gates and inner values together: ``g sigmoid(1.702 g) (u + 1)``,
-            where g is at most 7 and u from -7 to 7.
+        activation: "silu", "gelu", "gelu_tanh" (its approximation by tanh), "relu",
+            "relu2" (its square), or "swiglu_clamped" of gates and inner values together:
+            ``g sigmoid(1.702 g) (u + 1)``, where g is at most 7 and u from -7 to 7.
         gated: a gate, put through the activation, multiplies the inner values; without a gate the
             activation is theirs.
         bias: all its projections have a bias.
@@ -187,7 +187,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: gated networks, of which a token goes to a few (Shazeer et al., 2017).
+    """A mixture of experts: networks, of which a token goes to a few (Shazeer et al., 2017).
 
     The router's products are put through softmax or a sigmoid, and the experts of the largest are
     met: of equal ones the first. What they make is added up with these shares as weights.
@@ -197,6 +197,7 @@ class Experts:
         per_token: how many of them a token goes to.
         size: inner width of each.
         activation: as of ``Mlp``.
+        gated: as of ``Mlp``.
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
         bias: the router and all projections have a bias.
@@ -231,18 +232,14 @@ class Experts:
     choice_bias: bool = False
     num_groups: int = 1
     groups_met: int = 1
-
-    @property
-    def gated(self) -> bool:
-        """Every expert has gates."""
-        return True
+    gated: bool = True
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
         inner, outer = self.num * self.size, self.num * hidden_size
         all_shapes: dict[str, tuple[int, ...]] = {
             "router": (self.num, hidden_size),
-            "gate": (inner, hidden_size),
+            **({"gate": (inner, hidden_size)} if self.gated else {}),
             "up": (inner, hidden_size),
             "down": (outer, self.size),
         }
@@ -263,7 +260,8 @@ class Experts:
         """Return how many weights of matrices a token meets."""
         dense = [network for network in (self.shared, self.beside) if network is not None]
         of_dense = sum(network.active_weights(hidden_size) for network in dense)
-        return hidden_size * (self.num + 3 * self.per_token * self.size) + of_dense
+        matrices = 3 if self.gated else 2
+        return hidden_size * (self.num + matrices * self.per_token * self.size) + of_dense
 
     def expected_met(self, num_tokens: int) -> float:
         """Return how many experts this many tokens meet together if all are equally likely."""

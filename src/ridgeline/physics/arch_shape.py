@@ -112,6 +112,7 @@ def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
         biased=ffn.bias,
         own_scales=ffn.own_scales,
         router_bias=ffn.choice_bias,
+        gated=ffn.gated,
     )
     if ffn.beside is None:
         return part

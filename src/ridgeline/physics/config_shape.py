@@ -29,6 +29,7 @@ from ridgeline.physics.layers import (
     vector,
 )
 from ridgeline.physics.own_names import in_usual_names
+from ridgeline.physics.shape_by_halves import layers_by_halves
 from ridgeline.physics.shape_by_layer import layers_by_layer
 from ridgeline.physics.shapes import Matrix, Shape
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
@@ -147,6 +148,7 @@ FAMILIES: Mapping[str, Family] = {
     "mamba2": Family(norms=1),
     "jamba": Family(bias_switch=False),
     "bamba": Family(mlp_switch=True),
+    "nemotron_h": _PLAIN,
     "falcon_h1": Family(mlp_switch=True),
     "minimax_m2": Family(qk_norm="heads", router_bias=True),
     # From before Llama: see ``own_names``.
@@ -236,6 +238,8 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
             config, hidden, [*windows[:-1], None], family.input_size
         )
         before += of_inputs
+    elif name == "nemotron_h":
+        layers = layers_by_halves(config, hidden)
     else:
         mixers = _mixers(config, name, family, count, hidden)
         mlps = [_mlp(config, name, family, i, count, hidden) for i in range(count)]

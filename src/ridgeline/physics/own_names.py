@@ -63,6 +63,12 @@ def _gpt_neox(config: Fields) -> dict[str, Any]:
     return {"attention_bias": config.flag("attention_bias", default=True), "mlp_bias": True}
 
 
+def _nemotron_h(config: Fields) -> dict[str, Any]:
+    names = config.values.get("layers_block_type") or config.values.get("hybrid_override_pattern")
+    count = len(names) if isinstance(names, list | str) else None
+    return {"num_hidden_layers": config.integer("num_hidden_layers", default=count)}
+
+
 def _opt(config: Fields) -> dict[str, Any]:
     sizes, width = _sizes(config), config.integer("word_embed_proj_dim", default=0, low=0)
     if width not in (0, sizes["hidden_size"]):
@@ -171,6 +177,7 @@ _READERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "gpt_bigcode": _gpt2,
     "gptj": _gptj,
     "gpt_neox": _gpt_neox,
+    "nemotron_h": _nemotron_h,
     "opt": _opt,
     "bloom": _bloom,
     "falcon": _falcon,

@@ -25,6 +25,7 @@ from ridgeline.models.families.gemma4 import GGUF_FAMILIES as _GGUF_GEMMA_4
 from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
+from ridgeline.models.families.halves import has_expert_halves
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf import ONLY
@@ -35,6 +36,8 @@ from ridgeline.models.families.layer_configs import (
     num_guessing_layers,
 )
 from ridgeline.models.families.nearest import NEAREST
+from ridgeline.models.families.nemotron_h import FAMILIES as _NEMOTRON_H
+from ridgeline.models.families.nemotron_h import GGUF_FAMILIES as _GGUF_NEMOTRON_H
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
@@ -54,8 +57,15 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _ENCODERS
-GGUF_FAMILIES = _GGUF_DECODERS | _GGUF_RECURRENT | _GGUF_GEMMA_4 | _GGUF_DEEPSEEK | _GGUF_ENCODERS
+HF_FAMILIES = _DECODERS | _NEMOTRON_H | _GEMMA_4 | _DEEPSEEK | _ENCODERS
+GGUF_FAMILIES = (
+    _GGUF_DECODERS
+    | _GGUF_RECURRENT
+    | _GGUF_NEMOTRON_H
+    | _GGUF_GEMMA_4
+    | _GGUF_DEEPSEEK
+    | _GGUF_ENCODERS
+)
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
@@ -160,6 +170,7 @@ def family_of(values: Mapping[str, Any]) -> Family | None:
     name, half = architecture(values), values.get("text_config")
     text = half if type(half) is dict else values
     has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
+    has_experts = has_experts or has_expert_halves(text)
     kinds = {"of experts": has_experts, "of groups": text.get("new_decoder_architecture") is True}
     for kind, is_one in kinds.items():
         if is_one and f"{name} {kind}" in HF_FAMILIES:

@@ -61,7 +61,7 @@ DENSE_NAMES = {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"
 SILU = {"silu": "silu", "swish": "silu"}
 ACTIVATIONS = SILU | {
     "gelu": "gelu", "gelu_fast": "gelu_tanh", "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
 MODEL = {
     "hidden_size": integer("hidden_size"),

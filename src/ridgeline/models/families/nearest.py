@@ -11,7 +11,6 @@ _MAMBA_1 = "Mamba-1's state has no heads; Mamba-2, Falcon-H1 and LFM2 run"
 _RWKV = "its state is none of those that run; Mamba-2 and Qwen3-Next run"
 _ALTUP = "it keeps several streams of activations (AltUp); Gemma 3 and Gemma 4 run"
 _ALIBI = "its attention has biases by distance (ALiBi); GPT-NeoX and OPT run"
-_HYBRID = "it mixes Mamba-2 with other layers in a way of its own; Granite 4 and Falcon-H1 run"
 
 NEAREST = {
     **dict.fromkeys(
@@ -29,5 +28,4 @@ NEAREST = {
     ),
     **dict.fromkeys(("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM", "gemma3n"), _ALTUP),
     **dict.fromkeys(("BloomForCausalLM", "MPTForCausalLM", "bloom", "mpt"), _ALIBI),
-    **dict.fromkeys(("NemotronHForCausalLM", "nemotron_h"), _HYBRID),
 }  # fmt: skip

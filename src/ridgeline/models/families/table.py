@@ -242,6 +242,7 @@ class Family:
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
         beside: it stands beside attention instead, in every layer.
+        by_halves: each layer of a file is half of one of ours: see ``halves``.
         attention_layers: the key of their numbers, or of a number that says that one in this many
             has attention (else ``pattern``), where the config has no ``layer_types``.
         decays: of each head that keeps a state the file has minus the exponential of "a_log".
@@ -280,6 +281,7 @@ class Family:
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
     beside: bool = False
+    by_halves: bool = False
     attention_layers: str = ""
     decays: bool = False
     has_experts: bool = False

@@ -17,7 +17,8 @@ _ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 def activated(name: str, x: Value) -> Value:
     """Return x after the activation that ``physics.arch.Mlp`` calls ``name``."""
-    return {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu}[name](x)
+    functions = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu}
+    return {**functions, "relu2": _relu2}[name](x)
 
 
 def gated(name: str, gate: Value, up: Value) -> Value:
@@ -60,3 +61,8 @@ def _gelu(x: Value) -> Value:
 
 def _relu(x: Value) -> Value:
     return select(x > 0.0, x, x * 0.0)  # not a number stays what it is
+
+
+def _relu2(x: Value) -> Value:
+    kept = _relu(x)
+    return kept * kept

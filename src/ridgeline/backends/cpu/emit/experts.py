@@ -291,7 +291,7 @@ def _inner_values(
     stride, gate = ffn.gate_up_stride, room("gate_up")
     up = gate + ffn.size * 4
     tiles = before + own[0], before + own[1]
-    for matrix, target in (("gate", gate), ("up", up)):
+    for matrix, target in [("gate", gate), ("up", up)][2 - len(ffn.inner) :]:
         behind = thread.tile(layer, matrix, tiles[1])
         place = target - before * (TILE * 4)
         thread.matmul(layer, matrix, tiles, count, place, stride, behind, "gathered")
