@@ -57,6 +57,9 @@ def network(
             beside = inner @ layer["beside_down"].T
             x, routed = normed("experts_norm"), normed("router_norm")
         for row, y, z in zip(out, x, routed, strict=True):
+            if ffn.router == "sparsemixer":
+                row += taken_one_by_one(ffn, layer, y, layer["router"] @ z)
+                continue
             shares = shares_of(ffn, layer["router"] @ z + layer.get("router_bias", 0.0))
             chosen = chosen_experts(ffn, shares, layer.get("choice_bias", 0.0))
             total = shares[chosen].sum() if ffn.normalised else 1.0
@@ -86,3 +89,22 @@ def network(
     if ffn.gated:
         inner = up * activated(ffn.gate_scale * (x @ layer["gate"].T + layer.get("gate_bias", 0.0)))
     return ffn.out_scale * (inner @ layer["down"].T + layer.get("down_bias", 0.0))
+
+
+def taken_one_by_one(
+    ffn: Experts,
+    layer: dict[str, NDArray[np.float64]],
+    row: NDArray[np.float64],
+    products: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """What the two experts of a row make of it, each weighed among those that are near it."""
+    left, out = list(range(ffn.num)), np.zeros_like(row)
+    for _ in range(ffn.per_token):
+        best = max(left, key=lambda e: products[e])
+        top = products[best]
+        near = [e for e in left if top - products[e] <= 2 * ffn.jitter * max(abs(products[e]), top)]
+        inner, outer = (slice(best * n, (best + 1) * n) for n in (ffn.size, len(row)))
+        made = act(ffn.activation, layer["gate"][inner] @ row) * (layer["up"][inner] @ row)
+        out += layer["down"][outer] @ made / np.exp(products[near] - top).sum()
+        left.remove(best)
+    return out

@@ -99,6 +99,16 @@ ARCHS = {
         PLAIN,
         layers=(replace(PLAIN.layers[0], ffn=Experts(20, 3, 32, normalised=False, scale=2.5)),) * 2,
     ),
+    "experts one by one": replace(
+        PLAIN,
+        layers=(
+            replace(
+                PLAIN.layers[0],
+                ffn=Experts(19, 2, 40, normalised=False, router="sparsemixer", jitter=0.3),
+            ),
+        )
+        * 2,
+    ),
     "experts without gates": replace(
         PLAIN,
         layers=(

@@ -239,7 +239,7 @@ def _add_heads_by_layer(writer: gguf.GGUFWriter, model: Any) -> None:
 def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add what only some families have."""
     family = config.model_type
-    if family in ("phi3", "olmo3", "gpt_oss") or family.startswith("gemma"):
+    if family in ("phi3", "phimoe", "olmo3", "gpt_oss") or family.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window or 0)
     if family == "gemma3_text":
         writer.add_sliding_window_pattern([kind[0] == "s" for kind in config.layer_types])

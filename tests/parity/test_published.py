@@ -26,6 +26,7 @@ OTHERWISE = (
     "lfm2-8b-a1b",
     "nemotron-3-nano-30b-a3b",
     "nemotron-h-8b",
+    "phi-3.5-moe",
     "olmoe-1b-7b",
     "qwen1.5-moe-a2.7b-chat",
     "qwen3-30b-a3b",

@@ -50,4 +50,15 @@ BY_HALVES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "phimoe": (
+        "Phimoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.2,  # that experts are near each other
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 8,
+        },
+    ),
 }

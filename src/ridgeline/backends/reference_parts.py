@@ -331,6 +331,8 @@ def routes(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     """Return each expert's weight for each row, ``[rows, experts]``; 0 where it is not met."""
     assert weights.router is not None
     logits = linear(x, weights.router, weights.router_bias)
+    if experts.router == "sparsemixer":
+        return _taken_one_by_one(logits, experts)
     if experts.router == "sigmoid":
         shares = sigmoid(logits)
     else:
@@ -343,6 +345,20 @@ def routes(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     if experts.normalised:
         chosen_shares /= chosen_shares.sum(axis=1, keepdims=True)
     out: Floats = chosen_shares * np.float32(experts.scale)
+    return out
+
+
+def _taken_one_by_one(logits: Floats, experts: Experts) -> Floats:
+    """Return weights as "sparsemixer" has them: see ``physics.arch.Experts``."""
+    left, out = logits.copy(), np.zeros_like(logits)
+    rows = np.arange(len(logits))
+    for _ in range(experts.per_token):
+        best = left.max(axis=1, keepdims=True)
+        distance = (best - logits) / np.maximum(np.abs(logits), best)
+        near = np.where(distance > np.float32(2 * experts.jitter), 0, np.exp(left - best))
+        taken = left.argmax(axis=1)
+        out[rows, taken] = 1 / near.sum(axis=1)
+        left[rows, taken] = -np.inf
     return out
 
 

@@ -89,7 +89,8 @@ def _specials(family: Family) -> Iterator[str]:
     if family.recurrent:
         yield f"{_RECURRENT[family.recurrent]}{', beside attention' if family.beside else ''}"
     if family.has_experts:
-        yield "a mixture of experts"
+        by_one = constants.get("ffn.router") == "sparsemixer"
+        yield f"a mixture of experts{', taken one by one' if by_one else ''}"
     if "shared.size" in family.facts:
         one = "an expert that all tokens meet"
         yield f"{one}, if any" if family.facts["shared.size"].how == "count" else one

@@ -22,9 +22,9 @@ _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 # Of an object that describes a scaling. Only pictures and sounds have positions in sections.
 _KEYS = frozenset((
     "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned", "high_freq_factor",
-    "long_factor", "low_freq_factor", "mrope_interleaved", "mrope_section", "mscale",
+    "long_factor", "long_mscale", "low_freq_factor", "mrope_interleaved", "mrope_section", "mscale",
     "mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta",
-    "rope_type", "short_factor", "truncate", "type",
+    "rope_type", "short_factor", "short_mscale", "truncate", "type",
 ))  # fmt: skip
 _STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
@@ -66,11 +66,14 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
         # Published configs often leave the length as it was before the extension.
         return rope, max(max_position, int(original * factor))
     growth = max(0.0, log(factor)) / log(original)
+    magnitude = scaling.number("long_mscale", math.sqrt(1 + growth))
+    if scaling.number("short_mscale", magnitude) != magnitude:
+        scaling.fail("short_mscale and long_mscale differ, which is not supported")
     rope = Rope(
         theta,
         dim,
         scaling.numbers("short_factor", dim // 2),
-        scaling.number("attention_factor", math.sqrt(1 + growth)),
+        scaling.number("attention_factor", magnitude),
         scaling.numbers("long_factor", dim // 2),
         original,
     )

@@ -209,7 +209,10 @@ class Experts:
             of the residual stream; the experts read what "experts_norm" makes of it, and the
             router what "router_norm" does. Behind each of the two stands a norm, "beside_post_norm"
             and "experts_post_norm", before both are added.
-        router: what shares are of the router's products: "softmax", or each one's "sigmoid".
+        router: what shares are of the router's products: "softmax", or each one's "sigmoid". With
+            "sparsemixer" (Phi-3.5-MoE, 2024) experts are taken one by one: each one's weight is its
+            share of a softmax over those that are not taken yet and not far from the best of them.
+        jitter: how far: twice this part of the larger of that best product and an own magnitude.
         choice_bias: a learnt number is added to a share where experts are chosen, not where it is
             a weight (DeepSeek-V3, 2024).
         num_groups: runs of experts; 1 limits nothing.
@@ -228,11 +231,12 @@ class Experts:
     shared_gated: bool = False
     own_scales: bool = False
     beside: Mlp | None = None
-    router: Literal["softmax", "sigmoid"] = "softmax"
+    router: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     choice_bias: bool = False
     num_groups: int = 1
     groups_met: int = 1
     gated: bool = True
+    jitter: float = 0.0
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""

@@ -116,9 +116,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family(qkv_bias=True, o_bias=False, window="switch", default_window=4096),
     "qwen3": Family(qk_norm="head", window="switch", default_window=4096, head_dim=128),
     "qwen3_moe": Family(qk_norm="head", window="switch", default_window=4096),
-    "qwen3_next": _GATED,
-    "qwen3_5_text": _GATED,
-    "qwen3_5_moe_text": _GATED,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _GATED),
     "gemma": Family(head_dim=256, tied=True),
     "gemma2": Family(norms=4, window=2, head_dim=256, tied=True),
     "gemma3_text": Family(norms=4, qk_norm="head", window=6, head_dim=256, tied=True),
@@ -246,6 +244,7 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         num_norms = config.integer("num_ln_in_parallel_attn", default=family.norms)
         between = norms(hidden, num_norms, biased=family.norm_bias)
         layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
+    head_bias = config.flag("lm_head_bias", default=family.head_bias)
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
     num_mtp = config.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0)
     mtp = (
@@ -263,7 +262,7 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         num_kv_heads=kv_heads,
         layers=layers,
         embedding=before,
-        end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias, biased=family.head_bias),
+        end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias, biased=head_bias),
         is_tied=tied,
         mtp=mtp * num_mtp,
     )

@@ -38,6 +38,8 @@ from ridgeline.models.families.layer_configs import (
 from ridgeline.models.families.nearest import NEAREST
 from ridgeline.models.families.nemotron_h import FAMILIES as _NEMOTRON_H
 from ridgeline.models.families.nemotron_h import GGUF_FAMILIES as _GGUF_NEMOTRON_H
+from ridgeline.models.families.phimoe import FAMILIES as _PHIMOE
+from ridgeline.models.families.phimoe import GGUF_FAMILIES as _GGUF_PHIMOE
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Layer, ModelArch
@@ -57,11 +59,12 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _NEMOTRON_H | _GEMMA_4 | _DEEPSEEK | _ENCODERS
+HF_FAMILIES = _DECODERS | _NEMOTRON_H | _PHIMOE | _GEMMA_4 | _DEEPSEEK | _ENCODERS
 GGUF_FAMILIES = (
     _GGUF_DECODERS
     | _GGUF_RECURRENT
     | _GGUF_NEMOTRON_H
+    | _GGUF_PHIMOE
     | _GGUF_GEMMA_4
     | _GGUF_DEEPSEEK
     | _GGUF_ENCODERS

@@ -105,6 +105,7 @@ def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
         ffn.choice_bias,
         ffn.num_groups,
         ffn.groups_met,
+        ffn.jitter,
     )
     return replace(feed_forward, experts=experts)
 
