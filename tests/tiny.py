@@ -99,6 +99,15 @@ ARCHS = {
         PLAIN,
         layers=(replace(PLAIN.layers[0], ffn=Experts(20, 3, 32, normalised=False, scale=2.5)),) * 2,
     ),
+    "slopes": changed(
+        PLAIN,
+        rope=None,
+        slopes=(0.5, 0.25, 0.1, 0.02),
+        windows=(None, 7),
+        embed_norm=True,
+        norm="layer",
+        norm_bias=True,
+    ),
     "experts one by one": replace(
         PLAIN,
         layers=(
@@ -333,6 +342,9 @@ def plain_states(
     """Final states of each token, normed, ``[tokens, hidden]``."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
     x = w["embed"][list(tokens)] * arch.embed_scale
+    if arch.embed_norm:
+        x = norm_of(x - x.mean(axis=-1, keepdims=True), w["embedding_norm"], arch)
+        x = x + w["embedding_norm_bias"]
     inputs, kept = _inputs(arch, w, x, tokens), dict[int, Any]()
     if arch.position_rows:
         x = x + w["positions"][arch.position_offset :][: len(tokens)]
@@ -435,7 +447,10 @@ def _attention(
         for head in range(mixer.num_heads):
             kv_head = head * mixer.num_kv_heads // mixer.num_heads
             scores = k[seen, kv_head] @ q[position, head] * mixer.score_scale
-            weights = np.exp(_capped(scores, mixer.softcap))
+            scores = _capped(scores, mixer.softcap)
+            if mixer.slopes:
+                scores = scores - mixer.slopes[head] * (position - np.arange(len(x))[seen])
+            weights = np.exp(scores)
             lost = np.exp(layer["sinks"][head]) if mixer.sinks else 0.0
             out[position, head] = weights @ v[seen, kv_head] / (weights.sum() + lost)
     out = out.reshape(len(x), -1)

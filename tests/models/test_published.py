@@ -55,6 +55,7 @@ def test_every_family_has_a_published_config() -> None:
         "Gemma4ForCausalLM",
         "Gemma4UnifiedForCausalLM",
         "Mistral3ForConditionalGeneration",
+        "MptForCausalLM",
         "PhimoeForCausalLM",
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",

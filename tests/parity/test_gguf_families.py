@@ -43,6 +43,8 @@ CASES += [
         "phi2",
         "neox",
         "gpt2",
+        "bloom",
+        "mpt",
     )
 ]
 CASES += [("phi3-longrope", (8, 5), 32), ("phi3-longrope", (40, 33), 64)]

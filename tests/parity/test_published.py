@@ -24,6 +24,7 @@ OTHERWISE = (
     "granite-4.0-h-tiny",
     "kimi-k2",
     "lfm2-8b-a1b",
+    "mpt-7b",
     "nemotron-3-nano-30b-a3b",
     "nemotron-h-8b",
     "phi-3.5-moe",

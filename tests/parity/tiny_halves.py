@@ -14,6 +14,10 @@ _NEMOTRON_H = {
     "chunk_size": 8,
     "unused": ("num_hidden_layers", "rope_parameters"),
 }
+_NOT_OF_MPT = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings", "rope_parameters",
+)  # fmt: skip
 _SSM, _FULL = "linear_attention", "full_attention"
 
 BY_HALVES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,6 +63,26 @@ BY_HALVES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "lm_head_bias": True,
             "sliding_window": 8,
+        },
+    ),
+    "mpt": (
+        "Mpt",
+        {
+            "d_model": 60,
+            "n_heads": 6,  # no power of two
+            "n_layers": 2,
+            "max_seq_len": 128,
+            "attn_config": {"alibi_bias_max": 8},
+            "unused": _NOT_OF_MPT,
+        },
+    ),
+    "bloom": (
+        "Bloom",
+        {
+            "hidden_size": 60,
+            "n_head": 6,  # no power of two
+            "seq_length": 128,
+            "unused": (*_NOT_OF_MPT[1:2], *_NOT_OF_MPT[3:]),
         },
     ),
 }

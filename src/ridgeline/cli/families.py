@@ -68,7 +68,9 @@ def _specials(family: Family) -> Iterator[str]:
         yield "heads by layer"
     if "layer.input_size" in family.facts:
         yield "an input per layer"
-    if family.ropes or family.heads_by_layer:
+    if "mixer.slopes" in family.facts:
+        yield "scores that lose by distance (ALiBi)"
+    elif family.ropes or family.heads_by_layer:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
     if "rope.turns" in family.facts:
         yield "no rope" if constants["rope.turns"] is False else "rope, if switched on"

@@ -48,7 +48,7 @@ _HF_NAMES = {
     "gptneox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel", "falcon": "FalconForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM", "granitehybrid": "GraniteMoeHybridForCausalLM",
     "nemotron_h": "NemotronHForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM of experts",
-    "phimoe": "PhimoeForCausalLM",
+    "phimoe": "PhimoeForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM",
 }  # fmt: skip
 # Converters multiply weights of these, and of their adapters, by numbers that a GGUF file does not
 # keep: an adapter of one kind does not fit a base of the other.

@@ -44,6 +44,8 @@ class Attention:
             channels; it has none of its own (Brandon et al., 2024). None: it has its own.
         v_norm: RMS norm of each value head, without a weight.
         v_is_k: values are the products for keys, before these are normed and turned.
+        slopes: of each query head; a score loses the head's slope times the distance of the two
+            tokens (ALiBi; Press et al., 2022). Empty: nothing.
         latent: keys and values of all heads are made of one vector of a token, which alone is kept;
             ``num_kv_heads`` is 1, and ``head_dim`` that of a query before it is absorbed.
     """
@@ -67,6 +69,7 @@ class Attention:
     v_norm: bool = False
     v_is_k: bool = False
     latent: Latent | None = None
+    slopes: tuple[float, ...] = ()
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -363,6 +366,7 @@ class ModelArch:
         norm_eps: epsilon of the norms.
         norm: "rms" (Zhang and Sennrich, 2019) or "layer", which subtracts the mean.
         norm_bias: norms over the residual stream have a bias.
+        embed_norm: rows of the embedding are normed before the first layer; the head's are not.
         embed_scale: multiplies the rows of the embedding.
         residual_scale: multiplies what a mixer or a feed-forward network adds.
         logit_scale: multiplies logits.
@@ -386,6 +390,7 @@ class ModelArch:
     norm_eps: float
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
+    embed_norm: bool = False
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -449,6 +454,8 @@ class ModelArch:
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""
         shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, self.hidden_size)}
+        if self.embed_norm:
+            shapes |= dict.fromkeys(("embedding_norm", "embedding_norm_bias"), (self.hidden_size,))
         if self.position_rows:
             shapes["positions"] = (self.position_rows, self.hidden_size)
         if self.input_size:

@@ -38,6 +38,8 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
         for layer in arch.layers
     )
     before = embedding(hidden, arch.vocab_size, arch.position_rows)
+    if arch.embed_norm:
+        before += norms(hidden, 1, biased=True)
     if of_inputs:
         before += layer_inputs(hidden, arch.vocab_size, of_inputs)
         before += (vector("per_layer_projection_norm", "norms", arch.input_size),)

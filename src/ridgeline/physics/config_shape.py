@@ -156,6 +156,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_neox": _GPT,
     "opt": replace(_GPT, tied=True, positions=2),
     "bloom": replace(_GPT, tied=True, embedding_norm=True),
+    "mpt": Family(gated=False, tied=True),
     "falcon": _FALCON,
     "RefinedWeb": _FALCON,
     "RefinedWebModel": _FALCON,

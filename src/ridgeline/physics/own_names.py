@@ -84,6 +84,18 @@ def _bloom(config: Fields) -> dict[str, Any]:
     return {**_sizes(config), **_BIASED, "max_position_embeddings": positions}
 
 
+def _mpt(config: Fields) -> dict[str, Any]:
+    hidden, ratio = config.integer("d_model"), config.integer("expansion_ratio", default=4)
+    config.get("attn_config", "init_config")
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": config.integer("n_layers"),
+        "num_attention_heads": config.integer("n_heads"),
+        "intermediate_size": ratio * hidden,
+        "max_position_embeddings": config.integer("max_seq_len", default=0, low=0),
+    }
+
+
 def _falcon(config: Fields) -> dict[str, Any]:
     sizes = _sizes(config)
     heads = config.integer("num_kv_heads", "n_head_kv", default=sizes["num_attention_heads"])
@@ -180,6 +192,7 @@ _READERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "nemotron_h": _nemotron_h,
     "opt": _opt,
     "bloom": _bloom,
+    "mpt": _mpt,
     "falcon": _falcon,
     "RefinedWeb": _falcon,
     "RefinedWebModel": _falcon,

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.alibi import FAMILIES as _ALIBI
+from ridgeline.models.families.alibi import GGUF_FAMILIES as _GGUF_ALIBI
 from ridgeline.models.families.binding import bind, halves_order
 from ridgeline.models.families.deepseek import FAMILIES as _DEEPSEEK
 from ridgeline.models.families.deepseek import GGUF_FAMILIES as _GGUF_DEEPSEEK
@@ -59,18 +61,25 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _NEMOTRON_H | _PHIMOE | _GEMMA_4 | _DEEPSEEK | _ENCODERS
+HF_FAMILIES = _DECODERS | _NEMOTRON_H | _PHIMOE | _ALIBI | _GEMMA_4 | _DEEPSEEK | _ENCODERS
 GGUF_FAMILIES = (
     _GGUF_DECODERS
     | _GGUF_RECURRENT
     | _GGUF_NEMOTRON_H
     | _GGUF_PHIMOE
+    | _GGUF_ALIBI
     | _GGUF_GEMMA_4
     | _GGUF_DEEPSEEK
     | _GGUF_ENCODERS
 )
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
+_WITHOUT_PREFIX = {  # the embedding's name in such files, and what is missing
+    "embed_tokens.weight": "model.",
+    "word_embeddings.weight": "transformer.",
+    "wte.weight": "transformer.",
+}
+_OF_ATTENTION = "attn_config"  # MPT has an object of it
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
@@ -130,6 +139,10 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     family = family_of(values)
     if type(of_pairs := values.get(_OF_PAIRS)) is dict:
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
+    if type(of_attention := values.get(_OF_ATTENTION)) is dict:
+        said = {key: of_attention[key] for key in of_attention if key not in HARMLESS_IN_HF}
+        inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
+        values = {**values, **inner, _OF_ATTENTION: None}
     if family is None:
         own_code = bool(values.get("auto_map"))
         _refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
@@ -274,11 +287,13 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _with_prefix(raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return a decoder's tensors under the names of a whole model's.
 
-    sentence-transformers saves the model without its head, whose names lack a prefix then.
+    sentence-transformers saves the model without its head, whose names lack a prefix then; so do the
+    first files of GPT-2 and BLOOM.
     """
-    if "embed_tokens.weight" not in raw:
-        return raw
-    return {f"model.{name}": tensor for name, tensor in raw.items()}
+    for embedding, prefix in _WITHOUT_PREFIX.items():
+        if embedding in raw:
+            return {f"{prefix}{name}": tensor for name, tensor in raw.items()}
+    return raw
 
 
 def _model(

@@ -10,7 +10,6 @@ _SOUND = "it hears or speaks; no model of sound runs"
 _MAMBA_1 = "Mamba-1's state has no heads; Mamba-2, Falcon-H1 and LFM2 run"
 _RWKV = "its state is none of those that run; Mamba-2 and Qwen3-Next run"
 _ALTUP = "it keeps several streams of activations (AltUp); Gemma 3 and Gemma 4 run"
-_ALIBI = "its attention has biases by distance (ALiBi); GPT-NeoX and OPT run"
 
 NEAREST = {
     **dict.fromkeys(
@@ -27,5 +26,4 @@ NEAREST = {
         ("RwkvForCausalLM", "Rwkv6ForCausalLM", "RWKV7ForCausalLM", "rwkv6", "rwkv7"), _RWKV
     ),
     **dict.fromkeys(("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM", "gemma3n"), _ALTUP),
-    **dict.fromkeys(("BloomForCausalLM", "MPTForCausalLM", "bloom", "mpt"), _ALIBI),
 }  # fmt: skip

@@ -36,6 +36,7 @@ class Reader(NamedTuple):
         "product",
         "groups",
         "numbered",
+        "slopes",
     ]
     keys: tuple[str, ...] = ()
     default: Any = None
@@ -84,6 +85,8 @@ class Reader(NamedTuple):
             case "groups":
                 limits = facts.text("topk_method", "") != "greedy"
                 return facts.integer(key, 1) if limits else 1
+            case "slopes":
+                return _slopes(facts.integer(key), facts.number(self.argument, 8.0))
             case "numbered":
                 number = facts.integer(key, self.default)
                 if number not in self.argument:
@@ -208,6 +211,19 @@ def groups(key: str) -> Reader:
 def numbered(key: str, *, among: Mapping[int, str], default: int) -> Reader:
     """A number, put into our words."""
     return Reader("numbered", (key,), default, among)
+
+
+def slopes(num_heads: str, largest: str) -> Reader:
+    """The slopes of a number of heads; the second key says the largest exponent, else it is 8."""
+    return Reader("slopes", (num_heads,), argument=largest)
+
+
+def _slopes(num_heads: int, largest: float) -> tuple[float, ...]:
+    """Return powers of two in even steps; heads beyond a power of two stand between the first."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    steps = [float(i) for i in range(1, whole + 1)]
+    steps += [i + 0.5 for i in range(num_heads - whole)]
+    return tuple(2.0 ** (-largest * step / whole) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
