@@ -287,8 +287,8 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _with_prefix(raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return a decoder's tensors under the names of a whole model's.
 
-    sentence-transformers saves the model without its head, whose names lack a prefix then; so do the
-    first files of GPT-2 and BLOOM.
+    sentence-transformers saves the model without its head, whose names lack a prefix then; the
+    first files of GPT-2 and BLOOM lack it too.
     """
     for embedding, prefix in _WITHOUT_PREFIX.items():
         if embedding in raw:
