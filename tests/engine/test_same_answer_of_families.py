@@ -36,6 +36,7 @@ TOLERANCE = {"reference": 1e-4}  # of logprobs; all others must agree bit for bi
 OFTEN = {
     ("gemma3", "auto"), ("gpt-oss", "auto"), ("gemma4", "int8"), ("deepseek-v3", "auto"),
     ("qwen3.5-moe", "auto"), ("falcon-h1", "int8"), ("lfm2-moe", "f32"), ("neox", "int8"),
+    ("nemotron-h-moe", "int8"), ("bloom", "auto"), ("phimoe", "auto"),
 }  # fmt: skip
 ON_REFERENCE_ALONE = ("gemma4-keys",)
 ON_CPU = [name for name in CONFIGS | NEWER if name not in ON_REFERENCE_ALONE]
